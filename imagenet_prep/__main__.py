@@ -1,0 +1,56 @@
+"""The verbs: `imagenet-prep VERB ...` and `python -m imagenet_prep VERB ...`.
+
+Imports a verb's module only when it is asked for, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import imagenet_prep
+
+VERBS = {
+    "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
+    "prepare": "archives -> resized, sharded, proven TFRecords",
+    "verify": "prove that a data set is what its manifest says",
+    "show": "look into one shard",
+}
+_MODULES = {"prepare": "pipelines.prepare"}
+
+
+def main() -> None:
+    """Runs the verb named first on the command line; never returns."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in VERBS:
+        verb = arguments[0]
+        module = importlib.import_module(_MODULES.get(verb, f"imagenet_prep.{verb}"))
+        module.main(arguments[1:])
+    elif not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        sys.exit(0 if arguments else 2)
+    elif arguments[0] == "--version":
+        print(f"imagenet-prep {imagenet_prep.__version__}")
+    else:
+        print(_usage(), file=sys.stderr)
+        print(
+            f"\nimagenet-prep: unknown verb {arguments[0]!r}, see the list",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def _usage() -> str:
+    verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+    return (
+        "usage: imagenet-prep VERB [flags]\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "Examples:\n"
+        "  imagenet-prep demo\n"
+        "  imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480\n"
+        "  imagenet-prep VERB --help"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Turns one source image into the RGB JPEG that is stored.
+
+libjpeg-turbo (simplejpeg) decodes and encodes, OpenCV's INTER_AREA shrinks: measured the
+fastest combination that antialiases (benchmarks/README.md). Pillow takes what they do not
+know. All three release the GIL. A faster path replaces this module alone.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+import cv2
+import simplejpeg
+from PIL import Image
+
+from imagenet_prep.codec.policy import CHECK_HEADER, Policy
+from imagenet_prep.codec.probe import JPEG, Probe, is_complete, probe
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.core.image import PreparedImage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+
+# One image a thread is the parallelism; OpenCV's own threads would fight over the cores.
+cv2.setNumThreads(1)
+
+# Formats that turn up in image collections under a JPEG name. Listed, so that a stray file
+# cannot reach Pillow's more exotic decoders.
+_PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+
+# libjpeg's words for "all pixels were decoded, and bytes were left over": TensorFlow and
+# DALI accept such images, so do we, after encoding them anew.
+_SURPLUS = "extraneous bytes"
+_CUT = "premature end of jpeg file"
+
+
+def transform(data: bytes, policy: Policy) -> PreparedImage:
+    """Returns the image as it is to be stored.
+
+    A sound RGB JPEG that needs no shrinking is returned byte for byte. Everything else is
+    decoded, shrunk if its short side is larger than the policy's, and encoded as 4:2:0.
+    EXIF orientation is not applied: ImageNet's boxes, labels and readers go without it.
+
+    Raises:
+      BadImageError: the image cannot be used; `reason` is one of empty, truncated,
+        corrupt, undecodable, unknown_format, too_many_pixels.
+    """
+    header = probe(data)
+    if header.format != JPEG:
+        return _from_other(data, policy)
+    _check_pixels(header.height, header.width, policy)
+    height, width = policy.resized(header.height, header.width)
+    shrinks = (height, width) != (header.height, header.width)
+    repair = None if header.colorspace in ("YCbCr", "RGB") else header.colorspace.lower()
+    if repair is None and not shrinks:
+        surplus = _prove(data, policy)
+        if surplus is None:
+            return PreparedImage(data, height, width, resized=False, repair=None)
+        repair = surplus
+    pixels, surplus = _decode(data, header, height, width)
+    return _store(pixels, height, width, policy, repair or surplus)
+
+
+def _prove(data: bytes, policy: Policy) -> str | None:
+    """Returns None for a sound JPEG, the reason where it can be repaired.
+
+    Decoding grey at 1/8 size walks all of the entropy-coded data, which is where damage
+    shows, and leaves out the transforms and colours that cost as much again.
+    """
+    if policy.check == CHECK_HEADER:
+        if not is_complete(data):
+            raise BadImageError("truncated", "no end-of-image marker behind the last scan")
+        return None
+    try:
+        simplejpeg.decode_jpeg(data, "GRAY", min_height=1, min_width=1, min_factor=8)
+    except ValueError as error:
+        return _surplus_or_raise(error)
+    # An end marker that is missing altogether is a cut that hit no pixel.
+    if not is_complete(data):
+        raise BadImageError("truncated", "no end-of-image marker behind the last scan")
+    return None
+
+
+def _decode(data: bytes, header: Probe, height: int, width: int) -> tuple[Pixels, str | None]:
+    """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued.
+
+    libjpeg's scaled decoding halves the sides as often as the target allows; steps finer
+    than 2 cost 2.3 dB (M/8 scaling), so they are not used.
+    """
+    size = {"min_height": height, "min_width": width, "min_factor": 2}
+    if (height, width) == (header.height, header.width):
+        size = {}
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", **size), None
+    except ValueError as error:
+        surplus = _surplus_or_raise(error)
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", strict=False, **size), surplus
+    except ValueError as error:
+        raise BadImageError("undecodable", str(error)) from error
+
+
+def _surplus_or_raise(error: ValueError) -> str:
+    message = str(error)
+    lower = message.lower()
+    if _SURPLUS in lower:
+        return "surplus_data"
+    if _CUT in lower:
+        raise BadImageError("truncated", message) from error
+    raise BadImageError("corrupt", message) from error
+
+
+def _from_other(data: bytes, policy: Policy) -> PreparedImage:
+    """Decodes what is not a JPEG with Pillow; the result counts as repaired."""
+    try:
+        with warnings.catch_warnings():
+            # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as image:
+                _check_pixels(image.height, image.width, policy)
+                name = (image.format or "other").lower()
+                image = _as_rgb(image)
+    except Image.UnidentifiedImageError as error:
+        raise BadImageError("unknown_format", f"starts with {data[:8]!r}") from error
+    except BadImageError:
+        raise
+    except Exception as error:
+        # Pillow's plugins raise whatever their format breaks on: OSError, SyntaxError,
+        # ValueError, struct.error, IndexError, DecompressionBombError...
+        raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
+    height, width = policy.resized(image.height, image.width)
+    import numpy as np
+
+    return _store(np.asarray(image), height, width, policy, name)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white."""
+    if image.mode.startswith("I"):
+        # Pillow clips 16-bit grey to 255 instead of scaling it.
+        image = image.convert("I").point(lambda value: value / 256).convert("L")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        ground = Image.new("RGBA", layer.size, "white")
+        image = Image.alpha_composite(ground, layer)
+    return image.convert("RGB")
+
+
+def _store(
+    pixels: Pixels, height: int, width: int, policy: Policy, repair: str | None
+) -> PreparedImage:
+    resized = policy.short_side is not None and pixels.shape[:2] != (height, width)
+    if resized:
+        pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    encoded = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
+    return PreparedImage(encoded, height, width, resized, repair)
+
+
+def _check_pixels(height: int, width: int, policy: Policy) -> None:
+    if height * width > policy.max_pixels:
+        raise BadImageError(
+            "too_many_pixels",
+            f"{width} x {height}, at most {policy.max_pixels:,} pixels",
+        )
+    if not height or not width:
+        raise BadImageError("undecodable", f"{width} x {height} pixels")
+
+
+def prove_stored(encoded: bytes, height: int, width: int) -> None:
+    """Decodes a stored image whole and compares its size with what its record says.
+
+    Raises:
+      BadImageError: it does not decode, or has another size.
+    """
+    try:
+        pixels = simplejpeg.decode_jpeg(encoded, "RGB")
+    except ValueError as error:
+        raise BadImageError("undecodable", str(error)) from error
+    if pixels.shape[:2] != (height, width):
+        found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+        raise BadImageError("wrong_size", f"is {found}, its record says {width} x {height}")

@@ -1,0 +1,160 @@
+"""Command lines: flags made from a frozen dataclass, and one place where errors end.
+
+A verb is a config dataclass whose fields are made by `flag`, and a function
+config -> exit code. Flag names equal field names: --short-side is short_side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from imagenet_prep.core import errors
+
+Config = TypeVar("Config")
+
+
+def flag(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+    positional: bool = False,
+) -> Any:
+    """Returns a dataclass field that `parse` turns into a flag.
+
+    Args:
+      default: value where the flag is not given; without one the flag is required.
+      help: one sentence; the default is added to it.
+      choices: the only values allowed.
+      metavar: how the help calls the value.
+      positional: given by place instead of by name.
+    """
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "metavar": metavar,
+        "positional": positional,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def parse(
+    config: type[Config],
+    argv: Sequence[str],
+    *,
+    verb: str,
+    description: str,
+    examples: str,
+) -> Config:
+    """Returns the config that `argv` asks for; argparse ends the process on bad usage.
+
+    Types come from the annotations: bool fields are switches, tuples are comma-separated.
+    Exit code 2 and the reason on stderr for unknown flags, bad values, and for a
+    ValueError raised by the config's __post_init__.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"imagenet-prep {verb}",
+        description=description,
+        epilog=f"Examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        if field.metadata:
+            _add_flag(parser, field, hints[field.name])
+    values = vars(parser.parse_args(argv))
+    try:
+        return config(**values)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hint: Any) -> None:
+    required = field.default is dataclasses.MISSING
+    options: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
+    kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
+    base = kinds[0] if isinstance(hint, types.UnionType) else hint
+    if base is bool:
+        options["action"] = "store_true"
+    else:
+        options["metavar"] = field.metadata["metavar"]
+        options["choices"] = field.metadata["choices"]
+        is_tuple = typing.get_origin(base) is tuple
+        options["type"] = _comma_separated if is_tuple else base
+        if field.default not in (dataclasses.MISSING, None, ()):
+            shown = ",".join(field.default) if is_tuple else field.default
+            options["help"] += f" (default: {shown})"
+    if not required:
+        options["default"] = field.default
+    if field.metadata["positional"]:
+        if not required:
+            options["nargs"] = "?"
+        parser.add_argument(field.name, **options)
+    else:
+        parser.add_argument(f"--{field.name.replace('_', '-')}", required=required, **options)
+
+
+def _comma_separated(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def finish(main: Callable[[], int]) -> NoReturn:
+    """Runs a command and ends the process with its exit code; the one place errors surface.
+
+    Ends by os._exit after flushing: Beam's threads are not daemons and would hold an
+    interrupted process until their shard is done. Nothing is lost, since a shard is
+    published whole or not at all.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = main()
+    except errors.ImagenetPrepError as error:
+        print(f"imagenet-prep: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print(
+            "imagenet-prep: interrupted. Finished work is kept; run the same command to resume.",
+            file=sys.stderr,
+        )
+        code = errors.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) has seen enough.
+        os._exit(errors.EXIT_DONE)
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
+    except Exception:
+        traceback.print_exc()
+        print(
+            "imagenet-prep: this is a bug; please report the lines above.",
+            file=sys.stderr,
+        )
+        code = errors.EXIT_BUG
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _interrupt(signum: int, frame: types.FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def human_bytes(count: float) -> str:
+    """Returns a size in powers of 1000, e.g. "147.9 GB"."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,84 @@
+"""Errors a user can act on, and the exit codes they end a command with.
+
+    ImagenetPrepError        1   failed; the message says what to do
+    ├── UsageError           2   the command line or the combination of settings is wrong
+    ├── DataDamagedError     3   bytes are not what they should be
+    │   ├── SourceError          an archive, the devkit or a member
+    │   └── ManifestError        dataset.json itself
+    ├── IncompleteError      4   work is left; run the same command again to resume
+    ├── BusyError            1   another run holds the output
+    └── StoreError           1   reading or writing storage failed
+    BadImageError                one image; the codec's caller decides what becomes of it
+
+130 is an interrupt (Ctrl-C). Anything else that escapes is a bug: traceback, exit 70.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+class ImagenetPrepError(Exception):
+    """A failure explained in one message: what, on which object, what to do."""
+
+    exit_code = 1
+
+
+class UsageError(ImagenetPrepError):
+    """The request itself cannot be carried out as given."""
+
+    exit_code = 2
+
+
+class DataDamagedError(ImagenetPrepError):
+    """Bytes differ from what they were proven to be, or cannot be what they claim."""
+
+    exit_code = 3
+
+
+class SourceError(DataDamagedError):
+    """An archive, a devkit or one of their members is not usable as ImageNet source."""
+
+
+class ManifestError(DataDamagedError):
+    """dataset.json is missing, damaged, or newer than this program."""
+
+
+class IncompleteError(ImagenetPrepError):
+    """Finished work is kept; running the same command again does the rest."""
+
+    exit_code = 4
+
+
+class BusyError(ImagenetPrepError):
+    """Another run is writing to the same output."""
+
+
+class StoreError(ImagenetPrepError):
+    """Reading from or writing to storage failed."""
+
+
+class BadImageError(Exception):
+    """One image cannot be used as it is.
+
+    Attributes:
+      reason: short, stable word for counting, e.g. "truncated".
+      detail: what the decoder said.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def by_name(name: str) -> type[ImagenetPrepError]:
+    """Returns the error class called `name`, so that a remote failure keeps its exit code."""
+    known: list[type[ImagenetPrepError]] = [ImagenetPrepError]
+    for cls in known:
+        if cls.__name__ == name:
+            return cls
+        known.extend(cls.__subclasses__())
+    return ImagenetPrepError

@@ -1,0 +1,294 @@
+"""tf.train.Example on the wire, without TensorFlow.
+
+Writes the exact bytes of protobuf's deterministic serialization (map entries sorted by
+key) and reads any valid encoding. The message is (tensorflow/core/example/*.proto):
+
+    Example  { 1: Features }    Features { 1: map<string, Feature> }
+    Feature  { 1: BytesList | 2: FloatList | 3: Int64List }, each { 1: repeated value }
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.errors import DataDamagedError
+
+Value = list[bytes] | list[float] | list[int]
+
+_BYTES, _FLOAT, _INT64 = 1, 2, 3
+_KIND_NAMES = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
+_KIND_OF_KEY = (
+    dict.fromkeys(schema.BYTES_KEYS, _BYTES)
+    | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
+    | dict.fromkeys(schema.INT64_KEYS, _INT64)
+)
+_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
+
+
+class Boxes(NamedTuple):
+    """Bounding boxes of one image, relative to its sides, each value in [0, 1]."""
+
+    xmin: list[float]
+    xmax: list[float]
+    ymin: list[float]
+    ymax: list[float]
+
+
+NO_BOXES = Boxes([], [], [], [])
+
+
+class ImageExample(NamedTuple):
+    """One example of the data set.
+
+    Attributes:
+      encoded: JPEG bytes, RGB.
+      height, width: pixels of `encoded`.
+      filename: base name of the source image.
+      stored_label: class index + label offset.
+      wnid: WordNet id of the class.
+      text: the class in words.
+      boxes: bounding boxes; each carries the image's label.
+    """
+
+    encoded: bytes
+    height: int
+    width: int
+    filename: str
+    stored_label: int
+    wnid: str
+    text: str
+    boxes: Boxes = NO_BOXES
+
+
+def encode(example: ImageExample) -> bytes:
+    """Returns the serialized tf.train.Example with all 15 keys of the schema."""
+    return encode_features(
+        {
+            schema.ENCODED: [example.encoded],
+            schema.FORMAT: [b"JPEG"],
+            schema.HEIGHT: [example.height],
+            schema.WIDTH: [example.width],
+            schema.CHANNELS: [3],
+            schema.COLORSPACE: [b"RGB"],
+            schema.FILENAME: [example.filename.encode()],
+            schema.LABEL: [example.stored_label],
+            schema.SYNSET: [example.wnid.encode()],
+            schema.TEXT: [example.text.encode()],
+            schema.BBOX_XMIN: example.boxes.xmin,
+            schema.BBOX_XMAX: example.boxes.xmax,
+            schema.BBOX_YMIN: example.boxes.ymin,
+            schema.BBOX_YMAX: example.boxes.ymax,
+            schema.BBOX_LABEL: [example.stored_label] * len(example.boxes.xmin),
+        }
+    )
+
+
+def decode(payload: bytes) -> ImageExample:
+    """Returns the example in `payload`, checked against the schema.
+
+    Raises:
+      DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
+        or does not hold exactly one value where the schema has one.
+    """
+    features = decode_features(payload)
+    if missing := [key for key in schema.ALL_KEYS if key not in features]:
+        raise DataDamagedError(f"keys missing: {', '.join(missing)}")
+    if unknown := sorted(set(features) - set(schema.ALL_KEYS)):
+        raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
+    constants = {schema.FORMAT: b"JPEG", schema.COLORSPACE: b"RGB", schema.CHANNELS: 3}
+    for key, expected in constants.items():
+        if (found := _one(features, key)) != expected:
+            raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
+    label = _int(features, schema.LABEL)
+    boxes = Boxes(
+        *(
+            [float(v) for v in features[key]]
+            for key in (
+                schema.BBOX_XMIN,
+                schema.BBOX_XMAX,
+                schema.BBOX_YMIN,
+                schema.BBOX_YMAX,
+            )
+        )
+    )
+    if len({len(side) for side in boxes} | {len(features[schema.BBOX_LABEL])}) != 1:
+        raise DataDamagedError("the bounding box lists differ in length")
+    return ImageExample(
+        encoded=_bytes(features, schema.ENCODED),
+        height=_int(features, schema.HEIGHT),
+        width=_int(features, schema.WIDTH),
+        filename=_text(features, schema.FILENAME),
+        stored_label=label,
+        wnid=_text(features, schema.SYNSET),
+        text=_text(features, schema.TEXT),
+        boxes=boxes,
+    )
+
+
+def encode_features(features: Mapping[str, Value]) -> bytes:
+    """Returns a serialized tf.train.Example; the schema decides each known key's type.
+
+    Raises:
+      KeyError: a key outside the schema (its type could not be known for empty lists).
+    """
+    entries = []
+    for key in sorted(features):
+        kind = _KIND_OF_KEY[key]
+        name = key.encode()
+        feature = _delimited(kind, _encode_list(kind, features[key]))
+        entry = b"".join((_delimited(1, name), _delimited(2, feature)))
+        entries.append(_delimited(1, entry))
+    return _delimited(1, b"".join(entries))
+
+
+def decode_features(payload: bytes) -> dict[str, Value]:
+    """Returns the feature lists of any tf.train.Example.
+
+    Raises:
+      DataDamagedError: the bytes are not a tf.train.Example.
+    """
+    features: dict[str, Value] = {}
+    try:
+        for number, body in _fields(payload):
+            if number != 1:
+                raise ValueError(f"unexpected field {number} in Example")
+            for _, entry in _fields(body):
+                key, value = b"", b""
+                for part, content in _fields(entry):
+                    if part == 1:
+                        key = content
+                    elif part == 2:
+                        value = content
+                features[key.decode()] = _decode_feature(value)
+    except (ValueError, struct.error, IndexError) as error:
+        raise DataDamagedError(f"not a tf.train.Example: {error}") from error
+    return features
+
+
+def _encode_list(kind: int, values: Value) -> bytes:
+    if not values:
+        return b""
+    if kind == _BYTES:
+        return b"".join(_delimited(1, value) for value in values)  # type: ignore[arg-type]
+    if kind == _FLOAT:
+        return _delimited(1, struct.pack(f"<{len(values)}f", *values))
+    return _delimited(1, b"".join(_varint(int(value)) for value in values))
+
+
+def _decode_feature(data: bytes) -> Value:
+    kind, body = 0, b""
+    for kind, body in _fields(data):
+        pass
+    if kind == 0:
+        return []
+    if kind not in _KIND_NAMES:
+        raise ValueError(f"unexpected feature kind {kind}")
+    if kind == _BYTES:
+        return [value for _, value in _fields(body)]
+    numbers: list[float] | list[int] = []
+    for wire_type, chunk in _packed(body):
+        if kind == _FLOAT:
+            if wire_type not in (_LENGTH_DELIMITED, _FIXED32):
+                raise ValueError(f"wire type {wire_type} in a float list")
+            numbers += struct.unpack(f"<{len(chunk) // 4}f", chunk)
+        else:
+            position = 0
+            while position < len(chunk):
+                value, position = _read_varint(chunk, position)
+                numbers.append(value - (1 << 64) if value >> 63 else value)
+    return numbers
+
+
+def _packed(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields (wire type, bytes) of field 1, packed or not."""
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        wire_type = tag & 7
+        start = position
+        if wire_type == _VARINT:
+            _, position = _read_varint(data, position)
+        elif wire_type == _FIXED32:
+            position += 4
+        elif wire_type == _LENGTH_DELIMITED:
+            size, start = _read_varint(data, position)
+            position = start + size
+        else:
+            raise ValueError(f"wire type {wire_type} in a number list")
+        if tag >> 3 != 1 or position > len(data):
+            raise ValueError("a number list is cut short or has a foreign field")
+        yield wire_type, data[start:position]
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields (field number, content) of a message that has only length-delimited fields."""
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        if tag & 7 != _LENGTH_DELIMITED:
+            raise ValueError(f"wire type {tag & 7} where bytes were expected")
+        size, start = _read_varint(data, position)
+        position = start + size
+        if position > len(data):
+            raise ValueError(f"field {tag >> 3} claims {size:,} bytes, {len(data) - start:,} left")
+        yield tag >> 3, data[start:position]
+
+
+def _delimited(number: int, content: bytes) -> bytes:
+    return b"".join((bytes((number << 3 | _LENGTH_DELIMITED,)), _varint(len(content)), content))
+
+
+def _varint(value: int) -> bytes:
+    if 0 <= value < 0x80:
+        return bytes((value,))
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint is longer than ten bytes")
+
+
+def _one(features: Mapping[str, Value], key: str) -> bytes | float | int:
+    values = features[key]
+    if len(values) != 1:
+        raise DataDamagedError(f"{key} holds {len(values)} values, expected 1")
+    return values[0]
+
+
+def _bytes(features: Mapping[str, Value], key: str) -> bytes:
+    value = _one(features, key)
+    if not isinstance(value, bytes):
+        raise DataDamagedError(f"{key} is {type(value).__name__}, expected bytes")
+    return value
+
+
+def _text(features: Mapping[str, Value], key: str) -> str:
+    try:
+        return _bytes(features, key).decode()
+    except UnicodeDecodeError as error:
+        raise DataDamagedError(f"{key} is not UTF-8: {error}") from error
+
+
+def _int(features: Mapping[str, Value], key: str) -> int:
+    value = _one(features, key)
+    if not isinstance(value, int):
+        raise DataDamagedError(f"{key} is {type(value).__name__}, expected int64")
+    return value

@@ -1,0 +1,48 @@
+"""Names of the files of a data set, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MANIFEST = "dataset.json"
+LABELS = "labels.txt"
+QUARANTINE = "quarantine.jsonl"
+TFDS_FEATURES = "features.json"
+TFDS_INFO = "dataset_info.json"
+WORK = ".work"
+INDEX = "index"
+
+_SHARD = re.compile(r"^(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})$")
+
+
+class ShardName(NamedTuple):
+    """The parts of `train-00017-of-01024`; `index` is 0-based."""
+
+    split: str
+    index: int
+    num_shards: int
+
+
+def shard_name(split: str, index: int, num_shards: int) -> str:
+    """Returns the file name of one shard, 0-based and padded to five digits.
+
+    Raises:
+      ValueError: `index` is outside [0, num_shards).
+    """
+    if not 0 <= index < num_shards <= 99_999:
+        raise ValueError(f"shard index {index} is outside [0, {num_shards}), at most 99,999 shards")
+    return f"{split}-{index:05d}-of-{num_shards:05d}"
+
+
+def parse_shard_name(name: str) -> ShardName | None:
+    """Returns the parts of a shard's base name, or None where it is no shard name."""
+    match = _SHARD.match(name)
+    if match is None:
+        return None
+    return ShardName(match["split"], int(match["index"]), int(match["num_shards"]))
+
+
+def index_name(shard: str) -> str:
+    """Returns the path, relative to the data set, of a shard's DALI index."""
+    return f"{INDEX}/{shard}"

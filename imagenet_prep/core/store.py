@@ -1,0 +1,225 @@
+"""Storage: byte ranges in, whole files out, nothing half visible.
+
+A file appears under its name only after its bytes are on the disk: temporary name in
+`.work/tmp`, fsync, rename, fsync of the folder. This is the only module that knows how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.errors import (
+    BusyError,
+    ImagenetPrepError,
+    IncompleteError,
+    SourceError,
+    StoreError,
+)
+
+
+class LocalStore:
+    """A folder on a local or shared file system. Picklable, safe for threads and processes.
+
+    Attributes:
+      root: the data set's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, name: str) -> Path:
+        """Returns where `name`, relative to the data set, is or would be."""
+        return self.root / name
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of a published file, or None where there is none."""
+        try:
+            return self.path(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the sorted file names directly in `folder`; empty where it is absent."""
+        try:
+            with os.scandir(self.path(folder)) as entries:
+                return sorted(entry.name for entry in entries if entry.is_file())
+        except FileNotFoundError:
+            return []
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole small file.
+
+        Raises:
+          StoreError: it cannot be read.
+        """
+        with storage_errors("read", self.path(name)):
+            return self.path(name).read_bytes()
+
+    def temporary(self) -> Path:
+        """Returns an unused path on the same file system for `publish` to rename."""
+        folder = self.path(naming.WORK) / "tmp"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / uuid.uuid4().hex
+
+    def publish(self, temporary: Path, name: str) -> None:
+        """Makes an fsynced temporary file visible as `name`, replacing what was there."""
+        target = self.path(name)
+        with storage_errors("publish", target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(temporary, target)
+            _sync_folder(target.parent)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a whole small file atomically and durably.
+
+        Raises:
+          IncompleteError: the disk is full.
+          StoreError: anything else the system refuses.
+        """
+        temporary = self.temporary()
+        with storage_errors("write", self.path(name)):
+            try:
+                with open(temporary, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.publish(temporary, name)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def remove_tree(self, name: str) -> None:
+        """Removes a folder of work files; absent is fine."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
+
+    def free_bytes(self) -> int:
+        """Returns the bytes that can still be written here."""
+        folder = self.root
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the data set for one writing run; the kernel frees it when the run dies.
+
+        Raises:
+          BusyError: another run holds it.
+        """
+        path = self.path(naming.WORK) / "lock"
+        with storage_errors("create", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                raise BusyError(
+                    f"{self.root} is being written by another run ({owner or 'unknown'}). "
+                    "Wait for it, or stop it, then run this again."
+                ) from error
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class ArchiveReader:
+    """Reads byte ranges of archives; one open descriptor an archive, shared by all threads.
+
+    Picklable: a copy in another process opens its own descriptors.
+    """
+
+    def __init__(self, archives: dict[str, Path]) -> None:
+        self._archives = archives
+        self._descriptors: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Path]:
+        return self._archives
+
+    def __setstate__(self, archives: dict[str, Path]) -> None:
+        self.__init__(archives)  # type: ignore[misc]
+
+    def size(self, archive: str) -> int:
+        """Returns the bytes of an archive."""
+        return os.fstat(self._descriptor(archive)).st_size
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        """Returns exactly `size` bytes at `offset`.
+
+        Raises:
+          SourceError: the archive ends before, or cannot be read there.
+        """
+        descriptor = self._descriptor(archive)
+        try:
+            data = os.pread(descriptor, size, offset)
+            while len(data) < size:
+                more = os.pread(descriptor, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise SourceError(
+                f"{self._archives[archive]}: cannot read {size:,} bytes at byte {offset:,}: "
+                f"{error.strerror}. Check the disk that holds it."
+            ) from error
+        if len(data) < size:
+            raise SourceError(
+                f"{self._archives[archive]}: ends at byte {offset + len(data):,}, expected at "
+                f"least {offset + size:,}. The archive is truncated: download it again."
+            )
+        return data
+
+    def will_need(self, archive: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """Tells the kernel which (offset, size) ranges come soon; it reads them ahead in order."""
+        descriptor = self._descriptor(archive)
+        for offset, size in ranges:
+            # Advice only: a file system that ignores it is merely slower.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def _descriptor(self, archive: str) -> int:
+        with self._lock:
+            if archive not in self._descriptors:
+                path = self._archives[archive]
+                try:
+                    self._descriptors[archive] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise ImagenetPrepError(
+                        f"{path}: cannot be opened: {error.strerror}. "
+                        "Check the path and the permissions."
+                    ) from error
+            return self._descriptors[archive]
+
+
+@contextlib.contextmanager
+def storage_errors(action: str, path: Path) -> Iterator[None]:
+    """Turns the system's errors into ours: a full disk is resumable, the rest is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise IncompleteError(
+                f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
+                "Free some space, then run the same command again to resume."
+            ) from error
+        raise StoreError(f"cannot {action} {path}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

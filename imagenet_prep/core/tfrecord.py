@@ -1,0 +1,91 @@
+"""TFRecord framing: length, masked CRC32C, payload, masked CRC32C; and DALI's index of it.
+
+The format is that of tensorflow/core/lib/io/record_writer.h. Compression is not
+supported: every ImageNet consumer reads uncompressed files, and JPEG does not shrink.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+import crc32c
+
+from imagenet_prep.core.errors import DataDamagedError
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_HEAD = struct.Struct("<QI")
+FRAMING_BYTES = 16
+# Larger than any image we accept; a longer claim is a damaged length, not a record.
+MAX_PAYLOAD_BYTES = 1 << 30
+
+
+class Record(NamedTuple):
+    """One record: number in the shard, byte offset of its frame, and payload."""
+
+    number: int
+    offset: int
+    payload: bytes
+
+
+def masked_crc(data: bytes) -> int:
+    """Returns TensorFlow's masked CRC32C (crc32c.h: rotate right by 15, add a constant)."""
+    crc = crc32c.crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """Returns `payload` as one record; its size is len(payload) + 16."""
+    length = _LENGTH.pack(len(payload))
+    return b"".join(
+        (length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload)))
+    )
+
+
+def index_line(offset: int, size: int) -> str:
+    """Returns DALI's index line of a record; `size` counts the framing, as tfrecord2idx does."""
+    return f"{offset} {size}\n"
+
+
+def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
+    """Yields every record of an open shard, each proven by both of its CRCs.
+
+    Args:
+      stream: open for reading at the start of the shard.
+      name: how errors call the shard.
+
+    Raises:
+      DataDamagedError: a CRC differs or the file ends inside a record; the message
+        names shard, record number and byte offset.
+    """
+    offset = number = 0
+    while head := stream.read(_HEAD.size):
+        where = f"{name}: record {number} at byte {offset:,}"
+        if len(head) < _HEAD.size:
+            raise DataDamagedError(
+                f"{where}: the file ends after {len(head)} of {_HEAD.size} header bytes"
+            )
+        length, length_crc = _HEAD.unpack(head)
+        expected = masked_crc(head[: _LENGTH.size])
+        if length_crc != expected:
+            raise DataDamagedError(
+                f"{where}: length CRC {length_crc:#010x}, expected {expected:#010x}"
+            )
+        if length > MAX_PAYLOAD_BYTES:
+            raise DataDamagedError(f"{where}: claims {length:,} bytes")
+        payload = stream.read(length)
+        tail = stream.read(_CRC.size)
+        if len(payload) < length or len(tail) < _CRC.size:
+            raise DataDamagedError(
+                f"{where}: the file ends inside the record "
+                f"({len(payload) + len(tail):,} of {length + _CRC.size:,} bytes left)"
+            )
+        (data_crc,) = _CRC.unpack(tail)
+        expected = masked_crc(payload)
+        if data_crc != expected:
+            raise DataDamagedError(f"{where}: data CRC {data_crc:#010x}, expected {expected:#010x}")
+        yield Record(number, offset, payload)
+        offset += length + FRAMING_BYTES
+        number += 1

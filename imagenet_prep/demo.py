@@ -1,0 +1,94 @@
+"""`imagenet-prep demo`: the whole way on a miniature ILSVRC2012, in a minute, with real pictures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagenet_prep.core import cli
+
+EXAMPLES = """\
+  imagenet-prep demo
+  imagenet-prep demo /tmp/demo --images 2000 --short-side 256"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of the demo; see the help of each flag."""
+
+    folder: str = cli.flag("imagenet-prep-demo", help="where everything goes", positional=True)
+    images: int = cli.flag(400, help="images of the train split", metavar="N")
+    short_side: int = cli.flag(256, help="pixels of the shorter edge after resize", metavar="PX")
+
+    def __post_init__(self) -> None:
+        """Refuses what has no room for the odd files."""
+        if self.images < 40:
+            raise ValueError(f"--images {self.images}: expected at least 40")
+
+
+def demo(config: Config) -> None:
+    """Makes the archives, prepares and verifies them, and says what to do next."""
+    # The demo is the one verb that calls others; they load what they need.
+    from imagenet_prep import show, verify
+    from imagenet_prep.miniature import make_miniature
+    from pipelines import prepare
+
+    folder = Path(config.folder).expanduser()
+    archives = folder / f"archives-{config.images}"
+    dataset = folder / f"dataset-{config.images}-{config.short_side}"
+    if not archives.is_dir():
+        _say(f"1. {archives}: a miniature ILSVRC2012 of {config.images} real photographs")
+        partial = folder / "archives.partial"
+        partial.mkdir(parents=True, exist_ok=True)
+        make_miniature(partial, num_train=config.images, num_validation=config.images // 4)
+        partial.rename(archives)
+    for path in sorted(archives.iterdir()):
+        print(f"   {cli.human_bytes(path.stat().st_size):>9}  {path.name}")
+
+    shared = f"--source {archives} --out {dataset} --short-side {config.short_side}"
+    command = f"{shared} --train-shards 4 --validation-shards 2 --allow-subset"
+    _say(f"2. imagenet-prep prepare {command}")
+    prepare.run(command.split())
+    _say(f"3. imagenet-prep verify {dataset} --level decode")
+    verify.run([str(dataset), "--level", "decode"])
+    shard = dataset / "train-00000-of-00004"
+    _say(f"4. imagenet-prep show {shard} --limit 5")
+    show.run([str(shard), "--limit", "5"])
+
+    print(
+        f"\nMade: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
+        "quarantine.jsonl (every image that was left out or repaired, and why).\n"
+        "\nNext:\n"
+        f"  imagenet-prep show {shard} --image 0 --out image.jpg\n"
+        f"  imagenet-prep prepare {command}   # again: nothing is left to do\n"
+        "  imagenet-prep prepare --source ILSVRC2012 --out imagenet-480   # the real one"
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    demo(
+        cli.parse(
+            Config,
+            argv,
+            verb="demo",
+            description="Take a miniature ILSVRC2012 from archives to a verified data set.",
+            examples=EXAMPLES,
+        )
+    )
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+def _say(text: str) -> None:
+    print(f"\n{text}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

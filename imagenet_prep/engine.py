@@ -1,0 +1,447 @@
+"""Runs small tasks on Apache Beam, each leaving a receipt; the only module that imports it.
+
+A task is finished when its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, lies
+beside the files it names. Finished tasks are skipped by the next run; another
+configuration has another digest and never sees them. An element of the pipeline is a
+task, never image bytes, so memory does not grow with the data set.
+
+On this machine N lanes take tasks one by one until none is left: Beam's local runner
+would deal them out beforehand, and the slowest lane would hold up the rest. On a cluster
+(Beam options after `--`) each task is an element that the runner places and retries.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from imagenet_prep.core import canonical, errors, naming
+from imagenet_prep.core.store import LocalStore, storage_errors
+
+THREADS = "threads"
+PROCESSES = "processes"
+
+# Threads share one Beam (125 MB) and the codecs release the GIL; beyond a few lanes what
+# remains of Python in the loop (2 % of the image's time) starts to serialise them.
+MAX_THREAD_LANES = 8
+
+_RESUME = "Finished shards are kept. Free some space, then run the same command again to resume."
+
+_POLL_S = 0.2
+_LINE_EVERY_S = 30.0
+
+
+class Task(Protocol):
+    """A picklable description of work; `name` is unique in its stage and fit for a file."""
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+class Output(NamedTuple):
+    """A finished temporary file and the name it gets when its receipt is published."""
+
+    temporary: Path
+    name: str
+
+
+class Result(NamedTuple):
+    """What a task's function returns: the receipt's JSON content, and files to publish."""
+
+    content: dict[str, Any]
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How much runs at once.
+
+    Attributes:
+      num: tasks in work at a time; 0 is one a core this process may use.
+      kind: "threads", "processes", or "auto" to choose by their number.
+      beam_args: options for Beam; with a --runner the lanes are the runner's.
+    """
+
+    num: int = 0
+    kind: str = "auto"
+    beam_args: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of lanes on this machine."""
+        return self.num or len(os.sched_getaffinity(0))
+
+    @property
+    def resolved_kind(self) -> str:
+        """ "threads" or "processes"."""
+        if self.kind != "auto":
+            return self.kind
+        return THREADS if self.count <= MAX_THREAD_LANES else PROCESSES
+
+    @property
+    def remote(self) -> bool:
+        """Whether Beam's options name a runner of their own."""
+        return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
+
+
+class Progress:
+    """Shows tasks done, images/s and time left: a bar on a terminal, else a line each 30 s.
+
+    Reads receipts only, so it works the same for remote runners.
+    """
+
+    def __init__(self, title: str, total: int, done: int, *, quiet: bool = False) -> None:
+        self._title = title
+        self._total = total
+        self._done = self._first = done
+        self._examples = 0
+        self._start = self._last_line = time.monotonic()
+        self._bar: Any = None
+        self._quiet = quiet
+        if sys.stderr.isatty() and not quiet:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=title,
+                total=total,
+                initial=done,
+                unit="task",
+                dynamic_ncols=True,
+                leave=False,
+            )
+
+    def add(self, receipt: dict[str, Any]) -> None:
+        """Counts one finished task."""
+        self._done += 1
+        self._examples += receipt.get("examples", 0)
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._rate())
+            self._bar.update()
+
+    def tick(self) -> None:
+        """Prints a line where one is due."""
+        now = time.monotonic()
+        if self._bar is None and not self._quiet and now - self._last_line >= _LINE_EVERY_S:
+            self._last_line = now
+            new = self._done - self._first
+            left = (now - self._start) / new * (self._total - self._done) if new else None
+            eta = "unknown" if left is None else f"{left / 60:.1f} min"
+            print(
+                f"{self._title}: {self._done}/{self._total} tasks, {self._rate()}, {eta} left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def close(self) -> None:
+        """Removes the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _rate(self) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return f"{self._examples / seconds:,.0f} images/s" if self._examples else "starting"
+
+
+@dataclass(frozen=True)
+class Stage(Generic[AnyTask]):
+    """One kind of work on one data set.
+
+    Attributes:
+      name: "index", "write", ...
+      digest: of everything that decides the results.
+      store: where receipts and outputs go; shared by all workers.
+      function: task -> result; picklable, without side effects outside its temporary files.
+    """
+
+    name: str
+    digest: str
+    store: LocalStore
+    function: Callable[[AnyTask], Result]
+
+    @property
+    def folder(self) -> str:
+        """The stage's folder, relative to the data set."""
+        return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
+
+    def receipt(self, task: str) -> dict[str, Any] | None:
+        """Returns a finished task's receipt, or None where it has to be done (again)."""
+        name = f"{self.folder}/receipts/{task}.json"
+        if self.store.size(name) is None:
+            return None
+        content: dict[str, Any] = json.loads(self.store.read(name))
+        for output in content["outputs"]:
+            if self.store.size(output["name"]) != output["num_bytes"]:
+                return None
+        return content
+
+    def execute(self, task: AnyTask) -> None:
+        """Does one task and publishes it, or leaves the failure for `run` to raise.
+
+        The receipt is published before the files it names: a file that can be seen always
+        has its receipt, and a receipt without its files is no finished task.
+        """
+        start = time.time()
+        try:
+            content, outputs = self.function(task)
+            listed = [
+                {"name": output.name, "num_bytes": output.temporary.stat().st_size}
+                for output in outputs
+            ]
+            seconds = round(time.time() - start, 3)
+            receipt = {
+                **content,
+                "outputs": listed,
+                "start_s": round(start, 3),
+                "seconds": seconds,
+            }
+            self.store.write(f"{self.folder}/receipts/{task.name}.json", canonical.dumps(receipt))
+            for output in outputs:
+                self.store.publish(output.temporary, output.name)
+        except errors.ImagenetPrepError as error:
+            self._fail(task, type(error).__name__, str(error))
+        except Exception:
+            self._fail(task, "", traceback.format_exc())
+
+    def _fail(self, task: AnyTask, error: str, message: str) -> None:
+        failure = canonical.dumps({"task": task.name, "error": error, "message": message})
+        path = self.store.path(f"{self.folder}/failed/{task.name}.json")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(failure)
+        except OSError:
+            # On a full disk an empty file may still fit; its name is the message.
+            print(message, file=sys.stderr)
+            path.touch()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a task has failed or the run is being ended."""
+        return bool(self.store.names(f"{self.folder}/failed"))
+
+
+def run(
+    stage: Stage[AnyTask],
+    tasks: Sequence[AnyTask],
+    lanes: Lanes,
+    *,
+    title: str,
+    watch: Callable[[dict[str, Any]], None] | None = None,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Does what is not yet done and returns the receipts of all tasks, in order.
+
+    The first failure stops the run once the tasks in work are finished; they are kept.
+
+    Args:
+      stage: what to do, and where.
+      tasks: names differ.
+      lanes: how much at once, and on what.
+      title: for the progress.
+      watch: called in this process with each receipt, also with those of earlier runs;
+        an ImagenetPrepError from it stops the run.
+      quiet: show no progress.
+
+    Raises:
+      ImagenetPrepError: of the class and with the message of the first task that failed.
+      IncompleteError: a worker was lost with its tasks.
+    """
+    store = stage.store
+    for name in ("failed", "claims"):
+        store.remove_tree(f"{stage.folder}/{name}")
+    with storage_errors("create", store.path(stage.folder)):
+        for name in ("receipts", "claims"):
+            store.path(f"{stage.folder}/{name}").mkdir(parents=True, exist_ok=True)
+    receipts = {task.name: stage.receipt(task.name) for task in tasks}
+    pending = [task for task in tasks if receipts[task.name] is None]
+    collector = _Collector(stage, receipts, watch, Progress(title, len(tasks), 0, quiet=quiet))
+    collector.announce_finished()
+    if pending:
+        with collector:
+            _run_pipeline(stage, pending, lanes)
+    _raise_failure(stage)
+    collector.collect()
+    if lost := [name for name, receipt in receipts.items() if receipt is None]:
+        raise errors.IncompleteError(
+            f"{stage.name}: {len(lost)} of {len(tasks)} tasks were lost with their worker "
+            f"process, the first is {lost[0]} (was it killed for memory?). Finished work is "
+            "kept: run the same command again, with fewer --workers if it repeats."
+        )
+    return [receipt for receipt in receipts.values() if receipt is not None]
+
+
+class _Collector:
+    """Picks up receipts while the pipeline runs, in a thread of the launching process."""
+
+    def __init__(
+        self,
+        stage: Stage[Any],
+        receipts: dict[str, dict[str, Any] | None],
+        watch: Callable[[dict[str, Any]], None] | None,
+        progress: Progress,
+    ) -> None:
+        self._stage = stage
+        self._receipts = receipts
+        self._watch = watch or (lambda receipt: None)
+        self._progress = progress
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            # Ctrl-C or a failure of the runner: lanes finish what they hold and stop.
+            self._stage._fail(_Named("run"), "", "the run was ended")
+        self._stop.set()
+        self._thread.join()
+        self._progress.close()
+
+    def announce_finished(self) -> None:
+        for receipt in self._receipts.values():
+            if receipt is not None:
+                self._watch(receipt)
+                self._progress.add({})
+
+    def collect(self) -> None:
+        there = set(self._stage.store.names(f"{self._stage.folder}/receipts"))
+        for name, receipt in self._receipts.items():
+            if receipt is None and f"{name}.json" in there:
+                self._receipts[name] = receipt = self._stage.receipt(name)
+                if receipt is not None:
+                    self._progress.add(receipt)
+                    self._watch(receipt)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(_POLL_S):
+            try:
+                self.collect()
+            except errors.ImagenetPrepError as error:
+                self._stage._fail(_Named("run"), type(error).__name__, str(error))
+                return
+            self._progress.tick()
+
+
+class _Named(NamedTuple):
+    name: str
+
+
+def _raise_failure(stage: Stage[Any]) -> None:
+    for name in stage.store.names(f"{stage.folder}/failed"):
+        data = stage.store.read(f"{stage.folder}/failed/{name}")
+        if not data:
+            raise errors.IncompleteError(
+                f"{name.removesuffix('.json')}: the disk is full. {_RESUME}"
+            )
+        failure = json.loads(data)
+        if failure["error"]:
+            raise errors.by_name(failure["error"])(failure["message"])
+        raise RuntimeError(f"task {failure['task']}:\n{failure['message']}")
+
+
+def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+    # Beam costs 1 s and 125 MB: not before there is work. It warns of cloud extras on import.
+    logging.disable(logging.WARNING)
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.portability.api import beam_provision_api_pb2
+    from apache_beam.runners.portability.fn_api_runner import fn_runner
+    from apache_beam.transforms import environments
+
+    logging.disable(logging.NOTSET)
+    logging.getLogger("apache_beam").setLevel(logging.ERROR)
+
+    if lanes.remote:
+        options = PipelineOptions(list(lanes.beam_args))
+        with beam.Pipeline(options=options) as pipeline:
+            _ = (
+                pipeline
+                | "Tasks" >> beam.Create(tasks)
+                | "Spread" >> beam.Reshuffle()
+                | "Run" >> beam.Map(_execute, stage)
+            )
+        return
+
+    count = min(lanes.count, len(tasks))
+    environment = None
+    if count > 1 and lanes.resolved_kind == THREADS:
+        environment = environments.EmbeddedPythonGrpcEnvironment.default()
+    elif count > 1:
+        # What Beam's own multi_processing mode starts, plus a log file and quoting.
+        log = stage.store.path(f"{stage.folder}/processes.log")
+        environment = environments.SubprocessSDKEnvironment.from_command_string(
+            f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main "
+            f"2>>{shlex.quote(str(log.absolute()))}"
+        )
+    # Options reach worker processes in the provision info only.
+    information = beam_provision_api_pb2.ProvisionInfo()
+    information.pipeline_options.update({"beam:option:default_sdk_harness_log_level:v1": "ERROR"})
+    # Beam's default runner first looks for another one online; this one is here.
+    runner = fn_runner.FnApiRunner(
+        default_environment=environment,
+        provision_info=fn_runner.ExtendedProvisionInfo(information, job_name=stage.name),
+    )
+    options = PipelineOptions([*lanes.beam_args, f"--direct_num_workers={count}"])
+    with beam.Pipeline(runner=runner, options=options) as pipeline:
+        _ = (
+            pipeline
+            | "Lanes" >> beam.Create([(lane, None) for lane in range(count)])
+            # The local runner deals groups out round robin: one lane to each of its workers.
+            | "Spread" >> beam.GroupByKey()
+            | "Run" >> beam.Map(_run_lane, stage, tasks, os.getpid())
+        )
+
+
+def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask], launcher: int) -> None:
+    """Does tasks that no other lane has claimed, until none is left."""
+    for task in tasks:
+        # A worker process that outlives its launcher must not go on beside the next run.
+        if stage.stopped or not _is_alive(launcher):
+            return
+        if _claim(stage, task):
+            _execute(task, stage)
+
+
+def _execute(task: AnyTask, stage: Stage[AnyTask]) -> None:
+    if not stage.stopped:
+        stage.execute(task)
+
+
+def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
+    """Returns whether this lane is the first to claim the task."""
+    path = stage.store.path(f"{stage.folder}/claims/{task.name}")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        # Out of inodes or space: one failure stops the run with the reason.
+        stage._fail(
+            task,
+            "IncompleteError",
+            f"cannot create {path}: {error.strerror}. {_RESUME}",
+        )
+        return False
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

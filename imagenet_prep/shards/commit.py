@@ -1,0 +1,120 @@
+"""From receipts to a committed data set: the small files, then the manifest, in that order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from imagenet_prep.core import canonical, naming
+from imagenet_prep.core.image import QUARANTINED, REPAIRED
+from imagenet_prep.core.manifest import (
+    SCHEMA_VERSION,
+    Classes,
+    File,
+    Manifest,
+    Producer,
+    Shard,
+    Source,
+    Split,
+)
+from imagenet_prep.core.store import LocalStore
+from imagenet_prep.shards import tfds
+from imagenet_prep.shards.plan import SplitPlan
+
+
+def commit(
+    store: LocalStore,
+    *,
+    producer: Producer,
+    config: dict[str, Any],
+    plans: Sequence[SplitPlan],
+    receipts: Sequence[dict[str, Any]],
+    sources: Sequence[Source],
+    classes: Classes,
+    labels_file: bytes,
+    label_offset: int,
+    subset: bool,
+) -> Manifest:
+    """Publishes the small files and then dataset.json; returns the manifest.
+
+    Args:
+      store: the data set.
+      producer, config, sources, classes, label_offset, subset: for the manifest.
+      plans: of all splits.
+      receipts: of all shards of all plans, in any order.
+      labels_file: content of labels.txt.
+
+    Raises:
+      IncompleteError: the disk is full; without a manifest there is no data set.
+    """
+    by_shard = {receipt["shard"]: receipt for receipt in receipts}
+    splits = {plan.split: _split(plan, by_shard) for plan in plans}
+    incidents = sorted(
+        (incident for receipt in receipts for incident in receipt["incidents"]),
+        key=lambda incident: str(incident["key"]),
+    )
+    contents = {
+        naming.LABELS: labels_file,
+        naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
+        naming.TFDS_FEATURES: tfds.features(),
+        naming.TFDS_INFO: tfds.dataset_info(
+            {name: split.shards for name, split in splits.items()}, subset
+        ),
+    }
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        producer=producer,
+        config=config,
+        config_digest=canonical.digest(config),
+        plan_digest=canonical.digest([plan.digest for plan in plans]),
+        label_offset=label_offset,
+        subset=subset,
+        classes=classes,
+        sources=list(sources),
+        splits=splits,
+        quarantined=_count(incidents, QUARANTINED),
+        repaired=_count(incidents, REPAIRED),
+        files=[
+            File(name, len(data), hashlib.sha256(data).hexdigest())
+            for name, data in sorted(contents.items())
+        ],
+    )
+    for name, data in contents.items():
+        store.write(name, data)
+    store.write(naming.MANIFEST, manifest.dumps())
+    return manifest
+
+
+def _split(plan: SplitPlan, by_shard: dict[str, dict[str, Any]]) -> Split:
+    receipts = [by_shard[name] for name in plan.shard_names]
+    examples_per_class = list(plan.num_per_class)
+    for receipt in receipts:
+        for incident in receipt["incidents"]:
+            if incident["action"] == QUARANTINED:
+                examples_per_class[incident["class_index"]] -= 1
+    shards = [
+        Shard(
+            name=receipt["shard"],
+            examples=receipt["examples"],
+            num_bytes=receipt["num_bytes"],
+            sha256=receipt["sha256"],
+            index_bytes=receipt["index_bytes"],
+            index_sha256=receipt["index_sha256"],
+        )
+        for receipt in receipts
+    ]
+    return Split(
+        examples=sum(examples_per_class),
+        num_bytes=sum(shard.num_bytes for shard in shards),
+        examples_per_class=examples_per_class,
+        resized=sum(receipt["resized"] for receipt in receipts),
+        max_height=max(receipt["max_height"] for receipt in receipts),
+        max_width=max(receipt["max_width"] for receipt in receipts),
+        shards=shards,
+    )
+
+
+def _count(incidents: Iterable[dict[str, Any]], action: str) -> dict[str, int]:
+    return dict(sorted(Counter(i["reason"] for i in incidents if i["action"] == action).items()))

@@ -1,0 +1,89 @@
+"""features.json and dataset_info.json, so that tfds.builder_from_directory opens the set.
+
+The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.manifest import Shard
+
+_PACKAGE = "tensorflow_datasets.core.features"
+
+
+def features() -> bytes:
+    """Returns features.json: the 15 keys, nested at their slashes."""
+    root: dict[str, Any] = {}
+    for key in schema.ALL_KEYS:
+        *folders, name = key.split("/")
+        node = root
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = _leaf(key)
+    return _render(_nested(root))
+
+
+def dataset_info(splits: dict[str, Sequence[Shard]], subset: bool) -> bytes:
+    """Returns dataset_info.json for shards in the order of their names."""
+    return _render(
+        {
+            "name": "imagenet2012_subset" if subset else "imagenet2012",
+            "description": "ILSVRC2012 as TFRecords in the inception/slim schema.",
+            "version": "1.0.0",
+            "fileFormat": "tfrecord",
+            "splits": [
+                {
+                    "name": split,
+                    "filepathTemplate": "{SPLIT}-{SHARD_X_OF_Y}",
+                    "shardLengths": [str(shard.examples) for shard in shards],
+                    "numBytes": str(sum(shard.num_bytes for shard in shards)),
+                }
+                for split, shards in splits.items()
+            ],
+        }
+    )
+
+
+def _leaf(key: str) -> dict[str, Any]:
+    if key == schema.ENCODED:
+        return {
+            "pythonClassName": f"{_PACKAGE}.image_feature.Image",
+            "image": {
+                "shape": {"dimensions": ["-1", "-1", "3"]},
+                "dtype": "uint8",
+                "encodingFormat": "jpeg",
+            },
+        }
+    if key in schema.BYTES_KEYS:
+        return {"pythonClassName": f"{_PACKAGE}.text_feature.Text", "text": {}}
+    scalar = {
+        "pythonClassName": f"{_PACKAGE}.scalar.Scalar",
+        "tensor": {
+            "shape": {},
+            "dtype": "float32" if key in schema.FLOAT_KEYS else "int64",
+            "encoding": "none",
+        },
+    }
+    if "/bbox/" not in key:
+        return scalar
+    return {
+        "pythonClassName": f"{_PACKAGE}.sequence_feature.Sequence",
+        "sequence": {"feature": scalar, "length": "-1"},
+    }
+
+
+def _nested(node: dict[str, Any]) -> dict[str, Any]:
+    if "pythonClassName" in node:
+        return node
+    return {
+        "pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict",
+        "featuresDict": {"features": {name: _nested(child) for name, child in node.items()}},
+    }
+
+
+def _render(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"

@@ -1,0 +1,144 @@
+"""Writes one shard and its index from its members. Knows no archive format and no codec."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core import example, tfrecord
+from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.core.image import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.core.store import storage_errors
+
+_BUFFER_BYTES = 1 << 20
+
+
+def write_shard(
+    shard: str,
+    members: Sequence[Member],
+    *,
+    read: Callable[[Member], bytes],
+    transform: Callable[[bytes], PreparedImage],
+    classes: Sequence[tuple[str, str]],
+    label_offset: int,
+    fail_on_bad_image: bool,
+    shard_path: Path,
+    index_path: Path,
+) -> dict[str, Any]:
+    """Writes both files, synced to the disk, and returns what the receipt keeps.
+
+    Args:
+      shard: name for the receipt and errors.
+      members: in the order of their records.
+      read: source bytes of a member.
+      transform: source bytes to the stored image; raises BadImageError.
+      classes: (WNID, words) by class index.
+      label_offset: added to the class index.
+      fail_on_bad_image: raise instead of leaving a bad image out.
+      shard_path, index_path: temporary files to create; removed on failure.
+
+    Raises:
+      DataDamagedError: a bad image where that must fail, or not one good image.
+      IncompleteError: the disk is full.
+    """
+    with (
+        _removed_on_failure(shard_path, index_path),
+        storage_errors("write", shard_path),
+    ):
+        incidents: list[dict[str, Any]] = []
+        index: list[str] = []
+        sha256 = hashlib.sha256()
+        offset = source_bytes = resized = max_height = max_width = 0
+        with open(shard_path, "wb", buffering=_BUFFER_BYTES) as file:
+            for member in members:
+                source_bytes += member.size
+                try:
+                    image = transform(read(member))
+                except BadImageError as error:
+                    incident = _incident(member, QUARANTINED, error.reason, error.detail)
+                    if fail_on_bad_image:
+                        raise DataDamagedError(
+                            f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, "
+                            f"{member.size:,} bytes) is {error}. Run without --on-bad-image fail to "
+                            "leave such images out and list them."
+                        ) from error
+                    incidents.append(incident)
+                    continue
+                if image.repair is not None:
+                    incidents.append(
+                        _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
+                    )
+                wnid, text = classes[member.class_index]
+                record = tfrecord.frame(
+                    example.encode(
+                        example.ImageExample(
+                            encoded=image.encoded,
+                            height=image.height,
+                            width=image.width,
+                            filename=member.filename,
+                            stored_label=member.class_index + label_offset,
+                            wnid=wnid,
+                            text=text,
+                        )
+                    )
+                )
+                file.write(record)
+                sha256.update(record)
+                index.append(tfrecord.index_line(offset, len(record)))
+                offset += len(record)
+                resized += image.resized
+                max_height = max(max_height, image.height)
+                max_width = max(max_width, image.width)
+            file.flush()
+            os.fsync(file.fileno())
+        if not index:
+            raise DataDamagedError(
+                f"{shard}: not one of its {len(members)} images can be used; the first is "
+                f"{incidents[0]['key']}: {incidents[0]['detail']}. Look at the source, or ask for "
+                "fewer shards."
+            )
+        index_bytes = "".join(index).encode()
+        with open(index_path, "wb") as file:
+            file.write(index_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+        return {
+            "shard": shard,
+            "examples": len(index),
+            "num_bytes": offset,
+            "sha256": sha256.hexdigest(),
+            "index_bytes": len(index_bytes),
+            "index_sha256": hashlib.sha256(index_bytes).hexdigest(),
+            "source_bytes": source_bytes,
+            "resized": resized,
+            "max_height": max_height,
+            "max_width": max_width,
+            "incidents": incidents,
+        }
+
+
+@contextlib.contextmanager
+def _removed_on_failure(*paths: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _incident(member: Member, action: str, reason: str, detail: str) -> dict[str, Any]:
+    return {
+        "key": member.key,
+        "class_index": member.class_index,
+        "archive": member.archive,
+        "offset": member.offset,
+        "size": member.size,
+        "action": action,
+        "reason": reason,
+        "detail": detail,
+    }

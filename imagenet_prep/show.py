@@ -1,0 +1,114 @@
+"""`imagenet-prep show`: looks into one shard, with nothing but the shard."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core import cli
+
+EXAMPLES = """\
+  imagenet-prep show /data/imagenet-480/train-00000-of-01024
+  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --json --limit 5
+  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one look; see the help of each flag."""
+
+    shard: str = cli.flag(help="a TFRecord file", positional=True)
+    limit: int | None = cli.flag(None, help="show only the first N records", metavar="N")
+    image: int | None = cli.flag(None, help="the record whose JPEG is written", metavar="RECORD")
+    out: str | None = cli.flag(None, help="file for --image", metavar="FILE")
+    json: bool = cli.flag(False, help="print one JSON object a line")
+
+    def __post_init__(self) -> None:
+        """Refuses half a request."""
+        if (self.image is None) != (self.out is None):
+            raise ValueError("--image and --out belong together")
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields what each record of a shard holds; the image under "encoded".
+
+    Raises:
+      DataDamagedError: at the first record that is damaged.
+      UsageError: the file cannot be opened.
+    """
+    from imagenet_prep.core import example, tfrecord
+    from imagenet_prep.core.errors import DataDamagedError, UsageError
+
+    try:
+        stream = open(path, "rb")  # noqa: SIM115 - closed below; opening alone is our error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from error
+    with stream:
+        for record in tfrecord.read_records(stream, path.name):
+            try:
+                image = example.decode(record.payload)
+            except DataDamagedError as error:
+                raise DataDamagedError(
+                    f"{path.name}: record {record.number} at byte {record.offset:,}: {error}"
+                ) from error
+            yield {
+                "record": record.number,
+                "offset": record.offset,
+                "size": len(record.payload) + tfrecord.FRAMING_BYTES,
+                **image._asdict(),
+                "boxes": image.boxes._asdict(),
+            }
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = cli.parse(
+        Config,
+        argv,
+        verb="show",
+        description="Look into one shard: its records, or one of its images.",
+        examples=EXAMPLES,
+    )
+    if config.image is not None and config.out is not None:
+        return _write_image(Path(config.shard), config.image, Path(config.out))
+    for row in records(Path(config.shard)):
+        if config.limit is not None and row["record"] >= config.limit:
+            break
+        image = row.pop("encoded")
+        if config.json:
+            print(json.dumps({**row, "encoded_bytes": len(image)}, ensure_ascii=False))
+        else:
+            print(
+                f"{row['record']:>6} @{row['offset']:<12,} {row['stored_label']:>4} "
+                f"{row['wnid']} {row['width']:>5}x{row['height']:<5} {len(image):>9,} B  "
+                f"{row['filename']}  {row['text']}"
+            )
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+def _write_image(shard: Path, number: int, out: Path) -> int:
+    from imagenet_prep.core.errors import UsageError
+    from imagenet_prep.core.store import storage_errors
+
+    last = -1
+    for row in records(shard):
+        last = row["record"]
+        if last == number:
+            with storage_errors("write", out):
+                out.write_bytes(row["encoded"])
+            print(f"{out}: {row['width']}x{row['height']} {row['wnid']} {row['text']}")
+            return 0
+    raise UsageError(f"{shard.name}: no record {number}; it has records 0 to {last}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

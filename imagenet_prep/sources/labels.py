@@ -1,0 +1,184 @@
+"""WNID <-> class index, the devkit, and the canaries that catch a wrong mapping.
+
+The trap: ILSVRC2012_validation_ground_truth.txt holds ILSVRC2012_IDs, which are NOT the
+ranks of the sorted WNIDs. They are mapped through meta.mat, and for the official class
+list the result is held against known answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core.errors import SourceError
+
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+
+# sha256 of ILSVRC2012's 1000 sorted WNIDs, one a line.
+OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
+# sha256 of the 50,000 validation WNIDs in the order of their file names, one a line.
+OFFICIAL_VALIDATION_DIGEST = "313fc3f23c864dde9183c9a368809065765dd1b657a6904fded44e3e46d34604"
+# The first ten of them. In ILSVRC2012_ID order the first would be class 489, not 65.
+CANARIES = (
+    "n01751748",
+    "n09193705",
+    "n02105855",
+    "n04263257",
+    "n03125729",
+    "n01735189",
+    "n02346627",
+    "n02776631",
+    "n03794056",
+    "n02328150",
+)
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """The classes of a data set, sorted by WNID.
+
+    Attributes:
+      wnids: WordNet ids; the position is the class index.
+      words: the same classes in words.
+    """
+
+    wnids: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Class index by WNID."""
+        return {wnid: i for i, wnid in enumerate(self.wnids)}
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the WNIDs, one a line."""
+        return _digest(self.wnids)
+
+    @property
+    def official(self) -> bool:
+        """Whether these are ILSVRC2012's 1000 classes."""
+        return self.digest == OFFICIAL_DIGEST
+
+    def render(self) -> bytes:
+        """Returns labels.txt: WNID, a space, words, one class a line in class-index order."""
+        return "".join(
+            f"{wnid} {words}\n" for wnid, words in zip(self.wnids, self.words, strict=True)
+        ).encode()
+
+
+@dataclass(frozen=True)
+class Devkit:
+    """What ILSVRC2012_devkit_t12.tar.gz says.
+
+    Attributes:
+      classes: the leaf synsets, sorted by WNID.
+      validation_class_index: class index of each validation image, in file-name order.
+    """
+
+    classes: ClassList
+    validation_class_index: tuple[int, ...]
+
+
+def official_classes() -> ClassList:
+    """Returns ILSVRC2012's class list, which this package carries."""
+    text = resources.files(__package__).joinpath("ilsvrc2012_synsets.tsv").read_text("utf-8")
+    rows = [line.split("\t") for line in text.splitlines()]
+    return ClassList(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
+
+
+def read_devkit(path: Path) -> Devkit:
+    """Returns the class list and the validation labels of a devkit archive.
+
+    Raises:
+      SourceError: not the ILSVRC2012 task 1/2 devkit, or its parts contradict each other.
+    """
+    meta, truth = _devkit_files(path)
+    rows = _leaf_synsets(path, meta)
+    by_wnid = sorted(rows, key=lambda row: row[1])
+    classes = ClassList(tuple(row[1] for row in by_wnid), tuple(row[2] for row in by_wnid))
+    index_of_id = {row[0]: classes.index[row[1]] for row in rows}
+    if len(index_of_id) != len(rows) or len(classes.index) != len(rows):
+        raise SourceError(f"{path}: meta.mat lists a WNID or an ILSVRC2012_ID twice. {_ADVICE}")
+    labels = []
+    for number, line in enumerate(truth.split(), start=1):
+        if not line.isdigit() or int(line) not in index_of_id:
+            raise SourceError(
+                f"{path}: ground truth line {number}: {line.decode(errors='replace')!r} is no "
+                f"ILSVRC2012_ID of a leaf synset in meta.mat. {_ADVICE}"
+            )
+        labels.append(index_of_id[int(line)])
+    devkit = Devkit(classes, tuple(labels))
+    if classes.official:
+        check_canaries(devkit, path)
+    return devkit
+
+
+def check_canaries(devkit: Devkit, path: Path) -> None:
+    """Holds the validation labels of the official class list against known answers.
+
+    Raises:
+      SourceError: they differ; training on them would score 0.001.
+    """
+    wnids = [devkit.classes.wnids[i] for i in devkit.validation_class_index]
+    for number, (found, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
+        if found != expected:
+            raise SourceError(
+                f"{path}: ILSVRC2012_val_{number:08d}.JPEG would get {found}, it is {expected}. "
+                f"The labels are in another order than the file names. {_ADVICE}"
+            )
+    if len(wnids) != 50_000 or _digest(wnids) != OFFICIAL_VALIDATION_DIGEST:
+        raise SourceError(
+            f"{path}: the {len(wnids):,} validation labels are not ILSVRC2012's 50,000. {_ADVICE}"
+        )
+
+
+_ADVICE = f"Use the original {DEVKIT} (md5 fa75699e90414af021442c21a62c3abf)."
+
+
+def _digest(wnids: Sequence[str]) -> str:
+    return hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
+
+
+def _devkit_files(path: Path) -> tuple[bytes, bytes]:
+    wanted = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                base = member.name.rpartition("/")[2]
+                if base in wanted and member.isfile() and "/data/" in f"/{member.name}":
+                    file = archive.extractfile(member)
+                    wanted[base] = file.read() if file else b""
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise SourceError(f"{path}: cannot be read as a devkit: {error}. {_ADVICE}") from error
+    if missing := [name for name, data in wanted.items() if not data]:
+        raise SourceError(f"{path}: holds no data/{' and no data/'.join(missing)}. {_ADVICE}")
+    meta, truth = wanted.values()
+    return meta, truth
+
+
+def _leaf_synsets(path: Path, meta: bytes) -> list[tuple[int, str, str]]:
+    """Returns (ILSVRC2012_ID, WNID, words) of the synsets without children."""
+    # scipy costs 0.3 s to import and is needed for this one file.
+    from scipy.io import loadmat
+
+    try:
+        synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        rows = [
+            (int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"]))
+            for row in synsets
+            if int(row["num_children"]) == 0
+        ]
+    except Exception as error:
+        # scipy raises anything from TypeError to its own classes on a foreign file.
+        raise SourceError(f"{path}: meta.mat cannot be read: {error!r}. {_ADVICE}") from error
+    if not rows:
+        raise SourceError(f"{path}: meta.mat lists no leaf synset. {_ADVICE}")
+    return rows

@@ -1,0 +1,127 @@
+"""Header-only index of a tar, at any depth, without extracting and without copying.
+
+The standard library's tarfile reads headers too, at 20,000 members/s; ImageNet has 1.28
+million, so plain ustar headers are read here at ten times that rate. What is not plain
+(long names, pax) is handled, what could write outside a folder is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.store import ArchiveReader
+
+_BLOCK = 512
+_ZERO = bytes(_BLOCK)
+_REGULAR = (b"0", b"\0", b"7")
+_LONG_NAME, _PAX, _PAX_GLOBAL, _FOLDER = b"L", b"x", b"g", b"5"
+_REFUSED = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a device",
+    b"4": "a device",
+    b"6": "a pipe",
+}
+# A long name is a path; a header that claims more is damage.
+_MAX_NAME_BYTES = 1 << 20
+
+
+class TarMember(NamedTuple):
+    """One regular file: its name, and the byte range of its content in the archive."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def members(reader: ArchiveReader, archive: str, start: int, stop: int) -> Iterator[TarMember]:
+    """Yields the regular files of the tar that lies in bytes [start, stop) of an archive.
+
+    Raises:
+      SourceError: not a tar, truncated, a damaged header, a link or device, or a name that
+        would leave its folder. The message names the archive and the byte offset.
+    """
+    position = start
+    long_name: str | None = None
+    while True:
+        where = f"{archive}: byte {position:,}"
+        if position + _BLOCK > stop:
+            raise SourceError(
+                f"{where}: ends without an end-of-archive block. "
+                "The tar is truncated: download it again."
+            )
+        header = reader.read(archive, position, _BLOCK)
+        if header == _ZERO:
+            return
+        name, size, kind = _parse(header, where)
+        content = position + _BLOCK
+        position = content + -(-size // _BLOCK) * _BLOCK
+        if content + size > stop:
+            raise SourceError(
+                f"{where}: member {name!r} needs bytes up to {content + size:,}, the tar ends "
+                f"at {stop:,}. It is truncated: download it again."
+            )
+        if kind in (_LONG_NAME, _PAX, _PAX_GLOBAL):
+            if size > _MAX_NAME_BYTES:
+                raise SourceError(f"{where}: an extended header of {size:,} bytes is damage")
+            data = reader.read(archive, content, size)
+            if kind == _LONG_NAME:
+                long_name = data.rstrip(b"\0").decode(errors="backslashreplace")
+            elif kind == _PAX:
+                long_name = _pax_path(data) or long_name
+            continue
+        name, long_name = long_name or name, None
+        if kind in _REFUSED:
+            raise SourceError(
+                f"{where}: member {name!r} is {_REFUSED[kind]}. "
+                "ImageNet's archives hold plain files only: this one was tampered with."
+            )
+        if name.startswith("/") or ".." in name.split("/"):
+            raise SourceError(
+                f"{where}: member {name!r} points outside its folder. "
+                "ImageNet's archives hold no such name: this one was tampered with."
+            )
+        if kind == _FOLDER:
+            continue
+        if kind not in _REGULAR:
+            raise SourceError(f"{where}: member {name!r} is of unknown kind {kind!r}")
+        yield TarMember(name, content, size)
+
+
+def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
+    """Returns (name, size in bytes, kind) of a header proven by its checksum."""
+    try:
+        checksum = int(header[148:156].strip(b"\0 ") or b"0", 8)
+    except ValueError:
+        checksum = -1
+    # The checksum field counts as eight spaces (POSIX ustar).
+    if checksum != sum(header) - sum(header[148:156]) + 8 * 0x20:
+        raise SourceError(
+            f"{where}: not a tar header (its checksum does not fit). "
+            "The file is not a tar, or it is damaged: compare its md5 and download it again."
+        )
+    field = header[124:136]
+    if field[0] & 0x80:
+        size = int.from_bytes(field, "big") & ((1 << 95) - 1)  # GNU base-256, beyond 8 GiB
+    else:
+        size = int(field.strip(b"\0 ") or b"0", 8)
+    name = header[:100].partition(b"\0")[0].decode(errors="backslashreplace")
+    if header[257:263] == b"ustar\0" and header[345] != 0:
+        prefix = header[345:500].partition(b"\0")[0].decode(errors="backslashreplace")
+        name = f"{prefix}/{name}"
+    return name, size, header[156:157]
+
+
+def _pax_path(data: bytes) -> str | None:
+    """Returns the path in a pax header, whose records read `LENGTH KEY=VALUE\\n`."""
+    while data:
+        length = int(data.partition(b" ")[0])
+        if length <= 0:
+            return None
+        key, _, value = data[:length].partition(b" ")[2].partition(b"=")
+        if key == b"path":
+            return value.rstrip(b"\n").decode(errors="backslashreplace")
+        data = data[length:]
+    return None

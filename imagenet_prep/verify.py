@@ -1,0 +1,247 @@
+"""`imagenet-prep verify`: proves that a data set is what its manifest says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core import cli
+
+if TYPE_CHECKING:
+    from imagenet_prep.core.manifest import Manifest, Shard
+    from imagenet_prep.engine import Result
+    from imagenet_prep.shards.check import Expectation
+
+EXAMPLES = """\
+  imagenet-prep verify /data/imagenet-480
+  imagenet-prep verify /data/imagenet-480 --level decode --workers 16
+  imagenet-prep verify /data/imagenet-480 --level manifest --json"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one check; see the help of each flag."""
+
+    dataset: str = cli.flag(help="folder of the data set", positional=True)
+    level: str = cli.flag(
+        "crc",
+        choices=("manifest", "crc", "decode"),
+        help="manifest: every file is there with its size; crc: every byte of every file; "
+        "decode: also every image, label and class count",
+    )
+    workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
+    worker_kind: str = cli.flag(
+        "auto", choices=("auto", "threads", "processes"), help="what a worker is"
+    )
+    json: bool = cli.flag(False, help="print the result as JSON")
+
+    def __post_init__(self) -> None:
+        """Refuses impossible numbers."""
+        if self.workers < 0:
+            raise ValueError(f"--workers {self.workers}: expected 0 or more")
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """One shard to prove."""
+
+    shard: Shard
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+        return self.shard.name
+
+
+@dataclass(frozen=True)
+class CheckWork:
+    """Proves shards on a worker."""
+
+    expectation: Expectation
+
+    def __call__(self, task: CheckTask) -> Result:
+        """Returns problems and class counts as the receipt."""
+        from imagenet_prep.engine import Result
+        from imagenet_prep.shards.check import check_shard
+
+        report = check_shard(task.shard, self.expectation)
+        return Result(
+            {
+                "shard": task.shard.name,
+                "examples": task.shard.examples,
+                "problems": report.problems,
+                "examples_per_class": {
+                    str(index): count for index, count in report.examples_per_class.items()
+                },
+            }
+        )
+
+
+def verify(config: Config) -> dict[str, Any]:
+    """Returns what was checked and all that is wrong.
+
+    Raises:
+      ManifestError: dataset.json is damaged.
+      IncompleteError: there is none yet, but unfinished work.
+      UsageError: there is no data set.
+    """
+    from imagenet_prep import engine
+    from imagenet_prep.core.store import LocalStore
+
+    root = Path(config.dataset).expanduser()
+    manifest = load_manifest(root)
+    problems = _check_small_files(root, manifest) + _check_strangers(root, manifest)
+    tasks = [CheckTask(shard) for split in manifest.splits.values() for shard in split.shards]
+    work = CheckWork(_expectation(root, manifest, config.level))
+    # Receipts of a check prove nothing later, so they are not kept beside the data.
+    with tempfile.TemporaryDirectory() as scratch:
+        stage = engine.Stage("verify", manifest.digest, LocalStore(Path(scratch)), work)
+        receipts = engine.run(
+            stage,
+            tasks,
+            engine.Lanes(config.workers, config.worker_kind),
+            title="verify",
+            quiet=config.json,
+        )
+    for receipt in receipts:
+        problems += receipt["problems"]
+    if config.level == "decode" and not problems:
+        problems += _check_class_counts(manifest, receipts)
+    return {
+        "dataset": str(root),
+        "digest": manifest.digest,
+        "level": config.level,
+        "shards": len(tasks),
+        "examples": sum(split.examples for split in manifest.splits.values()),
+        "problems": problems,
+    }
+
+
+def load_manifest(root: Path) -> Manifest:
+    """Returns the manifest of the data set in `root`.
+
+    Raises:
+      ManifestError, IncompleteError, UsageError: as for `verify`.
+    """
+    from imagenet_prep.core import manifest, naming
+    from imagenet_prep.core.errors import IncompleteError, UsageError
+    from imagenet_prep.core.store import LocalStore
+
+    path = root / naming.MANIFEST
+    if path.is_file():
+        return manifest.loads(LocalStore(root).read(naming.MANIFEST), str(path))
+    if (root / naming.WORK).is_dir():
+        raise IncompleteError(
+            f"{root}: no {naming.MANIFEST} yet: prepare has not finished here. "
+            "Run the same prepare command again to resume."
+        )
+    raise UsageError(f"{root}: no {naming.MANIFEST}: not a data set of imagenet-prep")
+
+
+def _expectation(root: Path, manifest: Manifest, level: str) -> Expectation:
+    from imagenet_prep.codec.transform import prove_stored
+    from imagenet_prep.core import naming
+    from imagenet_prep.shards.check import Expectation
+
+    wnids: list[str] = []
+    if level == "decode" and (root / naming.LABELS).is_file():
+        text = (root / naming.LABELS).read_text("utf-8", errors="replace")
+        wnids = [line.partition(" ")[0] for line in text.splitlines()]
+    return Expectation(
+        root=root,
+        level=level,
+        wnids=wnids,
+        label_offset=manifest.label_offset,
+        name_of_sha256={s.sha256: s.name for p in manifest.splits.values() for s in p.shards},
+        prove_image=prove_stored,
+    )
+
+
+def _check_small_files(root: Path, manifest: Manifest) -> list[str]:
+    import hashlib
+
+    problems = []
+    for file in manifest.files:
+        path = root / file.name
+        if not path.is_file():
+            problems.append(f"{file.name}: missing")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+            problems.append(f"{file.name}: its sha256 differs from the manifest's")
+    return problems
+
+
+def _check_strangers(root: Path, manifest: Manifest) -> list[str]:
+    """Readers glob train* and valid*: a file too many would be read as data."""
+    from imagenet_prep.core import naming
+
+    known = {shard.name for split in manifest.splits.values() for shard in split.shards}
+    problems = [
+        f"{path.name}: not in the manifest, but readers would take it for a shard"
+        for path in sorted(root.iterdir())
+        if path.name.startswith(("train", "valid")) and path.name not in known
+    ]
+    index = root / naming.INDEX
+    there = sorted(path.name for path in index.iterdir()) if index.is_dir() else []
+    return problems + [
+        f"{naming.index_name(name)}: not in the manifest" for name in there if name not in known
+    ]
+
+
+def _check_class_counts(manifest: Manifest, receipts: Sequence[dict[str, Any]]) -> list[str]:
+    problems = []
+    for name, split in manifest.splits.items():
+        shards = {shard.name for shard in split.shards}
+        counts: Counter[int] = Counter()
+        for receipt in receipts:
+            if receipt["shard"] in shards:
+                counts.update({int(k): v for k, v in receipt["examples_per_class"].items()})
+        problems += [
+            f"{name}: class {index} has {counts[index]} examples, the manifest says {expected}"
+            for index, expected in enumerate(split.examples_per_class)
+            if counts[index] != expected
+        ]
+    return problems
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = cli.parse(
+        Config,
+        argv,
+        verb="verify",
+        description="Prove that a data set is what its manifest says. Exit code 3: it is not.",
+        examples=EXAMPLES,
+    )
+    result = verify(config)
+    problems = result["problems"]
+    if config.json:
+        print(json.dumps(result, indent=1))
+    elif problems:
+        print("\n".join(problems))
+    what = f"{result['examples']:,} examples in {result['shards']} shards"
+    if problems:
+        from imagenet_prep.core.errors import DataDamagedError
+
+        raise DataDamagedError(
+            f"{len(problems)} problems in {what} of {config.dataset}, listed above. To mend a "
+            "shard, delete it (and a file too many), then run the same prepare command "
+            "again: it makes only what is missing."
+        )
+    if not config.json:
+        print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Programs that compose the stages: no logic of their own."""

@@ -1,0 +1,1 @@
+"""The tests of imagenet_prep; the tree mirrors the package."""

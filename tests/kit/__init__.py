@@ -1,0 +1,1 @@
+"""What several tests share: the miniature ILSVRC2012, servers, faults."""

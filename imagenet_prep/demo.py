@@ -1,4 +1,4 @@
-"""`imagenet-prep demo`: the whole way on a miniature ILSVRC2012, in a minute, with real pictures."""
+"""`imagenet-prep demo`: the whole way on a miniature ILSVRC2012 of real photographs."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Lanes:
 
     @property
     def resolved_kind(self) -> str:
-        """ "threads" or "processes"."""
+        """What a lane is: "threads" or "processes"."""
         if self.kind != "auto":
             return self.kind
         return THREADS if self.count <= MAX_THREAD_LANES else PROCESSES
@@ -213,7 +213,7 @@ class Stage(Generic[AnyTask]):
                 self.store.publish(output.temporary, output.name)
         except errors.ImagenetPrepError as error:
             self._fail(task, type(error).__name__, str(error))
-        except Exception:
+        except Exception:  # noqa: BLE001 - `run` raises it again, in the launching process
             self._fail(task, "", traceback.format_exc())
 
     def _fail(self, task: AnyTask, error: str, message: str) -> None:
@@ -295,7 +295,7 @@ class _Collector:
     ) -> None:
         self._stage = stage
         self._receipts = receipts
-        self._watch = watch or (lambda receipt: None)
+        self._watch = watch or (lambda _: None)
         self._progress = progress
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)

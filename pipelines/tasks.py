@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from imagenet_prep.codec.policy import CHECK_HEADER, Policy
 from imagenet_prep.codec.transform import transform
@@ -14,11 +15,64 @@ from imagenet_prep.core import canonical, naming
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.core.image import Member
 from imagenet_prep.core.store import ArchiveReader, LocalStore, storage_errors
-from imagenet_prep.engine import Output, Result
+from imagenet_prep.engine import Lanes, Output, Result
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources import ilsvrc
 
+if TYPE_CHECKING:
+    from pipelines.prepare import Config
+
 _HASH_CHUNK_BYTES = 4 << 20
+_DECISIVE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request, resolved: what every part of the run needs to know.
+
+    Attributes:
+      config: the settings as given.
+      source, reader: the archives.
+      sizes: bytes by archive name.
+      policy: for the codec.
+      lanes: how much runs at once.
+      libraries: versions that decide a shard's bytes.
+    """
+
+    config: Config
+    source: ilsvrc.Ilsvrc2012
+    reader: ArchiveReader
+    sizes: dict[str, int]
+    policy: Policy
+    lanes: Lanes
+    libraries: dict[str, str]
+
+    @classmethod
+    def of(cls, config: Config) -> Job:
+        """Returns the job that a command line asks for.
+
+        Raises:
+          ImagenetPrepError: an archive or the devkit is missing, unreadable or damaged.
+        """
+        source = ilsvrc.find(Path(config.source).expanduser(), config.splits)
+        reader = ArchiveReader(source.archives)
+        return cls(
+            config=config,
+            source=source,
+            reader=reader,
+            sizes={name: reader.size(name) for name in source.archives},
+            policy=Policy(
+                None if config.keep_original else config.short_side, config.quality, config.check
+            ),
+            lanes=Lanes(config.workers, config.worker_kind, config.beam_args),
+            libraries={name: version(name) for name in _DECISIVE_LIBRARIES},
+        )
+
+    def hash_tasks(self) -> list[HashTask]:
+        """Returns the archives to prove, longest first; none where headers are trusted."""
+        if self.policy.check == CHECK_HEADER:
+            return []
+        return [HashTask(name) for name in sorted(self.sizes, key=lambda n: -self.sizes[n])]
 
 
 @dataclass(frozen=True)
@@ -149,11 +203,3 @@ class WriteWork:
                 "accepts it and the manifest says so."
             )
         return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})
-
-
-def hash_tasks(source: ilsvrc.Ilsvrc2012, policy: Policy) -> list[HashTask]:
-    """Returns the archives to prove, longest first; none where headers are trusted."""
-    if policy.check == CHECK_HEADER:
-        return []
-    largest_first = sorted(source.archives.items(), key=lambda item: -item[1].stat().st_size)
-    return [HashTask(name) for name, _ in largest_first]

@@ -133,7 +133,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
         os._exit(errors.EXIT_DONE)
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
-    except Exception:
+    except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
         traceback.print_exc()
         print(
             "imagenet-prep: this is a bug; please report the lines above.",
@@ -147,7 +147,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
-def _interrupt(signum: int, frame: types.FrameType | None) -> NoReturn:
+def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 

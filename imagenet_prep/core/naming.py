@@ -17,10 +17,10 @@ _SHARD = re.compile(r"^(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5
 
 
 class ShardName(NamedTuple):
-    """The parts of `train-00017-of-01024`; `index` is 0-based."""
+    """The parts of `train-00017-of-01024`; `number` is 0-based."""
 
     split: str
-    index: int
+    number: int
     num_shards: int
 
 

@@ -1,7 +1,7 @@
 """Storage: byte ranges in, whole files out, nothing half visible.
 
 A file appears under its name only after its bytes are on the disk: temporary name in
-`.work/tmp`, fsync, rename, fsync of the folder. This is the only module that knows how.
+`.work/temporary`, fsync, rename, fsync of the folder. This is the only module that knows how.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from imagenet_prep.core.errors import (
     SourceError,
     StoreError,
 )
+
+_TEMPORARY = "temporary"
 
 
 class LocalStore:
@@ -66,16 +68,20 @@ class LocalStore:
 
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
-        folder = self.path(naming.WORK) / "tmp"
+        folder = self.path(naming.WORK) / _TEMPORARY
         folder.mkdir(parents=True, exist_ok=True)
         return folder / uuid.uuid4().hex
+
+    def remove_temporaries(self) -> None:
+        """Removes what killed runs left unpublished; the caller holds the lock."""
+        self.remove_tree(f"{naming.WORK}/{_TEMPORARY}")
 
     def publish(self, temporary: Path, name: str) -> None:
         """Makes an fsynced temporary file visible as `name`, replacing what was there."""
         target = self.path(name)
         with storage_errors("publish", target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(temporary, target)
+            temporary.replace(target)
             _sync_folder(target.parent)
 
     def write(self, name: str, data: bytes) -> None:

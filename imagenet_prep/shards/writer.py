@@ -63,8 +63,8 @@ def write_shard(
                     if fail_on_bad_image:
                         raise DataDamagedError(
                             f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, "
-                            f"{member.size:,} bytes) is {error}. Run without --on-bad-image fail to "
-                            "leave such images out and list them."
+                            f"{member.size:,} bytes) is {error}. Run without --on-bad-image "
+                            "fail to leave such images out and list them."
                         ) from error
                     incidents.append(incident)
                     continue

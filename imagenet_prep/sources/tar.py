@@ -115,7 +115,7 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
 
 
 def _pax_path(data: bytes) -> str | None:
-    """Returns the path in a pax header, whose records read `LENGTH KEY=VALUE\\n`."""
+    r"""Returns the path in a pax header, whose records read `LENGTH KEY=VALUE\n`."""
     while data:
         length = int(data.partition(b" ")[0])
         if length <= 0:

@@ -1,0 +1,88 @@
+# `make` lists the targets. Everything is installed into .venv, from locks with hashes.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+# A change of any of these installs again; only then.
+KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml | sha256sum | cut -c1-16)
+TEST := $(VENV)/.installed-test-$(KEY)
+DEMO := $(VENV)/.installed-demo-$(KEY)
+
+.PHONY: help demo test quick lint types imports format locks clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
+	@$(BIN)/imagenet-prep demo build/demo
+
+test: lint types imports ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+quick: lint ## lint and the fast tests
+	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(TEST) ## ruff: rules and format
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo 'Not formatted, see above. Run: make format' >&2; exit 1; }
+
+types: $(TEST) ## mypy, strict
+	@$(BIN)/mypy
+
+imports: $(TEST) ## who may import whom
+	@mkdir -p build
+	@$(BIN)/lint-imports --cache-dir build/import-linter > build/imports.txt 2>&1 || { cat build/imports.txt >&2; exit 1; }
+
+format: $(TEST) ## let ruff format and fix what it can
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index-url \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+  --exclude-newer "$$(date -u -d '7 days ago' +%F)" \
+  --custom-compile-command 'make locks' --group build pyproject.toml
+
+locks: $(BIN)/pip ## renew .ci/*.lock from pyproject.toml, with packages at least a week old
+	@$(BIN)/python -m pip install --quiet uv
+	@$(LOCK) --extra all --extra test --output-file .ci/test.lock > /dev/null
+	@$(LOCK) --extra demo --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+
+clean: ## remove scratch, keep .venv
+	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The locked packages, then the project itself without downloading anything more.
+$(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
+	@echo "Installing .ci/$*.lock into $(VENV) (once; about $(if $(filter test,$*),3.5 GB and two minutes,0.9 GB and half a minute))" >&2
+	@$(BIN)/python -m pip install --quiet --require-hashes -r .ci/$*.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
+	@touch $@
+
+# pip is the last thing that a finished venv gets. Debian ships the venv module apart.
+$(BIN)/pip:
+	@for python in python3.11 python3; do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && break; python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "imagenet-prep needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
+	  echo 'Install python3.11 so that `python3.11` or `python3` is on PATH.' >&2; \
+	  exit 1; \
+	fi; \
+	"$$python" -m venv $(VENV) > /dev/null && exit 0; \
+	rm -rf $(VENV); \
+	package=$$("$$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "Installing $$package: Debian's Python comes without its venv module" >&2; \
+	  apt-get update -qq && apt-get install -qq -y "$$package" > /dev/null; \
+	else \
+	  echo "$$python cannot make a virtual environment. On Debian or Ubuntu: sudo apt-get install $$package" >&2; \
+	  exit 1; \
+	fi; \
+	"$$python" -m venv $(VENV)

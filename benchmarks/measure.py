@@ -1,0 +1,282 @@
+"""What the benchmarks share: a corpus, processes measured with all their children, tables.
+
+Imports the standard library only: the peers' workers run it in an environment of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRATCH = ROOT / "build" / "bench"
+TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
+
+# design.md, 7: peak memory, whatever the size of the data set.
+MEMORY_BAR_MB, MEMORY_BAR_MB_A_WORKER = 400, 150
+
+_SAMPLE_EVERY_S = 0.2
+
+T = TypeVar("T")
+
+
+class Member(NamedTuple):
+    """One image of the train archive."""
+
+    name: str
+    wnid: str
+    offset: int
+    size: int
+
+
+class Sample(NamedTuple):
+    """Memory of a process tree at one moment; pss_mb counts shared pages once."""
+
+    time_s: float
+    pss_mb: float
+    rss_mb: float
+
+
+@dataclass
+class Run:
+    """What a process and its children cost.
+
+    Attributes:
+      start_s: time.time() at the start.
+      wall_s, cpu_s: interpreter start and imports included.
+      samples: memory over time.
+      stdout: all of it.
+    """
+
+    start_s: float
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+    stdout: str = ""
+
+    def peak(self, start_s: float = 0.0, stop_s: float = float("inf")) -> Sample:
+        """Returns the largest PSS and the largest sum of RSS between two moments."""
+        inside = [s for s in self.samples if start_s <= s.time_s <= stop_s]
+        return Sample(
+            0.0,
+            max((s.pss_mb for s in inside), default=0.0),
+            max((s.rss_mb for s in inside), default=0.0),
+        )
+
+
+def corpus(folder: Path, num_images: int, size: tuple[int, int]) -> Path:
+    """Returns a folder with a train archive of `num_images`, made on the first call."""
+    from imagenet_prep.miniature import make_miniature
+
+    final = folder / f"corpus-{num_images}-{size[0]}x{size[1]}"
+    if not final.is_dir():
+        say(f"making {final}: {num_images:,} images")
+        partial = final.with_suffix(".partial")
+        make_miniature(
+            partial,
+            num_train=num_images,
+            num_validation=1,
+            num_classes=10,
+            odd_files=False,
+            size=size,
+        )
+        partial.rename(final)
+    return final
+
+
+def members(archive: Path) -> list[Member]:
+    """Returns the images of a train archive in its order, by the standard library's reader."""
+    found = []
+    with tarfile.open(archive) as outer:
+        for inner in outer:
+            wnid = inner.name.removesuffix(".tar")
+            with tarfile.open(fileobj=outer.extractfile(inner)) as images:
+                for image in images:
+                    offset = inner.offset_data + image.offset_data
+                    found.append(Member(image.name, wnid, offset, image.size))
+    return found
+
+
+def run(argv: Sequence[str | Path], *, sample: bool = True) -> Run:
+    """Runs a program in the repository's root to its end and measures it.
+
+    Raises:
+      RuntimeError: it failed; the message holds the end of its stderr.
+    """
+    before = _cpu_of_children()
+    result = Run(time.time())
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [str(arg) for arg in argv],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    done = threading.Event()
+    sampler = threading.Thread(target=_watch, args=(process.pid, done, result.samples))
+    if sample:
+        sampler.start()
+    try:
+        result.stdout, stderr = process.communicate()
+        result.wall_s = time.perf_counter() - start
+    finally:
+        process.kill()
+        done.set()
+        if sample:
+            sampler.join()
+    if process.returncode:
+        raise RuntimeError(f"{argv}: exit code {process.returncode}:\n{stderr[-4000:]}")
+    result.cpu_s = _cpu_of_children() - before
+    return result
+
+
+def prepare_argv(source: Path, out: Path, *flags: str | int) -> list[str]:
+    """Returns the command line of our own program."""
+    fixed = ["--source", source, "--out", out, "--splits", "train", "--json"]
+    program = [sys.executable, "-m", "imagenet_prep", "prepare"]
+    return [str(arg) for arg in (*program, *fixed, *flags)]
+
+
+def phases(out: Path, started_s: float, wall_s: float) -> dict[str, tuple[float, float]]:
+    """Returns (start, stop) of what a finished prepare did, from the traces it left.
+
+    Receipts carry their start and duration, the plan's files and the manifest their date. What
+    lies between two of them is the launching of a Beam pipeline, mostly.
+    """
+    work = out / ".work"
+    index, write = (_span(work, stage) for stage in ("index", "write"))
+    plan = max(path.stat().st_mtime for path in (work / "plan").iterdir())
+    manifest = (out / "dataset.json").stat().st_mtime
+    return {
+        "start-up, Beam": (started_s, index[0]),
+        "index": index,
+        "plan": (index[1], plan),
+        "Beam": (plan, write[0]),
+        "shards": write,
+        "commit": (write[1], manifest),
+        "end": (manifest, started_s + wall_s),
+    }
+
+
+def interleave(
+    rows: Mapping[str, Callable[[], T]], rounds: int, watch: Callable[[str, T], None]
+) -> dict[str, list[T]]:
+    """Returns each row's results; every round does all rows, from another one on each time."""
+    results: dict[str, list[T]] = {name: [] for name in rows}
+    names = list(rows)
+    for number in range(rounds):
+        turn = number * len(names) // rounds
+        for name in names[turn:] + names[:turn]:
+            result = rows[name]()
+            results[name].append(result)
+            watch(f"{number + 1}/{rounds} {name}", result)
+    return results
+
+
+def median(values: Sequence[float]) -> float:
+    """Returns the median."""
+    return statistics.median(values)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table; the first column is text, the others are numbers."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    rule = [("-" * width if i == 0 else "-" * (width - 1) + ":") for i, width in enumerate(widths)]
+    lines = [
+        [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        for row in (header, rule, *rows)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine() -> str:
+    """Returns where and when, in one line; a busy machine shows in its load."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    load = os.getloadavg()[0]
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    cores = len(os.sched_getaffinity(0))
+    return f"{today}, {cores} cores of {model}, Python {platform.python_version()}, load {load:.1f}"
+
+
+def finish(title: str, text: str, raw: Any, path: Path | None) -> None:
+    """Prints a benchmark's result and keeps the raw figures where asked."""
+    where = machine()
+    print(f"{title} ({where})\n\n{text}")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"benchmark": title, "machine": where, "raw": raw}, indent=1))
+
+
+def say(line: str) -> None:
+    """Prints progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _span(work: Path, stage: str) -> tuple[float, float]:
+    receipts = [json.loads(p.read_bytes()) for p in work.glob(f"{stage}-*/receipts/*.json")]
+    return (
+        min(receipt["start_s"] for receipt in receipts),
+        max(receipt["start_s"] + receipt["seconds"] for receipt in receipts),
+    )
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _watch(root: int, done: threading.Event, samples: list[Sample]) -> None:
+    while True:
+        rollups = [_rollup(pid) for pid in _tree(root)]
+        pss, rss = (sum(column) / 1000 for column in zip(*rollups)) if rollups else (0.0, 0.0)
+        samples.append(Sample(time.time(), pss, rss))
+        if done.wait(_SAMPLE_EVERY_S):
+            return
+
+
+def _tree(root: int) -> set[int]:
+    """Returns the process, its session and all that descends from them."""
+    parents = {}
+    found = {root}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                # pid (name) state parent group session ...; the name may hold anything.
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                parents[int(entry)] = int(fields[1])
+                if int(fields[3]) == root:
+                    found.add(int(entry))
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def _rollup(pid: int) -> tuple[int, int]:
+    """Returns (PSS, RSS) in kB of 1024 bytes turned into 1000; zeros where it is gone."""
+    sizes = {"Pss:": 0, "Rss:": 0}
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+            name, size = line.split()[:2]
+            if name in sizes:
+                sizes[name] = int(size) * 1024 // 1000
+    return sizes["Pss:"], sizes["Rss:"]

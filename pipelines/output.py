@@ -1,0 +1,278 @@
+"""The data set's folder over a run: whose it is, whether it fits, writing it, committing it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import imagenet_prep
+from imagenet_prep import engine
+from imagenet_prep.codec.transform import transform
+from imagenet_prep.core import canonical, cli, manifest, naming
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.image import QUARANTINED
+from imagenet_prep.core.store import LocalStore
+from imagenet_prep.shards import plan
+from imagenet_prep.shards.commit import commit
+from imagenet_prep.sources import ilsvrc
+from pipelines.inventory import PLAN_FOLDER
+from pipelines.tasks import HashTask, Job, ShardTask, WriteWork
+
+# Images sampled a split to foresee the output's size; 64 keep the error near 10 %.
+_SAMPLE_IMAGES = 64
+_SPACE_MARGIN = 1.15
+# Keys, names and framing of a record, without the image: 330...480 bytes as measured.
+_RECORD_OVERHEAD_BYTES = 480
+
+
+class Output:
+    """The folder that one run of prepare fills.
+
+    Attributes:
+      store: the folder.
+    """
+
+    def __init__(self, job: Job, store: LocalStore) -> None:
+        self.job = job
+        self.store = store
+        self._start = time.time()
+        self._new: list[dict[str, Any]] = []
+
+    def committed(self) -> manifest.Manifest | None:
+        """Returns the manifest where this very data set is already here, whole.
+
+        Raises:
+          UsageError: the folder holds another data set.
+        """
+        if self.store.size(naming.MANIFEST) is None:
+            return None
+        path = self.store.path(naming.MANIFEST)
+        there = manifest.loads(self.store.read(naming.MANIFEST), str(path))
+        sizes = self.job.sizes
+        differences = _differences(there.config, self.job.config.decisive()) + [
+            f"{source.name} was {source.num_bytes:,} bytes, is {sizes[source.name]:,}"
+            for source in there.sources
+            if source.name in sizes and source.num_bytes != sizes[source.name]
+        ]
+        if differences:
+            raise UsageError(
+                f"{self.store.root} holds another data set: {'; '.join(differences)}. "
+                "Choose another --out, or remove that folder."
+            )
+        expected = {file.name: file.num_bytes for file in there.files}
+        for split in there.splits.values():
+            for shard in split.shards:
+                expected[shard.name] = shard.num_bytes
+                expected[naming.index_name(shard.name)] = shard.index_bytes
+        whole = all(self.store.size(name) == size for name, size in expected.items())
+        return there if whole else None
+
+    def claim(self) -> None:
+        """Makes the folder this run's, or finds that it is; the caller holds the lock.
+
+        Raises:
+          UsageError: another configuration or program has left work or data here.
+        """
+        self.store.remove_temporaries()
+        mine = {"config": self.job.config.decisive(), "libraries": self.job.libraries}
+        name = f"{naming.WORK}/run.json"
+        if self.store.size(name) is None:
+            if strangers := [n for n in self.store.names("") if n.startswith(("train", "valid"))]:
+                raise UsageError(
+                    f"{self.store.root} already holds {', '.join(strangers[:3])}, which no run of "
+                    "prepare left there. Choose an empty --out."
+                )
+            self.store.write(name, canonical.dumps(mine))
+            return
+        there = json.loads(self.store.read(name))
+        differences = [d for part, value in mine.items() for d in _differences(there[part], value)]
+        if differences:
+            raise UsageError(
+                f"{self.store.root} holds the unfinished work of another run: "
+                f"{'; '.join(differences)}. Finish it as it was started, choose another --out, "
+                "or remove that folder."
+            )
+
+    def write(self, plans: Sequence[plan.SplitPlan]) -> manifest.Manifest:
+        """Writes the shards that are missing, then commits the whole."""
+        stage = self._stage(plans)
+        tasks: list[HashTask | ShardTask] = [
+            *self.job.hash_tasks(),
+            *(ShardTask(name) for split in plans for name in split.shard_names),
+        ]
+        pending = {task.name for task in tasks if stage.receipt(task.name) is None}
+        self._check_space(plans, pending)
+        receipts = engine.run(
+            stage,
+            tasks,
+            self.job.lanes,
+            title="write",
+            watch=_BadImageLimit(self.job.config.max_bad),
+            quiet=self.job.config.json,
+        )
+        self._new = [receipt for receipt in receipts if receipt.get("shard") in pending]
+        return self._commit(plans, receipts)
+
+    def summary(self, committed: manifest.Manifest) -> dict[str, Any]:
+        """Returns what the user is told at the end."""
+        written = sum(receipt["examples"] for receipt in self._new)
+        seconds = time.time() - self._start
+        return {
+            "manifest": str(self.store.path(naming.MANIFEST)),
+            "digest": committed.digest,
+            "splits": {
+                name: {
+                    "examples": split.examples,
+                    "shards": len(split.shards),
+                    "bytes": split.num_bytes,
+                    "resized": split.resized,
+                }
+                for name, split in committed.splits.items()
+            },
+            "subset": committed.subset,
+            "repaired": committed.repaired,
+            "quarantined": committed.quarantined,
+            "written_examples": written,
+            "written_bytes": sum(receipt["num_bytes"] for receipt in self._new),
+            "read_bytes": sum(receipt["source_bytes"] for receipt in self._new),
+            "seconds": round(seconds, 2),
+            "images_per_s": round(written / seconds, 1),
+        }
+
+    def _stage(self, plans: Sequence[plan.SplitPlan]) -> engine.Stage[Any]:
+        config, classes = self.job.config, self.job.source.classes
+        must_match = classes.official and not config.allow_subset
+        work = WriteWork(
+            reader=self.job.reader,
+            store=self.store,
+            plan_folder=self.store.path(PLAN_FOLDER),
+            policy=self.job.policy,
+            classes=tuple(zip(classes.wnids, classes.words, strict=True)),
+            label_offset=config.label_offset,
+            fail_on_bad_image=config.on_bad_image == "fail",
+            expected_md5=ilsvrc.OFFICIAL_MD5 if must_match else {},
+        )
+        digest = canonical.digest(
+            [
+                config.decisive(),
+                self.job.libraries,
+                [split.digest for split in plans],
+                classes.render().decode(),
+                sorted(self.job.sizes.items()),
+            ]
+        )
+        return engine.Stage("write", digest, self.store, work)
+
+    def _check_space(self, plans: Sequence[plan.SplitPlan], pending: set[str]) -> None:
+        """Refuses to start what the disk cannot hold, before any of it is written.
+
+        Raises:
+          StoreError: too little space; the message says how much is missing.
+        """
+        left = sum(
+            split.source_bytes
+            * sum(name in pending for name in split.shard_names)
+            / split.num_shards
+            for split in plans
+        )
+        if not left:
+            return
+        needed = left * _stored_per_source_byte(self.job, self.store, plans) * _SPACE_MARGIN
+        free = self.store.free_bytes()
+        if needed > free:
+            raise StoreError(
+                f"{self.store.root}: about {cli.human_bytes(needed)} are still to be written, "
+                f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, choose "
+                "another --out or a smaller --short-side."
+            )
+
+    def _commit(
+        self, plans: Sequence[plan.SplitPlan], receipts: Sequence[dict[str, Any]]
+    ) -> manifest.Manifest:
+        config, classes = self.job.config, self.job.source.classes
+        md5 = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
+        return commit(
+            self.store,
+            producer=manifest.Producer(
+                "imagenet-prep", imagenet_prep.__version__, self.job.libraries
+            ),
+            config=config.decisive(),
+            plans=plans,
+            receipts=[receipt for receipt in receipts if "shard" in receipt],
+            sources=[
+                manifest.Source(name, self.job.sizes[name], md5.get(name), split.examples)
+                for split in plans
+                for name in (ilsvrc.ARCHIVES[split.split],)
+            ],
+            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
+            labels_file=classes.render(),
+            label_offset=config.label_offset,
+            subset=config.asks_for_subset,
+        )
+
+
+def foresee(
+    job: Job, store: LocalStore, plans: Sequence[plan.SplitPlan], out: Path
+) -> dict[str, Any]:
+    """Returns what a run would write to `out`, from plans that lie in `store`."""
+    ratio = _stored_per_source_byte(job, store, plans)
+    return {
+        "out": str(out),
+        "splits": {
+            split.split: {
+                "examples": split.examples,
+                "shards": split.num_shards,
+                "source_bytes": split.source_bytes,
+                "estimated_bytes": round(split.source_bytes * ratio),
+            }
+            for split in plans
+        },
+        "estimated_bytes": round(sum(split.source_bytes for split in plans) * ratio),
+        "free_bytes": LocalStore(out).free_bytes(),
+        "workers": f"{job.lanes.count} {job.lanes.resolved_kind}",
+    }
+
+
+def _stored_per_source_byte(job: Job, store: LocalStore, plans: Sequence[plan.SplitPlan]) -> float:
+    """Returns the ratio that a sample shows when it runs through the codec."""
+    source_bytes = stored = 0
+    for split in plans:
+        members = plan.read(store.path(PLAN_FOLDER), split.shard_names[0])
+        for member in members[:_SAMPLE_IMAGES]:
+            data = job.reader.read(member.archive, member.offset, member.size)
+            try:
+                stored += len(transform(data, job.policy).encoded) + _RECORD_OVERHEAD_BYTES
+            except BadImageError:
+                continue
+            source_bytes += member.size
+    return stored / source_bytes if source_bytes else 1.0
+
+
+def _differences(there: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} is {there.get(name)!r} there, {value!r} here"
+        for name, value in asked.items()
+        if there.get(name) != value
+    ]
+
+
+class _BadImageLimit:
+    """Counts bad images over all receipts and stops the run beyond the limit."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._bad: list[dict[str, Any]] = []
+
+    def __call__(self, receipt: dict[str, Any]) -> None:
+        self._bad += [i for i in receipt.get("incidents", ()) if i["action"] == QUARANTINED]
+        if self._limit is not None and len(self._bad) > self._limit:
+            last = self._bad[-1]
+            raise DataDamagedError(
+                f"{len(self._bad)} bad images, more than --max-bad {self._limit}; the last is "
+                f"{last['key']} ({last['archive']} byte {last['offset']:,}): {last['detail']}. "
+                "Finished shards are kept: look at the source, then run again with a higher "
+                "--max-bad, or without it."
+            )

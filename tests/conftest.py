@@ -1,0 +1,71 @@
+"""What every test stands on: a clean environment, folders, the miniature ILSVRC2012."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
+# Time is pytest-timeout's business: a deadline an example fails on a busy machine. With CI
+# set, Hypothesis loads its own "ci" profile, which has no deadline either and is repeatable.
+hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
+if not os.environ.get("CI"):
+    hypothesis.settings.load_profile("here")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Counts the cores this process may use; xdist itself would leave hyper-threads idle."""
+    return len(os.sched_getaffinity(0))
+
+
+def _leaks(name: str) -> bool:
+    return name.startswith(("AWS_", "IMAGENET_PREP_")) or name.lower().endswith("_proxy")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_environment() -> Iterator[None]:
+    """No test sees the developer's credentials, proxies or settings; nor do its children."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if _leaks(name)]:
+            patch.delenv(name)
+        patch.setenv("AWS_CONFIG_FILE", os.devnull)
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all xdist workers of this run share; who fills it takes a lock."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture
+def weird_tmp_path(tmp_path: Path) -> Path:
+    """A folder as users have them: blanks, quotes, a dollar, a percent sign, other scripts."""
+    path = tmp_path / 'it\'s a "data set" $HOME 100% — 数据 é'
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(scope="session")
+def miniature(shared_cache: Path) -> Any:
+    """The miniature ILSVRC2012 with its defaults, made once a run; treat it as read-only."""
+    from tests.kit.miniature import miniature_for_tests
+
+    return miniature_for_tests(shared_cache)

@@ -1,0 +1,126 @@
+"""The documents: links lead somewhere, commands exist, no machine's own set-up leaks in."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+_SCRATCH = {".git", ".venv", "build", "__pycache__"}
+_FENCED = re.compile(r"^(`{3,}|~{3,}).*?^\1[`~]*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(
+    r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)|^\[[^\]]+\]:\s+<?(\S+?)>?\s*$", re.MULTILINE
+)
+_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+_HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|dev|io|net|org)\b")
+_CODE = re.compile(r"^(?:`{3,}).*?\n(.*?)^`{3,}|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
+
+# A host with one of these among its labels serves packages. Where packages come from is a
+# setting of each machine, never of this repository.
+_REGISTRY_LABELS = re.compile(
+    r"(^|[.-])(crates|deb|maven\d*|mirrors?|npmjs|proxy|py-?pi|pythonhosted|registry|repo1?)([.-]|$)"
+)
+_INDEX_OPTION = re.compile(
+    r"--(extra-)?index-url[ =]|--find-links[ =]|^\s*index-url\s*=", re.MULTILINE
+)
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """Returns the repository's own text files, relative to its root."""
+    git = shutil.which("git")
+    if git and (REPOSITORY / ".git").exists():
+        listed = subprocess.run(
+            [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout.split("\0")
+        paths = [Path(name) for name in listed if name]
+    else:  # an unpacked source archive
+        found = (path.relative_to(REPOSITORY) for path in REPOSITORY.rglob("*"))
+        paths = [path for path in found if not _SCRATCH & set(path.parts)]
+    return sorted(
+        path
+        for path in paths
+        if (not suffixes or path.suffix in suffixes) and (REPOSITORY / path).is_file()
+    )
+
+
+def read(path: Path) -> str:
+    return (REPOSITORY / path).read_text("utf-8")
+
+
+def anchors(path: Path) -> set[str]:
+    """Returns the anchors of a markdown file's headings, as code hosts derive them."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(_FENCED.sub("", read(path))):
+        text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = base = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        number = 0
+        while anchor in found:
+            number += 1
+            anchor = f"{base}-{number}"
+        found.add(anchor)
+    return found
+
+
+DOCUMENTS = tracked(".md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for inline, reference in _LINK.findall(_FENCED.sub("", read(document))):
+        link = inline or reference
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = document if not target else document.parent / unquote(target)
+        if not (REPOSITORY / path).exists():
+            broken.append(f"{link}: no such file")
+        elif anchor and path.suffix == ".md" and anchor not in anchors(path):
+            broken.append(f"{link}: no such heading")
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_make_targets_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", read(Path("Makefile")), re.MULTILINE))
+    code = "\n".join(block or span for block, span in _CODE.findall(read(document)))
+    named = set(re.findall(r"(?:^|[;&$] *)make ([a-z][\w-]*)", code, re.MULTILINE))
+
+    assert named - targets == set()
+
+
+def test_every_make_target_is_in_its_help() -> None:
+    makefile = read(Path("Makefile"))
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+
+    assert sorted(phony.split()) == sorted(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+
+
+def test_no_package_registry_is_named() -> None:
+    named = []
+    for path in tracked():
+        try:
+            text = read(path)
+        except UnicodeDecodeError:
+            continue
+        hosts = {host for host in _HOST.findall(text.lower()) if _REGISTRY_LABELS.search(host)}
+        named += [f"{path}: {host}" for host in sorted(hosts)]
+        if path != Path(__file__).relative_to(REPOSITORY):
+            named += [f"{path}: {match[0].strip()}" for match in _INDEX_OPTION.finditer(text)]
+
+    assert named == []
+
+
+def test_the_readme_is_there() -> None:
+    assert Path("README.md") in DOCUMENTS

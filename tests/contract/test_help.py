@@ -1,0 +1,105 @@
+"""The command line before any work: help is instant, complete, and usage errors say so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import imagenet_prep
+from imagenet_prep.__main__ import VERBS
+
+# Each costs 0.04 s to 4 s to import; help needs none of them.
+HEAVY = {
+    "PIL",
+    "airflow",
+    "apache_beam",
+    "boto3",
+    "cv2",
+    "horovod",
+    "keras",
+    "numpy",
+    "nvidia",
+    "scipy",
+    "simplejpeg",
+    "tensorflow",
+}
+
+
+def run(*argv: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-m", "imagenet_prep", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def imported(importtime: str) -> set[str]:
+    """Returns the top-level modules in what `python -X importtime` wrote."""
+    names = re.findall(r"^import time: +\d+ \| +\d+ \| +([\w.]+)$", importtime, re.MULTILINE)
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_help_is_light_and_ends_with_examples(verb: str) -> None:
+    start = time.perf_counter()
+    shown = run(verb, "--help", options=("-X", "importtime"))
+    seconds = time.perf_counter() - start
+
+    # The aim is 0.5 s on a free core; a shared one must not fail the suite.
+    print(f"imagenet-prep {verb} --help: {seconds:.2f} s")
+    assert shown.returncode == 0, shown.stderr
+    body, _, examples = shown.stdout.rpartition("\nExamples:\n")
+    assert f"imagenet-prep {verb}" in body
+    lines = examples.rstrip().splitlines()
+    assert lines
+    assert all(line.startswith("  ") for line in lines if line), "a section after the examples"
+    assert f"imagenet-prep {verb}" in examples
+    modules = imported(shown.stderr)
+    assert "imagenet_prep" in modules
+    assert modules & HEAVY == set()
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_without_a_verb_lists_the_verbs(flag: str) -> None:
+    shown = run(flag, options=("-X", "importtime"))
+
+    assert shown.returncode == 0
+    for verb, summary in VERBS.items():
+        assert re.search(rf"^ +{verb} +{re.escape(summary)}$", shown.stdout, re.MULTILINE)
+    assert imported(shown.stderr) & HEAVY == set()
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_unknown_flag_is_a_usage_error(verb: str) -> None:
+    refused = run(verb, "--no-such-flag")
+
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert "usage: imagenet-prep" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_unknown_verb_is_a_usage_error_with_the_list_of_verbs() -> None:
+    refused = run("no-such-verb")
+
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert "no-such-verb" in refused.stderr
+    for verb in VERBS:
+        assert re.search(rf"^ +{verb} ", refused.stderr, re.MULTILINE)
+
+
+def test_no_verb_is_a_usage_error() -> None:
+    assert run().returncode == 2
+
+
+def test_version_is_the_package_version() -> None:
+    shown = run("--version")
+
+    assert (shown.returncode, shown.stdout) == (0, f"imagenet-prep {imagenet_prep.__version__}\n")

@@ -1,0 +1,164 @@
+"""Who may import whom (pyproject.toml, [tool.importlinter]), and that the guard bites."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+FLOORS = "verbs over stages over core, no stage imports another"
+PIPELINES = "pipelines are composed on top: neither stages, engine nor core import them"
+BEAM = "Apache Beam only in engine"
+READERS = "TensorFlow, DALI and Horovod only where shards are read or trained on"
+BOTO3 = "boto3 only in core.store and distribute.s3"
+CODECS = "cv2 and simplejpeg only in codec and miniature"
+MINIATURE = "the miniature is imported by demo only"
+
+
+class Violation(NamedTuple):
+    """A module that breaks one contract.
+
+    Attributes:
+      module: file that is added to a copy of the house.
+      line: its one statement.
+      contract: name of the contract that must be reported as broken.
+    """
+
+    module: str
+    line: str
+    contract: str
+
+
+VIOLATIONS = {
+    "stage-imports-stage": Violation(
+        "imagenet_prep/shards/intruder.py", "import imagenet_prep.codec", FLOORS
+    ),
+    "later-stage-imports-stage": Violation(
+        "imagenet_prep/read/intruder.py", "import imagenet_prep.shards", FLOORS
+    ),
+    "stage-imports-engine": Violation(
+        "imagenet_prep/sources/intruder.py", "import imagenet_prep.engine", FLOORS
+    ),
+    "stage-imports-verb": Violation(
+        "imagenet_prep/codec/intruder.py", "import imagenet_prep.verify", FLOORS
+    ),
+    "engine-imports-stage": Violation(
+        "imagenet_prep/engine.py", "import imagenet_prep.shards", FLOORS
+    ),
+    "core-imports-stage": Violation(
+        "imagenet_prep/core/intruder.py", "import imagenet_prep.sources", FLOORS
+    ),
+    "core-imports-stage-inside-a-function": Violation(
+        "imagenet_prep/core/intruder.py", "def f():\n    import imagenet_prep.sources", FLOORS
+    ),
+    "module-without-a-floor": Violation("imagenet_prep/utils.py", "", FLOORS),
+    "stage-imports-pipelines": Violation(
+        "imagenet_prep/codec/intruder.py", "import pipelines", PIPELINES
+    ),
+    "core-imports-pipelines": Violation(
+        "imagenet_prep/core/intruder.py", "import pipelines", PIPELINES
+    ),
+    "pipelines-import-beam": Violation("pipelines/intruder.py", "import apache_beam", BEAM),
+    "stage-imports-beam": Violation(
+        "imagenet_prep/shards/intruder.py", "from apache_beam import io", BEAM
+    ),
+    "core-imports-tensorflow": Violation(
+        "imagenet_prep/core/intruder.py", "import tensorflow as tf", READERS
+    ),
+    "pipelines-import-tensorflow": Violation(
+        "pipelines/intruder.py", "import tensorflow.data", READERS
+    ),
+    "stage-imports-dali": Violation(
+        "imagenet_prep/codec/intruder.py", "import nvidia.dali", READERS
+    ),
+    "evaluation-imports-tensorflow": Violation(
+        "imagenet_prep/read/evaluation.py", "import tensorflow", READERS
+    ),
+    "sources-import-boto3": Violation("imagenet_prep/sources/intruder.py", "import boto3", BOTO3),
+    "pipelines-import-boto3": Violation("pipelines/intruder.py", "import boto3", BOTO3),
+    "pipelines-import-cv2": Violation("pipelines/intruder.py", "import cv2", CODECS),
+    "shards-import-simplejpeg": Violation(
+        "imagenet_prep/shards/intruder.py", "import simplejpeg", CODECS
+    ),
+    "pipelines-import-miniature": Violation(
+        "pipelines/intruder.py", "import imagenet_prep.miniature", MINIATURE
+    ),
+    "verb-imports-miniature": Violation(
+        "imagenet_prep/show.py", "import imagenet_prep.miniature", MINIATURE
+    ),
+}
+
+# What today's rooms and those to come are allowed: the guard must let it through.
+ALLOWED = {
+    "imagenet_prep/core/store.py": "import boto3",
+    "imagenet_prep/distribute/s3.py": "import boto3",
+    "imagenet_prep/read/tfdata.py": "import tensorflow\nimport imagenet_prep.core.schema",
+    "imagenet_prep/read/dali.py": "import nvidia.dali\nimport tensorflow",
+    "imagenet_prep/trainer/loop.py": "import tensorflow\nimport horovod.tensorflow",
+    "imagenet_prep/codec/faster.py": "import cv2\nimport simplejpeg",
+    "imagenet_prep/train.py": "import imagenet_prep.read.tfdata\nimport imagenet_prep.trainer.loop",
+    "imagenet_prep/demo.py": "import pipelines\nimport imagenet_prep.train",
+    "pipelines/later.py": "import imagenet_prep.train\nimport imagenet_prep.engine",
+}
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("lint-imports")
+    return subprocess.run(
+        [program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+def add(folder: Path, module: str, lines: str) -> None:
+    path = folder / module
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "__init__.py").touch()
+    with path.open("a") as file:
+        file.write(f"\n{lines}\n")
+
+
+@pytest.fixture
+def house(repository: Path, tmp_path: Path) -> Path:
+    """A copy of the packages and their contracts, to be broken."""
+    for package in ("imagenet_prep", "pipelines"):
+        shutil.copytree(
+            repository / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(repository / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_house_keeps_its_contracts(repository: Path) -> None:
+    linted = lint_imports(repository)
+
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_a_copy_of_the_house_keeps_its_contracts(house: Path) -> None:
+    """So that what the other tests see broken was broken by them."""
+    linted = lint_imports(house)
+
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+@pytest.mark.parametrize("violation", [pytest.param(v, id=k) for k, v in VIOLATIONS.items()])
+def test_a_violation_is_named(house: Path, violation: Violation) -> None:
+    add(house, violation.module, violation.line)
+
+    linted = lint_imports(house)
+
+    assert linted.returncode == 1, linted.stdout + linted.stderr
+    assert f"{violation.contract} BROKEN" in " ".join(linted.stdout.split())
+
+
+def test_what_is_allowed_passes(house: Path) -> None:
+    for module, lines in ALLOWED.items():
+        add(house, module, lines)
+
+    linted = lint_imports(house)
+
+    assert linted.returncode == 0, linted.stdout + linted.stderr

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagenet_prep.core import canonical
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(values)
+def test_loading_inverts_dumping(value: object) -> None:
+    assert json.loads(canonical.dumps(value)) == value
+
+
+@settings(deadline=None)
+@given(st.dictionaries(texts, values, max_size=6), st.randoms(use_true_random=False))
+def test_the_order_of_keys_does_not_matter(value: dict[str, object], random: object) -> None:
+    items = list(value.items())
+    random.shuffle(items)
+
+    assert canonical.dumps(dict(items)) == canonical.dumps(value)
+    assert canonical.digest(dict(items)) == canonical.digest(value)
+
+
+def test_bytes_are_compact_sorted_utf8() -> None:
+    assert canonical.dumps({"b": [1, 2.5, None], "a": "é"}) == '{"a":"é","b":[1,2.5,null]}'.encode()
+
+
+def test_digest_is_the_sha256_of_the_bytes() -> None:
+    assert canonical.digest([1]) == hashlib.sha256(b"[1]").hexdigest()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_what_json_cannot_say_is_refused(value: float) -> None:
+    with pytest.raises(ValueError):
+        canonical.dumps(value)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One field of each kind."""
+
+    folder: str = cli.flag(help="where", positional=True)
+    source: str = cli.flag(help="what", metavar="DIR")
+    short_side: int = cli.flag(480, help="at 100 % or less", metavar="PX")
+    num_shards: int | None = cli.flag(None, help="how many", metavar="N")
+    keep_original: bool = cli.flag(False, help="keep")
+    splits: tuple[str, ...] = cli.flag(("train", "validation"), help="which", metavar="NAMES")
+    level: str = cli.flag("crc", choices=("crc", "decode"), help="how deep")
+    ratio: float = cli.flag(0.5, help="how much", metavar="X")
+    internal: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.short_side < 1:
+            raise ValueError(f"--short-side {self.short_side}: expected at least 1")
+
+
+def parse(*argv: str) -> Settings:
+    return cli.parse(
+        Settings, argv, verb="try", description="Tries.", examples="  imagenet-prep try it"
+    )
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Returns what is said on stderr to a command line that must end with exit code 2."""
+    with pytest.raises(SystemExit) as ending:
+        parse(*argv)
+    out, err = capsys.readouterr()
+
+    assert ending.value.code == 2
+    assert out == ""
+    assert err.startswith("usage: imagenet-prep try ")
+    return err
+
+
+def test_defaults_are_those_of_the_dataclass() -> None:
+    assert parse("here", "--source", "there") == Settings("here", "there")
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "expected"),
+    [
+        (["--short-side", "256"], "short_side", 256),
+        (["--short-side=256"], "short_side", 256),
+        (["--num-shards", "12"], "num_shards", 12),
+        (["--keep-original"], "keep_original", True),
+        (["--splits", "train"], "splits", ("train",)),
+        (["--splits", " train , validation,"], "splits", ("train", "validation")),
+        (["--splits", ""], "splits", ()),
+        (["--level", "decode"], "level", "decode"),
+        (["--ratio", "0.25"], "ratio", 0.25),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_flag_sets_the_field_of_its_name(argv: list[str], field: str, expected: object) -> None:
+    value = getattr(parse("here", "--source", "there", *argv), field)
+
+    assert (value, type(value)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["here"], "the following arguments are required: --source"),
+        (["--source", "there"], "the following arguments are required: folder"),
+        (["here", "--source", "there", "--shortside", "1"], "unrecognized arguments: --shortside"),
+        (["here", "--source", "there", "--short", "1"], "unrecognized arguments: --short"),
+        (["here", "--source", "there", "--internal", "x"], "unrecognized arguments: --internal"),
+        (["here", "--source", "there", "--short-side", "big"], "invalid int value: 'big'"),
+        (["here", "--source", "there", "--num-shards", "1.5"], "invalid int value: '1.5'"),
+        (["here", "--source", "there", "--level", "deep"], "invalid choice: 'deep'"),
+        (["here", "--source", "there", "--keep-original=no"], "--keep-original: ignored explicit"),
+        (["here", "--source", "there", "--short-side", "0"], "--short-side 0: expected at least 1"),
+    ],
+    ids=[
+        "missing-flag",
+        "missing-positional",
+        "unknown",
+        "abbreviated",
+        "field-without-flag",
+        "not-a-number",
+        "not-whole",
+        "not-a-choice",
+        "switch-with-value",
+        "value-error-of-the-config",
+    ],
+)
+def test_bad_usage_ends_with_2_and_the_reason(
+    capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
+) -> None:
+    assert complaint in refused(capsys, *argv)
+
+
+def test_help_shows_defaults_and_ends_with_the_examples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        parse("--help")
+    out = capsys.readouterr().out
+
+    assert ending.value.code == 0
+    assert "--short-side PX" in out
+    assert "at 100 % or less (default: 480)" in out
+    assert "(default: train,validation)" in out
+    assert "(default: None)" not in out
+    assert out.endswith("Examples:\n  imagenet-prep try it\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "says"),
+    [
+        ("return 0", 0, ""),
+        ("return 3", 3, ""),
+        ("raise errors.UsageError('no such thing')", 2, "imagenet-prep: no such thing\n"),
+        ("raise errors.ManifestError('damaged')", 3, "imagenet-prep: damaged\n"),
+        ("raise errors.IncompleteError('full')", 4, "imagenet-prep: full\n"),
+        ("raise errors.BusyError('taken')", 1, "imagenet-prep: taken\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
+        ("raise BrokenPipeError", 0, ""),
+        ("sys.exit(2)", 2, ""),
+        ("raise KeyError('x')", 70, "this is a bug"),
+        ("raise AssertionError", 70, "Traceback (most recent call last)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isprintable() else "",
+)
+def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says: str) -> None:
+    program = (
+        "import os, signal, sys, time\n"
+        "from imagenet_prep.core import cli, errors\n"
+        f"def main():\n    print('so far')\n    {body}\n"
+        "cli.finish(main)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+
+    assert done.returncode == code
+    assert says in done.stderr
+    assert says or not done.stderr
+    if body != "raise BrokenPipeError":
+        assert done.stdout == "so far\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1_500_000, "1.5 MB"),
+        (147_897_477_120, "147.9 GB"),
+        (3.2e12, "3200.0 GB"),
+    ],
+    ids=str,
+)
+def test_sizes_are_in_powers_of_a_thousand(count: float, expected: str) -> None:
+    assert cli.human_bytes(count) == expected

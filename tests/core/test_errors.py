@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from imagenet_prep.core import errors
+
+EXIT_CODES = {
+    "ImagenetPrepError": 1,
+    "UsageError": 2,
+    "DataDamagedError": 3,
+    "SourceError": 3,
+    "ManifestError": 3,
+    "IncompleteError": 4,
+    "BusyError": 1,
+    "StoreError": 1,
+}
+
+
+def all_classes() -> dict[str, type[errors.ImagenetPrepError]]:
+    found = [errors.ImagenetPrepError]
+    for cls in found:
+        found += cls.__subclasses__()
+    return {cls.__name__: cls for cls in found if cls.__module__ == errors.__name__}
+
+
+def test_every_class_ends_with_the_exit_code_of_the_table() -> None:
+    assert {name: cls.exit_code for name, cls in all_classes().items()} == EXIT_CODES
+
+
+def test_the_tree_in_the_documentation_lists_every_class_with_its_exit_code() -> None:
+    rows = [line.strip("│├└─ ").split() for line in errors.__doc__.splitlines()]
+    stated = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] in EXIT_CODES}
+
+    assert set(stated) == set(EXIT_CODES)
+    for name, code in stated.items():
+        if code.isdigit():  # else it says what it is for and has its parent's
+            assert int(code) == EXIT_CODES[name]
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_a_class_is_found_by_its_name(name: str) -> None:
+    assert errors.by_name(name) is all_classes()[name]
+
+
+@pytest.mark.parametrize("name", ["KeyError", "", "BadImageError"], ids=repr)
+def test_a_foreign_name_is_the_general_error(name: str) -> None:
+    assert errors.by_name(name) is errors.ImagenetPrepError
+
+
+def test_a_bad_image_says_its_reason_and_detail() -> None:
+    error = errors.BadImageError("truncated", "no end marker")
+
+    assert (error.reason, error.detail) == ("truncated", "no end marker")
+    assert str(error) == "truncated: no end marker"
+    assert not isinstance(error, errors.ImagenetPrepError)
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_errors_survive_the_way_from_a_worker_process(name: str) -> None:
+    error = pickle.loads(pickle.dumps(all_classes()[name]("what happened")))
+
+    assert (type(error), str(error)) == (all_classes()[name], "what happened")

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.errors import (
+    BusyError,
+    ImagenetPrepError,
+    IncompleteError,
+    SourceError,
+    StoreError,
+)
+from imagenet_prep.core.store import ArchiveReader, LocalStore
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "set")
+
+
+def all_files(root: Path) -> dict[str, bytes]:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def failing(code: int) -> object:
+    def fail(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_what_is_written_can_be_read(store: LocalStore) -> None:
+    store.write("index/train-00000-of-00001", b"0 19\n")
+
+    assert store.read("index/train-00000-of-00001") == b"0 19\n"
+    assert store.size("index/train-00000-of-00001") == 5
+    assert store.names("index") == ["train-00000-of-00001"]
+    assert all_files(store.root) == {"index/train-00000-of-00001": b"0 19\n"}
+
+
+def test_what_is_absent_has_no_size_and_no_names(store: LocalStore) -> None:
+    assert store.size("dataset.json") is None
+    assert store.names("index") == []
+    store.remove_tree(".work")
+    with pytest.raises(StoreError, match=r"cannot read .*dataset\.json: No such file"):
+        store.read("dataset.json")
+
+
+def test_publishing_replaces_at_once_what_readers_see(store: LocalStore) -> None:
+    store.write("file", b"old" * 1000)
+    with open(store.path("file"), "rb") as reader:
+        temporary = store.temporary()
+        temporary.write_bytes(b"new")
+        before = store.read("file")
+        store.publish(temporary, "file")
+
+        assert before == b"old" * 1000
+        assert reader.read() == b"old" * 1000
+    assert store.read("file") == b"new"
+    assert not temporary.exists()
+
+
+def test_a_file_is_synced_before_and_its_folder_after_it_gets_its_name(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
+        events.append(f"sync {kind}")
+        sync(descriptor)
+
+    def rename(source: Path, target: Path) -> None:
+        events.append(f"rename to {Path(target).name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    store.write("dataset.json", b"{}")
+
+    assert events == ["sync file", "rename to dataset.json", "sync folder"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_full_disk_is_incomplete_work_and_leaves_the_old_file(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.write("file", b"old")
+    monkeypatch.setattr(os, "fsync", failing(code))
+
+    with pytest.raises(IncompleteError, match=r"Free some space, then run the same command again"):
+        store.write("file", b"new")
+    assert all_files(store.root) == {"file": b"old"}
+
+
+def test_other_failures_of_the_disk_are_errors_of_the_store(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+
+    with pytest.raises(StoreError, match="cannot write .*file: Input/output error"):
+        store.write("file", b"new")
+    assert all_files(store.root) == {}
+
+
+def test_a_failed_rename_leaves_no_temporary_file(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", failing(errno.EACCES))
+
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.write("file", b"new")
+    assert all_files(store.root) == {}
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "set").write_bytes(b"a file")
+
+    with pytest.raises(StoreError), LocalStore(tmp_path / "set").lock():
+        pass
+    with pytest.raises(StoreError):
+        LocalStore(tmp_path / "set").write("dataset.json", b"{}")
+
+
+def test_temporary_names_differ_and_lie_where_a_rename_can_reach(store: LocalStore) -> None:
+    paths = {store.temporary() for _ in range(100)}
+
+    assert len(paths) == 100
+    assert {path.parent for path in paths} == {store.path(".work/tmp")}
+    assert not any(path.exists() for path in paths)
+
+
+def test_threads_that_write_one_name_leave_one_whole_file(store: LocalStore) -> None:
+    contents = [bytes([i]) * 50_000 for i in range(8)]
+    threads = [threading.Thread(target=store.write, args=("file", c)) for c in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert store.read("file") in contents
+    assert list(all_files(store.root)) == ["file"]
+
+
+def test_names_lists_files_only_and_sorted(store: LocalStore) -> None:
+    for name in ("b", "a", "folder/c"):
+        store.write(name, b"")
+
+    assert store.names("") == ["a", "b"]
+
+
+def test_free_bytes_looks_at_the_nearest_folder_there_is(store: LocalStore) -> None:
+    assert not store.root.exists()
+    assert store.free_bytes() > 0
+
+
+def test_a_second_lock_of_one_process_is_refused_and_names_the_owner(store: LocalStore) -> None:
+    with (
+        store.lock(),
+        pytest.raises(BusyError, match=rf"by another run \(pid {os.getpid()} on "),
+        LocalStore(store.root).lock(),
+    ):
+        pytest.fail("the lock was given twice")
+    with store.lock():  # free again
+        pass
+
+
+def test_a_lock_held_by_another_process_is_refused_until_that_dies(store: LocalStore) -> None:
+    program = (
+        "import sys; from pathlib import Path; from imagenet_prep.core.store import LocalStore\n"
+        "with LocalStore(Path(sys.argv[1])).lock():\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, store.root],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(BusyError, match=rf"\(pid {other.pid} on "), store.lock():
+            pytest.fail("the lock was given twice")
+        other.kill()
+        other.wait()
+        with store.lock():
+            assert store.read(f"{naming.WORK}/lock").startswith(f"pid {os.getpid()} ".encode())
+
+
+def test_the_lock_is_freed_when_the_run_fails(store: LocalStore) -> None:
+    with pytest.raises(KeyError), store.lock():
+        raise KeyError("a bug")
+    with store.lock():
+        pass
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ArchiveReader:
+    (tmp_path / "some.tar").write_bytes(bytes(range(256)))
+    return ArchiveReader({"some.tar": tmp_path / "some.tar", "gone.tar": tmp_path / "gone.tar"})
+
+
+def test_a_reader_returns_exactly_the_bytes_asked_for(reader: ArchiveReader) -> None:
+    assert reader.size("some.tar") == 256
+    assert reader.read("some.tar", 3, 4) == b"\3\4\5\6"
+    assert reader.read("some.tar", 256, 0) == b""
+
+
+def test_a_reader_survives_pickling_with_its_archives_open(reader: ArchiveReader) -> None:
+    reader.read("some.tar", 0, 1)
+    copy = pickle.loads(pickle.dumps(reader))
+
+    assert copy.read("some.tar", 254, 2) == b"\xfe\xff"
+    assert reader.read("some.tar", 254, 2) == b"\xfe\xff"
+
+
+def test_a_short_read_is_a_truncated_archive(reader: ArchiveReader, tmp_path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"some\.tar: ends at byte 256, expected at least 300.*truncated"
+    ):
+        reader.read("some.tar", 200, 100)
+
+
+def test_reads_that_return_less_than_asked_are_continued(
+    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
+
+    assert reader.read("some.tar", 10, 100) == bytes(range(10, 110))
+
+
+def test_a_failing_disk_is_named(reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pread", failing(errno.EIO))
+
+    with pytest.raises(SourceError, match=r"some\.tar: cannot read 4 bytes at byte 3: Input/outpu"):
+        reader.read("some.tar", 3, 4)
+
+
+def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> None:
+    with pytest.raises(ImagenetPrepError, match=r"gone\.tar: cannot be opened: No such file"):
+        reader.read("gone.tar", 0, 1)
+
+
+def test_announcing_reads_changes_nothing_and_never_fails(
+    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.will_need("some.tar", [(0, 10), (250, 1000), (10**9, 5), (0, 0)])
+    monkeypatch.setattr(os, "posix_fadvise", failing(errno.EINVAL))
+    reader.will_need("some.tar", [(0, 10)])
+
+    assert reader.read("some.tar", 0, 2) == b"\0\1"
+
+
+def test_many_threads_share_one_descriptor(reader: ArchiveReader) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(reader.read("some.tar", 1, 2)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [b"\1\2"] * 8
+    assert len(os.listdir("/proc/self/fd")) <= before + 1

@@ -1,0 +1,1 @@
+"""Expected values kept as files; README.md says who decides on them."""

@@ -1,0 +1,1 @@
+"""Our bytes against those of the programs that will read them."""

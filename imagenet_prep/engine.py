@@ -37,6 +37,15 @@ MAX_THREAD_LANES = 8
 
 _RESUME = "Finished shards are kept. Free some space, then run the same command again to resume."
 
+# A worker process must die with its launcher, however that ends: left alone it would wait
+# for ever for a runner that is gone, or write beside the next run. 1 is PR_SET_PDEATHSIG.
+_WORKER_PROCESS = """
+import ctypes, os, runpy, signal
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == {launcher}:
+    runpy.run_module("apache_beam.runners.worker.sdk_worker_main", run_name="__main__")
+"""
+
 _POLL_S = 0.2
 _LINE_EVERY_S = 30.0
 
@@ -212,13 +221,20 @@ class Stage(Generic[AnyTask]):
             for output in outputs:
                 self.store.publish(output.temporary, output.name)
         except errors.ImagenetPrepError as error:
-            self._fail(task, type(error).__name__, str(error))
+            self.fail(task.name, type(error).__name__, str(error))
         except Exception:  # noqa: BLE001 - `run` raises it again, in the launching process
-            self._fail(task, "", traceback.format_exc())
+            self.fail(task.name, "", traceback.format_exc())
 
-    def _fail(self, task: AnyTask, error: str, message: str) -> None:
-        failure = canonical.dumps({"task": task.name, "error": error, "message": message})
-        path = self.store.path(f"{self.folder}/failed/{task.name}.json")
+    def fail(self, task: str, error: str, message: str) -> None:
+        """Leaves the failure of a task for `run` to raise; other lanes see it and stop.
+
+        Args:
+          task: its name.
+          error: class name of an ImagenetPrepError, or "" for a bug.
+          message: of the error, or the traceback.
+        """
+        failure = canonical.dumps({"task": task, "error": error, "message": message})
+        path = self.store.path(f"{self.folder}/failed/{task}.json")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(failure)
@@ -267,77 +283,87 @@ def run(
             store.path(f"{stage.folder}/{name}").mkdir(parents=True, exist_ok=True)
     receipts = {task.name: stage.receipt(task.name) for task in tasks}
     pending = [task for task in tasks if receipts[task.name] is None]
-    collector = _Collector(stage, receipts, watch, Progress(title, len(tasks), 0, quiet=quiet))
-    collector.announce_finished()
+    watch = watch or (lambda _: None)
+    for receipt in receipts.values():
+        if receipt is not None:
+            watch(receipt)
     if pending:
-        with collector:
-            _run_pipeline(stage, pending, lanes)
+        progress = Progress(title, len(tasks), len(tasks) - len(pending), quiet=quiet)
+        try:
+            _follow(stage, _Pipeline(stage, pending, lanes), receipts, watch, progress)
+        finally:
+            progress.close()
     _raise_failure(stage)
-    collector.collect()
     if lost := [name for name, receipt in receipts.items() if receipt is None]:
         raise errors.IncompleteError(
-            f"{stage.name}: {len(lost)} of {len(tasks)} tasks were lost with their worker "
-            f"process, the first is {lost[0]} (was it killed for memory?). Finished work is "
-            "kept: run the same command again, with fewer --workers if it repeats."
+            f"{stage.name}: a worker process died (killed for memory?); {len(lost)} of "
+            f"{len(tasks)} tasks are left. Finished work is kept: run the same command again to "
+            "resume, with fewer --workers if it repeats."
         )
     return [receipt for receipt in receipts.values() if receipt is not None]
 
 
-class _Collector:
-    """Picks up receipts while the pipeline runs, in a thread of the launching process."""
+def _follow(
+    stage: Stage[AnyTask],
+    pipeline: _Pipeline,
+    receipts: dict[str, dict[str, Any] | None],
+    watch: Callable[[dict[str, Any]], None],
+    progress: Progress,
+) -> None:
+    """Picks up receipts until the pipeline has ended, and stops it where `watch` says so."""
+    try:
+        running = True
+        while running:
+            running = pipeline.wait(_POLL_S)
+            there = set(stage.store.names(f"{stage.folder}/receipts"))
+            for name, receipt in receipts.items():
+                if receipt is None and f"{name}.json" in there:
+                    receipts[name] = found = stage.receipt(name)
+                    if found is not None:
+                        progress.add(found)
+                        watch(found)
+            progress.tick()
+    except BaseException:
+        # Ctrl-C, a limit, a failed runner: lanes finish the task they hold and stop.
+        stage.fail("run", "", "the run was ended")
+        raise
 
-    def __init__(
-        self,
-        stage: Stage[Any],
-        receipts: dict[str, dict[str, Any] | None],
-        watch: Callable[[dict[str, Any]], None] | None,
-        progress: Progress,
-    ) -> None:
-        self._stage = stage
-        self._receipts = receipts
-        self._watch = watch or (lambda _: None)
-        self._progress = progress
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
 
-    def __enter__(self) -> None:
+class _Pipeline:
+    """Beam at work in a thread of its own, so that nothing it does can hold up an interrupt."""
+
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+        self._error: BaseException | None = None
+        self._lost_worker = False
+        self._thread = threading.Thread(
+            target=self._run, args=(stage, tasks, lanes), name="pipeline", daemon=True
+        )
+        self._hook, threading.excepthook = threading.excepthook, self._thread_died
         self._thread.start()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            # Ctrl-C or a failure of the runner: lanes finish what they hold and stop.
-            self._stage._fail(_Named("run"), "", "the run was ended")
-        self._stop.set()
-        self._thread.join()
-        self._progress.close()
+    def wait(self, seconds: float) -> bool:
+        """Returns whether it is still at work after at most `seconds`; raises what it raised."""
+        self._thread.join(seconds)
+        if self._thread.is_alive() and not self._lost_worker:
+            return True
+        threading.excepthook = self._hook
+        if self._error is not None:
+            raise self._error
+        return False
 
-    def announce_finished(self) -> None:
-        for receipt in self._receipts.values():
-            if receipt is not None:
-                self._watch(receipt)
-                self._progress.add({})
+    def _run(self, stage: Stage[Any], tasks: list[Any], lanes: Lanes) -> None:
+        try:
+            _run_pipeline(stage, tasks, lanes)
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it again
+            self._error = error
 
-    def collect(self) -> None:
-        there = set(self._stage.store.names(f"{self._stage.folder}/receipts"))
-        for name, receipt in self._receipts.items():
-            if receipt is None and f"{name}.json" in there:
-                self._receipts[name] = receipt = self._stage.receipt(name)
-                if receipt is not None:
-                    self._progress.add(receipt)
-                    self._watch(receipt)
-
-    def _loop(self) -> None:
-        while not self._stop.wait(_POLL_S):
-            try:
-                self.collect()
-            except errors.ImagenetPrepError as error:
-                self._stage._fail(_Named("run"), type(error).__name__, str(error))
-                return
-            self._progress.tick()
-
-
-class _Named(NamedTuple):
-    name: str
+    def _thread_died(self, arguments: threading.ExceptHookArgs) -> None:
+        # Beam watches each worker process in such a thread, which dies with it; Beam itself
+        # would wait for the dead process's answer for ever.
+        if arguments.thread is not None and arguments.thread.name == "run_worker":
+            self._lost_worker = True
+        else:
+            self._hook(arguments)
 
 
 def _raise_failure(stage: Stage[Any]) -> None:
@@ -364,6 +390,7 @@ def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> 
 
     logging.disable(logging.NOTSET)
     logging.getLogger("apache_beam").setLevel(logging.ERROR)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
     if lanes.remote:
         options = PipelineOptions(list(lanes.beam_args))
@@ -381,11 +408,11 @@ def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> 
     if count > 1 and lanes.resolved_kind == THREADS:
         environment = environments.EmbeddedPythonGrpcEnvironment.default()
     elif count > 1:
-        # What Beam's own multi_processing mode starts, plus a log file and quoting.
-        log = stage.store.path(f"{stage.folder}/processes.log")
+        log = stage.store.path(f"{stage.folder}/processes.log").absolute()
+        # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
+        command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
         environment = environments.SubprocessSDKEnvironment.from_command_string(
-            f"exec {shlex.quote(sys.executable)} -m apache_beam.runners.worker.sdk_worker_main "
-            f"2>>{shlex.quote(str(log.absolute()))}"
+            f"exec {shlex.join(command)} 2>>{shlex.quote(str(log))}"
         )
     # Options reach worker processes in the provision info only.
     information = beam_provision_api_pb2.ProvisionInfo()
@@ -402,15 +429,14 @@ def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> 
             | "Lanes" >> beam.Create([(lane, None) for lane in range(count)])
             # The local runner deals groups out round robin: one lane to each of its workers.
             | "Spread" >> beam.GroupByKey()
-            | "Run" >> beam.Map(_run_lane, stage, tasks, os.getpid())
+            | "Run" >> beam.Map(_run_lane, stage, tasks)
         )
 
 
-def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask], launcher: int) -> None:
+def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
     """Does tasks that no other lane has claimed, until none is left."""
     for task in tasks:
-        # A worker process that outlives its launcher must not go on beside the next run.
-        if stage.stopped or not _is_alive(launcher):
+        if stage.stopped:
             return
         if _claim(stage, task):
             _execute(task, stage)
@@ -430,18 +456,10 @@ def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
         return False
     except OSError as error:
         # Out of inodes or space: one failure stops the run with the reason.
-        stage._fail(
+        stage.fail(
             task,
             "IncompleteError",
             f"cannot create {path}: {error.strerror}. {_RESUME}",
         )
-        return False
-    return True
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
         return False
     return True

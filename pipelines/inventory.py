@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,7 +46,9 @@ def take_inventory(job: Job, store: LocalStore, *, quiet: bool) -> list[plan.Spl
     folder = f"{naming.WORK}/index-{digest[:16]}/members"
     work = IndexWork(job.source, job.reader, store, folder)
     stage = engine.Stage("index", digest, store, work)
-    receipts = engine.run(stage, tasks, job.lanes, title="index", quiet=quiet)
+    # Reading headers waits for the disk, so threads do; processes would only start twice.
+    lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
+    receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
     plan_folder = store.path(PLAN_FOLDER)
     plan_folder.mkdir(parents=True, exist_ok=True)
     plans = []

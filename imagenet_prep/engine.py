@@ -456,10 +456,7 @@ def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
         return False
     except OSError as error:
         # Out of inodes or space: one failure stops the run with the reason.
-        stage.fail(
-            task,
-            "IncompleteError",
-            f"cannot create {path}: {error.strerror}. {_RESUME}",
-        )
+        message = f"cannot create {path}: {error.strerror}. {_RESUME}"
+        stage.fail(task.name, "IncompleteError", message)
         return False
     return True

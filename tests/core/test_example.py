@@ -196,7 +196,7 @@ def test_a_value_of_another_type_is_refused(key: str, value: bytes) -> None:
     [
         (schema.HEIGHT, int64s(), "image/height holds 0 values"),
         (schema.HEIGHT, int64s(1, 2), "image/height holds 2 values"),
-        (schema.HEIGHT, b"", "image/height holds 0 values"),
+        (schema.WIDTH, b"", "image/width holds 0 values"),
         (schema.FORMAT, field(1, field(1, b"PNG")), "image/format is b'PNG'"),
         (schema.COLORSPACE, field(1, field(1, b"GRAY")), "image/colorspace is b'GRAY'"),
         (schema.CHANNELS, int64s(1), "image/channels is 1, expected 3"),
@@ -204,7 +204,17 @@ def test_a_value_of_another_type_is_refused(key: str, value: bytes) -> None:
         (schema.BBOX_XMIN, float_list(0.5, 0.5), "bounding box lists differ in length"),
         (schema.BBOX_LABEL, int64s(), "bounding box lists differ in length"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=[
+        "no-height",
+        "two-heights",
+        "width-without-a-list",
+        "format",
+        "colorspace",
+        "channels",
+        "text",
+        "too-many-boxes",
+        "no-label-for-a-box",
+    ],
 )
 def test_values_that_break_the_schema_are_refused(key: str, value: bytes, complaint: str) -> None:
     with pytest.raises(DataDamagedError, match=complaint):

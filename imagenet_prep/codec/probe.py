@@ -12,8 +12,10 @@ JPEG = "jpeg"
 OTHER = "other"
 
 _SOI = b"\xff\xd8\xff"
-_SOS = b"\xff\xda"
 _EOI = b"\xff\xd9"
+_SOS = 0xDA
+# Markers without a length: TEM, RST0...RST7, SOI (ITU T.81, B.1.1.3).
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 class Probe(NamedTuple):
@@ -50,9 +52,25 @@ def probe(data: bytes) -> Probe:
 
 
 def is_complete(data: bytes) -> bool:
-    """Returns whether a JPEG's last scan is followed by its end marker.
+    """Returns whether a JPEG's first scan is followed by an end marker.
 
-    A thumbnail inside EXIF has markers of its own, so the end must lie behind the last
-    start of scan. Bytes behind the end marker are allowed.
+    The scan is found by walking the segments: a thumbnail inside EXIF has scans and end
+    markers of its own. Bytes behind the end marker are allowed.
     """
-    return data.rfind(_EOI) > data.rfind(_SOS) > 0
+    return data.rfind(_EOI) > _start_of_scan(data) > 0
+
+
+def _start_of_scan(data: bytes) -> int:
+    """Returns the offset of the first SOS marker outside other segments, -1 without one."""
+    position = 2
+    while position + 4 <= len(data) and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == _SOS:
+            return position
+        if marker == 0xFF:  # padding before a marker
+            position += 1
+        elif marker in _STANDALONE:
+            position += 2
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return -1

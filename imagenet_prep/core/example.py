@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import DataDamagedError
@@ -21,6 +21,7 @@ Value = list[bytes] | list[float] | list[int]
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3
 _KIND_NAMES = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
+_TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
 _KIND_OF_KEY = (
     dict.fromkeys(schema.BYTES_KEYS, _BYTES)
     | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
@@ -99,6 +100,10 @@ def decode(payload: bytes) -> ImageExample:
         raise DataDamagedError(f"keys missing: {', '.join(missing)}")
     if unknown := sorted(set(features) - set(schema.ALL_KEYS)):
         raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
+    for key, values in features.items():
+        kind = _KIND_OF_KEY[key]
+        if not all(type(value) is _TYPES[kind] for value in values):
+            raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
     constants = {schema.FORMAT: b"JPEG", schema.COLORSPACE: b"RGB", schema.CHANNELS: 3}
     for key, expected in constants.items():
         if (found := _one(features, key)) != expected:
@@ -135,12 +140,16 @@ def encode_features(features: Mapping[str, Value]) -> bytes:
     Raises:
       KeyError: a key outside the schema (its type could not be known for empty lists).
     """
-    entries = [
-        # Most values recur (sizes, class, constants): encoding them once halves the cost.
-        (_entry if key in _UNIQUE_KEYS else _recurring_entry)(key, tuple(features[key]))
-        for key in sorted(features)
-    ]
-    return _delimited(1, b"".join(entries))
+    chunks: list[bytes] = []
+    for key in sorted(features):
+        if key == schema.ENCODED and len(features[key]) == 1:
+            chunks += _long_entry(key, features[key][0])  # type: ignore[arg-type]
+        elif key in _UNIQUE_KEYS:
+            chunks.append(_entry(key, tuple(features[key])))
+        else:
+            # Most values recur (sizes, class, constants): they are encoded once.
+            chunks.append(_recurring_entry(key, tuple(features[key])))
+    return b"".join((_head(1, sum(map(len, chunks))), *chunks))
 
 
 def decode_features(payload: bytes) -> dict[str, Value]:
@@ -172,6 +181,18 @@ def _entry(key: str, values: tuple[bytes | float | int, ...]) -> bytes:
     kind = _KIND_OF_KEY[key]
     feature = _delimited(kind, _encode_list(kind, values))
     return _delimited(1, _delimited(1, key.encode()) + _delimited(2, feature))
+
+
+def _long_entry(key: str, value: bytes) -> tuple[bytes, bytes]:
+    """Returns the entry of one long byte string in two parts, the second being `value` itself.
+
+    Nesting four messages by joining would copy the image four times.
+    """
+    head = _head(1, len(value))
+    for number in (_BYTES, 2):
+        head = _head(number, len(head) + len(value)) + head
+    head = _delimited(1, key.encode()) + head
+    return _head(1, len(head) + len(value)) + head, value
 
 
 # Floats are left out because -0.0 equals 0.0 and has other bytes.
@@ -258,7 +279,12 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _delimited(number: int, content: bytes) -> bytes:
-    return b"".join((bytes((number << 3 | _LENGTH_DELIMITED,)), _varint(len(content)), content))
+    return _head(number, len(content)) + content
+
+
+def _head(number: int, length: int) -> bytes:
+    """Returns tag and length of a field whose content follows."""
+    return bytes((number << 3 | _LENGTH_DELIMITED,)) + _varint(length)
 
 
 def _varint(value: int) -> bytes:
@@ -294,10 +320,7 @@ def _one(features: Mapping[str, Value], key: str) -> bytes | float | int:
 
 
 def _bytes(features: Mapping[str, Value], key: str) -> bytes:
-    value = _one(features, key)
-    if not isinstance(value, bytes):
-        raise DataDamagedError(f"{key} is {type(value).__name__}, expected bytes")
-    return value
+    return cast("bytes", _one(features, key))
 
 
 def _text(features: Mapping[str, Value], key: str) -> str:
@@ -308,7 +331,4 @@ def _text(features: Mapping[str, Value], key: str) -> str:
 
 
 def _int(features: Mapping[str, Value], key: str) -> int:
-    value = _one(features, key)
-    if not isinstance(value, int):
-        raise DataDamagedError(f"{key} is {type(value).__name__}, expected int64")
-    return value
+    return cast("int", _one(features, key))

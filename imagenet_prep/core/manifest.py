@@ -157,8 +157,9 @@ def loads(data: bytes, where: str) -> Manifest:
     """
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:
-        content = json.loads(data)
-    except ValueError as error:
+        content = json.loads(data, parse_constant=_refuse_constant)
+        canonical.dumps(content)  # what cannot be written was not written by this program
+    except (ValueError, RecursionError) as error:
         raise ManifestError(
             f"{where}: not JSON ({error}). The file is damaged. {advice}"
         ) from error
@@ -182,6 +183,10 @@ def loads(data: bytes, where: str) -> Manifest:
     manifest = _parse(Manifest, content, where)
     assert isinstance(manifest, Manifest)
     return manifest
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _render(content: dict[str, Any]) -> bytes:

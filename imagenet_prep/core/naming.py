@@ -13,7 +13,7 @@ TFDS_INFO = "dataset_info.json"
 WORK = ".work"
 INDEX = "index"
 
-_SHARD = re.compile(r"^(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})$")
+_SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")
 
 
 class ShardName(NamedTuple):
@@ -37,7 +37,7 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
 
 def parse_shard_name(name: str) -> ShardName | None:
     """Returns the parts of a shard's base name, or None where it is no shard name."""
-    match = _SHARD.match(name)
+    match = _SHARD.fullmatch(name)
     if match is None:
         return None
     return ShardName(match["split"], int(match["index"]), int(match["num_shards"]))

@@ -69,7 +69,8 @@ class LocalStore:
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
         folder = self.path(naming.WORK) / _TEMPORARY
-        folder.mkdir(parents=True, exist_ok=True)
+        with storage_errors("create", folder):
+            folder.mkdir(parents=True, exist_ok=True)
         return folder / uuid.uuid4().hex
 
     def remove_temporaries(self) -> None:

@@ -14,7 +14,8 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.image import QUARANTINED, REPAIRED, Member, PreparedImage
 from imagenet_prep.core.store import storage_errors
 
-_BUFFER_BYTES = 1 << 20
+# Gathers small records; an image of usual size goes to the system without one more copy.
+_BUFFER_BYTES = 1 << 16
 
 
 def write_shard(

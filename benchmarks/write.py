@@ -1,0 +1,440 @@
+"""From archive to shards, end to end: the floors, our prepare, and the peers' writers.
+
+python -m benchmarks.write --peers-venv /tmp/peers-venv
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.measure import Member
+
+QUALITY = 90
+# As many for both workers, and small enough to be several a worker.
+NUM_SHARDS = 16
+_FLOOR_ARRAYS = 64
+
+FLOOR_R, FLOOR_P, COLD_P = "R floor", "P floor: cp + fsync", "P floor: cp + fsync, cold"
+OURS_R, OURS_R1 = "R ours, 2 threads", "R ours, 1 worker"
+OURS_P, OURS_P_COLD = "P ours, 2 threads, header", "P ours, 2 threads, header, cold"
+PEERS_R, WEBDATASET_P = ("R MDS x2", "R WebDataset x2"), "P WebDataset x2"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a program other than ours is told; travels as JSON.
+
+    Attributes:
+      tool: a key of TOOLS.
+      archive, members: the source; nobody but us has to find the members.
+      out: folder, absent or empty.
+      short_side: pixels; None keeps the bytes.
+      workers: processes.
+    """
+
+    tool: str
+    archive: str
+    members: list[Member]
+    out: str
+    short_side: int | None
+    workers: int
+
+
+# A tool's start-up, off the clock, returns what one worker does with its part, and what the
+# launcher does when all are done.
+Part = Callable[[int, Sequence[Member]], None]
+Tool = Callable[[Job], tuple[Part, Callable[[], None]]]
+
+
+@dataclass
+class Result:
+    """One row of one round.
+
+    Attributes:
+      images: written.
+      clock_s: by its own clock, without imports; ours as its summary says.
+      wall_s: the whole process.
+      shards_s: from the first shard's start to the last one's end; ours only.
+      sync_s: what the system still had to write afterwards.
+      cpu_s: of all processes.
+      pss_mb, rss_mb: peaks; rss_mb counts what processes share once for each.
+      bytes_out: written, without work files.
+      phases: seconds of what prepare did one after the other; ours only.
+    """
+
+    images: int
+    clock_s: float
+    wall_s: float
+    shards_s: float | None
+    sync_s: float
+    cpu_s: float
+    pss_mb: float
+    rss_mb: float
+    bytes_out: int
+    phases: dict[str, float]
+
+
+class Bench:
+    """The rows over one corpus."""
+
+    def __init__(
+        self, source: Path, scratch: Path, short_side: int, peers_venv: Path | None
+    ) -> None:
+        self.source = source
+        self.archive = source / measure.TRAIN_ARCHIVE
+        self.members = measure.members(self.archive)
+        self.scratch = scratch
+        self.short_side = short_side
+        self.peers_venv = peers_venv
+
+    def rows(self) -> dict[str, Callable[[], Result]]:
+        """Returns what is measured, by the name of its row; R resizes, P keeps the bytes."""
+        rows: dict[str, Callable[[], Result]] = {
+            FLOOR_R: partial(self._job, "floor", True),
+            "R floor + INTER_AREA": partial(self._job, "floor_area", True),
+            OURS_R: partial(self._ours, True, 2, "threads", "decode"),
+            "R ours, 2 threads, header": partial(self._ours, True, 2, "threads", "header"),
+            "R ours, 2 processes": partial(self._ours, True, 2, "processes", "decode"),
+            OURS_R1: partial(self._ours, True, 1, "threads", "decode"),
+        }
+        if self.peers_venv:
+            rows["R MDS x2"] = partial(self._job, "mds", True, self.peers_venv)
+            rows["R WebDataset x2"] = partial(self._job, "webdataset", True, self.peers_venv)
+        rows |= {
+            FLOOR_P: self._copy,
+            OURS_P: partial(self._ours, False, 2, "threads", "header"),
+            "P ours, 2 threads": partial(self._ours, False, 2, "threads", "decode"),
+            "P ours, 2 processes, header": partial(self._ours, False, 2, "processes", "header"),
+        }
+        if self.peers_venv:
+            rows["P MDS x2"] = partial(self._job, "mds", False, self.peers_venv)
+            rows[WEBDATASET_P] = partial(self._job, "webdataset", False, self.peers_venv)
+        rows |= {
+            COLD_P: partial(self._copy, cold=True),
+            OURS_P_COLD: partial(self._ours, False, 2, "threads", "header", cold=True),
+        }
+        return rows
+
+    def _ours(
+        self, resize: bool, workers: int, kind: str, check: str, *, cold: bool = False
+    ) -> Result:
+        size = ["--short-side", self.short_side] if resize else ["--keep-original"]
+        lanes = ["--workers", workers, "--worker-kind", kind]
+        fixed = ["--check", check, "--train-shards", NUM_SHARDS, "--allow-subset"]
+        out = self._empty(cold)
+        run = measure.run(measure.prepare_argv(self.source, out, *size, *lanes, *fixed))
+        sync_s = _sync()
+        summary = json.loads(run.stdout)
+        spans = measure.phases(out, run.start_s, run.wall_s)
+        shards = spans["shards"]
+        seconds = {name: round(stop - start, 3) for name, (start, stop) in spans.items()}
+        clock = summary["seconds"]
+        images = summary["written_examples"]
+        return self._result(run, images, clock, sync_s, shards[1] - shards[0], seconds)
+
+    def _job(self, tool: str, resize: bool, venv: Path | None = None) -> Result:
+        out = self._empty()
+        job = Job(
+            tool=tool,
+            archive=str(self.archive),
+            members=self.members,
+            out=str(out),
+            short_side=self.short_side if resize else None,
+            workers=2,
+        )
+        path = out.with_name("job.json")
+        path.write_text(json.dumps(dataclasses.asdict(job)))
+        python = venv / "bin" / "python" if venv else sys.executable
+        run = measure.run([python, "-m", "benchmarks.write", "--job", path])
+        sync_s = _sync()
+        path.unlink()
+        return self._result(run, len(self.members), json.loads(run.stdout), sync_s)
+
+    def _copy(self, *, cold: bool = False) -> Result:
+        out = self._empty(cold)
+        out.mkdir()
+        copy = 'cp "$0" "$1" && sync "$1"'
+        run = measure.run(["sh", "-c", copy, self.archive, out / "copy"])
+        return self._result(run, len(self.members), run.wall_s, _sync())
+
+    def _empty(self, cold: bool = False) -> Path:
+        """Returns an absent folder for the output, with nothing left to write from before."""
+        out = self.scratch / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        os.sync()
+        with self.archive.open("rb") as file:
+            if cold:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            else:
+                while file.read(1 << 24):
+                    pass
+        return out
+
+    def _result(
+        self,
+        run: measure.Run,
+        images: int,
+        clock_s: float,
+        sync_s: float,
+        shards_s: float | None = None,
+        phases: dict[str, float] | None = None,
+    ) -> Result:
+        if images != len(self.members):
+            raise RuntimeError(f"{images} images written, expected {len(self.members)}")
+        out = self.scratch / "out"
+        files = [p for p in out.rglob("*") if p.is_file() and ".work" not in p.parts]
+        num_bytes = sum(path.stat().st_size for path in files)
+        shutil.rmtree(out, ignore_errors=True)
+        _, pss, rss = run.peak()
+        wall, cpu = run.wall_s, run.cpu_s
+        return Result(
+            images, clock_s, wall, shards_s, sync_s, cpu, pss, rss, num_bytes, phases or {}
+        )
+
+
+def render(results: dict[str, list[Result]]) -> str:
+    """Returns the table and what became of the design's bars."""
+    rows = []
+    for name, rounds in results.items():
+        floor = results.get(FLOOR_R if name.startswith("R") else FLOOR_P)
+        if name.endswith("cold"):
+            floor = results.get(COLD_P)
+        shards = [r.images / r.shards_s for r in rounds if r.shards_s]
+        rows.append(
+            (
+                name,
+                f"{measure.median([r.images / r.clock_s for r in rounds]):,.0f}",
+                f"{_ratio(rounds, floor):.2f}" if floor else "-",
+                f"{measure.median(shards):,.0f}" if shards else "-",
+                f"{measure.median([r.images / r.wall_s for r in rounds]):,.0f}",
+                f"{measure.median([r.images / (r.clock_s + r.sync_s) for r in rounds]):,.0f}",
+                f"{measure.median([r.cpu_s / r.images * 1000 for r in rounds]):.2f}",
+                f"{max(r.pss_mb for r in rounds):,.0f}",
+                f"{max(r.rss_mb for r in rounds):,.0f}",
+                f"{rounds[-1].bytes_out / 1e6:,.0f}",
+            )
+        )
+    header = (
+        "",
+        "images/s",
+        "of floor",
+        "shards alone",
+        "whole process",
+        "until on disk",
+        "CPU ms/image",
+        "PSS MB",
+        "RSS MB",
+        "MB out",
+    )
+    return f"{measure.table(header, rows)}\n\n{_bars(results)}"
+
+
+def _bars(results: dict[str, list[Result]]) -> str:
+    bars = []
+
+    def bar(name: str, ours: str, others: Sequence[str], at_least: float) -> None:
+        there = [results[other] for other in others if other in results]
+        if ours in results and there:
+            found = min(_ratio(results[ours], other) for other in there)
+            bars.append((name, f">= {at_least:.2f}", f"{found:.2f}", _verdict(found >= at_least)))
+
+    bar("R: of the floor", OURS_R, [FLOOR_R], 0.5)
+    bar("R: against the best peer", OURS_R, PEERS_R, 1.4)
+    bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.8)
+    bar("P: against WebDataset", OURS_P, [WEBDATASET_P], 1.0)
+    bar("P: against copying, cold", OURS_P_COLD, [COLD_P], 0.5)
+    ours = [result for name in results if "ours, 2" in name for result in results[name]]
+    if ours:
+        limit = measure.MEMORY_BAR_MB + 2 * measure.MEMORY_BAR_MB_A_WORKER
+        peak = max(result.pss_mb for result in ours)
+        bars.append(("peak PSS MB, 2 workers", f"<= {limit}", f"{peak:.0f}", _verdict(peak <= limit)))
+    return measure.table(("bar", "wanted", "found", ""), bars) if bars else ""
+
+
+def _ratio(rounds: Sequence[Result], others: Sequence[Result]) -> float:
+    """Returns the median over rounds of how much faster the first is."""
+    return measure.median([o.clock_s / r.clock_s for r, o in zip(rounds, others, strict=True)])
+
+
+def _verdict(good: bool) -> str:
+    return "met" if good else "MISSED"
+
+
+def _sync() -> float:
+    start = time.perf_counter()
+    os.sync()
+    return time.perf_counter() - start
+
+
+# From here on: what runs in processes of its own, for the peers in an environment of their own.
+
+
+def work(job: Job) -> float:
+    """Does a job with forked workers and returns its seconds; start-up is not counted."""
+    part, finish = TOOLS[job.tool](job)
+    fork = multiprocessing.get_context("fork")
+    start = time.perf_counter()
+    processes = [
+        fork.Process(target=part, args=(i, job.members[i :: job.workers]))
+        for i in range(job.workers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"{job.tool}: a worker ended with {process.exitcode}")
+    finish()
+    return time.perf_counter() - start
+
+
+def _nothing() -> None:
+    pass
+
+
+def _reader(archive: str) -> Callable[[Member], bytes]:
+    descriptor = os.open(archive, os.O_RDONLY)
+    return lambda member: os.pread(descriptor, member.size, member.offset)
+
+
+def _floor(job: Job, *, area: bool) -> tuple[Part, Callable[[], None]]:
+    """Decode and encode, nothing written; encodes pictures of the right size made beforehand."""
+    import cv2
+    import numpy as np
+    import simplejpeg
+
+    cv2.setNumThreads(1)
+    assert job.short_side
+
+    def shrunk(pixels: Any) -> Any:
+        factor = job.short_side / min(pixels.shape[:2])
+        height, width = (max(1, round(side * factor)) for side in pixels.shape[:2])
+        return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+
+    read = _reader(job.archive)
+    some = job.members[:: max(1, len(job.members) // _FLOOR_ARRAYS)]
+    arrays = [np.ascontiguousarray(shrunk(simplejpeg.decode_jpeg(read(m), "RGB"))) for m in some]
+
+    def part(_: int, members: Sequence[Member]) -> None:
+        for place, member in enumerate(members):
+            pixels = simplejpeg.decode_jpeg(read(member), "RGB")
+            pixels = shrunk(pixels) if area else arrays[place % len(arrays)]
+            simplejpeg.encode_jpeg(pixels, QUALITY, "RGB", "420")
+
+    return part, _nothing
+
+
+def _pillow(job: Job) -> Callable[[bytes], bytes]:
+    """Returns what users of the peers' writers do before they write."""
+    if job.short_side is None:
+        return lambda data: data
+    from PIL import Image
+
+    def resize(data: bytes) -> bytes:
+        buffer = io.BytesIO()
+        with Image.open(io.BytesIO(data)) as image:
+            factor = min(1.0, job.short_side / min(image.size))
+            size = tuple(max(1, round(side * factor)) for side in image.size)
+            small = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+        small.save(buffer, "JPEG", quality=QUALITY, subsampling="4:2:0")
+        return buffer.getvalue()
+
+    return resize
+
+
+def _mds(job: Job) -> tuple[Part, Callable[[], None]]:
+    from streaming import MDSWriter
+    from streaming.base.util import merge_index
+
+    read, prepare = _reader(job.archive), _pillow(job)
+    columns = {"key": "str", "image": "bytes", "wnid": "str"}
+
+    def part(number: int, members: Sequence[Member]) -> None:
+        with MDSWriter(out=f"{job.out}/{number}", columns=columns) as writer:
+            for member in members:
+                image = prepare(read(member))
+                writer.write({"key": member.name, "image": image, "wnid": member.wnid})
+
+    return part, lambda: merge_index(job.out, keep_local=True)
+
+
+def _webdataset(job: Job) -> tuple[Part, Callable[[], None]]:
+    from webdataset import ShardWriter
+
+    read, prepare = _reader(job.archive), _pillow(job)
+    Path(job.out).mkdir()
+
+    def part(number: int, members: Sequence[Member]) -> None:
+        with ShardWriter(f"{job.out}/{number}-%05d.tar", verbose=0) as writer:
+            for member in members:
+                image = prepare(read(member))
+                key = member.name.partition(".")[0]
+                writer.write({"__key__": key, "jpg": image, "wnid.txt": member.wnid})
+
+    return part, _nothing
+
+
+TOOLS: dict[str, Tool] = {
+    "floor": partial(_floor, area=False),
+    "floor_area": partial(_floor, area=True),
+    "mds": _mds,
+    "webdataset": _webdataset,
+}
+
+
+def _work_from(path: Path) -> None:
+    fields = json.loads(path.read_text())
+    fields["members"] = [Member(*member) for member in fields["members"]]
+    print(work(Job(**fields)))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints, or does one job for a run that measures."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.write")
+    parser.add_argument("--images", type=int, default=6000)
+    parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))
+    parser.add_argument("--short-side", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
+    parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
+    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
+    parser.add_argument("--json", type=Path, help="keep raw figures here")
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.job:
+        _work_from(args.job)
+        return
+    source = measure.corpus(args.scratch, args.images, (args.size[0], args.size[1]))
+    bench = Bench(source, args.scratch, args.short_side, args.peers_venv)
+    rows = {name: row for name, row in bench.rows().items() if re.search(args.only, name)}
+
+    def watch(name: str, result: Result) -> None:
+        measure.say(f"{name}: {result.images / result.clock_s:,.0f} images/s")
+
+    results = measure.interleave(rows, args.rounds, watch)
+    kilobytes = sum(member.size for member in bench.members) / len(bench.members) / 1000
+    title = (
+        f"write: {len(bench.members):,} images of {kilobytes:.0f} kB, R to {args.short_side} px "
+        f"and q{QUALITY}, P as they are, {args.rounds} rounds"
+    )
+    raw = {name: [dataclasses.asdict(r) for r in rounds] for name, rounds in results.items()}
+    measure.finish(title, render(results), raw, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands as processes: exit codes, both streams, files; kills, faults and full disks."""

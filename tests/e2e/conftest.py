@@ -1,0 +1,58 @@
+"""Archives small enough to prepare in a second, and a data set made from them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.kit import command
+from tests.kit.dataset import SETTINGS, contents
+from tests.kit.miniature import Miniature, miniature_for_tests
+
+
+class Reference(NamedTuple):
+    """A data set that nobody changes, and the bytes of its files."""
+
+    out: Path
+    contents: dict[str, bytes]
+    source: Path
+
+
+@pytest.fixture(scope="session")
+def mini(shared_cache: Path) -> Miniature:
+    """120 + 32 images with all odd kinds; read-only."""
+    return miniature_for_tests(shared_cache, num_train=120, num_validation=32, size=(160, 120))
+
+
+@pytest.fixture(scope="session")
+def many(shared_cache: Path) -> Miniature:
+    """300 + 60 images: enough for 46 shards, so that kills land between them; read-only."""
+    return miniature_for_tests(shared_cache, num_train=300, num_validation=60, size=(160, 120))
+
+
+@pytest.fixture(scope="session")
+def reference(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """`mini` prepared with `SETTINGS`; read-only."""
+    out = tmp_path_factory.mktemp("reference") / "out"
+    result = command.run("prepare", "--source", mini.root, "--out", out, *SETTINGS)
+    assert result.code == 0, result
+    return Reference(out, contents(out), mini.root)
+
+
+@pytest.fixture
+def prepared(reference: Reference, tmp_path: Path) -> Path:
+    """A copy of the reference, work folder and time stamps included, to be damaged."""
+    return Path(shutil.copytree(reference.out, tmp_path / "prepared"))
+
+
+@pytest.fixture
+def source(mini: Miniature, tmp_path: Path) -> Path:
+    """A copy of the archives, to be damaged."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for path in mini.root.glob("ILSVRC2012*"):
+        shutil.copy2(path, folder)
+    return folder

@@ -1,0 +1,262 @@
+"""A run may end at any moment: nothing half visible, nothing done twice, nobody left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command
+from tests.kit.dataset import (
+    assert_nothing_half_visible,
+    contents,
+    receipts,
+    shard_names,
+    stamps,
+)
+from tests.kit.miniature import Miniature
+
+KINDS = ("threads", "processes")
+SHARDS = ("--train-shards", "40", "--validation-shards", "6")
+SETTINGS = (*SHARDS, "--short-side", "64", "--allow-subset", "--workers", "2")
+NUM_SHARDS = 46
+
+
+class Whole:
+    """An undisturbed run: its bytes, and about how long it takes."""
+
+    def __init__(self, source: Path, out: Path, kind: str) -> None:
+        with command.started(*prepare(source, out, kind)) as run:
+            start = time.monotonic()
+            command.wait_until(lambda: receipts(out), "the first receipt")
+            first = time.monotonic()
+            result = run.finish()
+        assert result.code == 0, result
+        self.contents = contents(out)
+        self.seconds = time.monotonic() - start
+        self.writing_s = time.monotonic() - first
+
+
+def prepare(source: Path, out: Path, kind: str) -> list[str]:
+    places = ("--source", str(source), "--out", str(out))
+    return ["prepare", *places, *SETTINGS, "--worker-kind", kind]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(many: Miniature, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(many.root, tmp_path_factory.mktemp("whole") / "out", kind)
+
+
+@contextlib.contextmanager
+def in_the_middle(many: Miniature, out: Path, kind: str, *more: str):
+    """Yields a run that has published its first shards and is held there, with its workers."""
+    with command.started(*prepare(many.root, out, kind), *more) as run:
+        try:
+            command.wait_until(lambda: len(receipts(out)) >= 3 or run.ended, "some receipts")
+            everybody = [run.pid, *run.workers()]
+            for pid in everybody:
+                os.kill(pid, signal.SIGSTOP)
+            assert len(receipts(out)) < NUM_SHARDS
+            yield run
+        finally:
+            run.send(signal.SIGCONT, run.workers())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
+    many: Miniature, kind: str, whole: Whole, tmp_path: Path
+) -> None:
+    rng = random.Random(f"kills of {kind}")
+    kills = in_the_middle = number = 0
+    out = tmp_path / "out-0"
+    while kills < 20 or in_the_middle < 6:
+        number += 1
+        assert number < 100, f"only {kills} kills, {in_the_middle} of them in the middle"
+        before = stamps(out)
+        done = len(receipts(out))
+        with command.started(*prepare(many.root, out, kind)) as run:
+            if number % 2:
+                command.wait_until(lambda n=done: len(receipts(out)) > n or run.ended, "a receipt")
+                delay = rng.uniform(0, whole.writing_s)
+            else:
+                delay = rng.uniform(0, whole.seconds)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(delay)
+            code = run.kill()
+            command.wait_until(lambda r=run: not r.workers(), "the workers of a killed run end")
+
+        assert code in (0, -signal.SIGKILL)
+        assert_nothing_half_visible(out, whole.contents)
+        after = stamps(out)
+        assert {name: after[name] for name in shard_names(before)} == {
+            name: before[name] for name in shard_names(before)
+        }
+        if code == 0:
+            assert contents(out) == whole.contents
+            out = tmp_path / f"out-{number}"
+            continue
+        kills += 1
+        in_the_middle += 0 < len(shard_names(after)) < NUM_SHARDS
+
+    result = command.run(*prepare(many.root, out, kind))
+    assert result.code == 0, result
+    assert contents(out) == whole.contents
+
+
+def test_a_run_killed_and_started_again_at_once_does_what_is_left(
+    many: Miniature, kind: str, whole: Whole, tmp_path: Path
+) -> None:
+    """The killed run's workers are still busy with a shard when the next run begins."""
+    out = tmp_path / "out"
+    with in_the_middle(many, out, kind) as first:
+        before = stamps(out)
+        done = len(receipts(out))
+        first.kill()
+        with command.started(*prepare(many.root, out, kind)) as second:
+            command.wait_until(lambda: len(receipts(out)) > done or second.ended, "progress")
+            first.send(signal.SIGCONT, first.workers())
+            result = second.finish()
+        command.wait_until(lambda: not first.workers(), "the first run's workers end")
+
+    assert result.code == 0, result
+    assert contents(out) == whole.contents
+    after = stamps(out)
+    assert {name: after[name] for name in shard_names(before)} == {
+        name: before[name] for name in shard_names(before)
+    }
+
+
+def test_workers_end_with_their_launcher_even_where_nobody_reaps_it(
+    many: Miniature, tmp_path: Path
+) -> None:
+    """In a container whose first process reaps nothing, a killed launcher stays as a zombie."""
+    out = tmp_path / "out"
+    with in_the_middle(many, out, "processes") as run:
+        workers = run.workers()
+        done = len(receipts(out))
+        run.send(signal.SIGKILL)
+        run.send(signal.SIGCONT, workers)
+        command.wait_until(lambda: not run.workers(), "the workers end")
+
+        # What they held they may finish; they take nothing new.
+        assert workers
+        assert len(receipts(out)) <= done + len(workers)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+def test_an_interrupted_run_says_so_and_resumes(
+    many: Miniature, kind: str, whole: Whole, tmp_path: Path, signum: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    with in_the_middle(many, out, kind) as run:
+        before = stamps(out)
+        run.send(signum)
+        run.send(signal.SIGCONT)
+        run.send(signal.SIGCONT, run.workers())
+        result = run.finish()
+        command.wait_until(lambda: not run.workers(), "the workers end")
+
+    assert (result.code, result.out) == (130, "")
+    assert "interrupted" in result.err
+    assert "resume" in result.err
+    assert "Traceback" not in result.err
+    assert_nothing_half_visible(out, whole.contents)
+
+    again = command.run(*prepare(many.root, out, kind))
+    after = stamps(out)
+    assert again.code == 0, again
+    assert contents(out) == whole.contents
+    assert {name: after[name] for name in shard_names(before)} == {
+        name: before[name] for name in shard_names(before)
+    }
+
+
+@pytest.mark.slow
+def test_a_run_interrupted_at_random_moments_never_looks_like_a_bug(
+    many: Miniature, kind: str, whole: Whole, tmp_path: Path
+) -> None:
+    rng = random.Random(f"interrupts of {kind}")
+    out = tmp_path / "out-0"
+    for number in range(1, 13):
+        with command.started(*prepare(many.root, out, kind)) as run:
+            # Before the lock is there Python itself is still starting.
+            command.wait_until(lambda o=out, r=run: holds_lock(o, r) or r.ended, "the lock")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(rng.uniform(0, whole.seconds))
+            run.send(rng.choice([signal.SIGINT, signal.SIGTERM]))
+            result = run.finish()
+            command.wait_until(lambda r=run: not r.workers(), "the workers end")
+
+        assert result.code in (0, 130), result
+        assert "Traceback" not in result.err, result.err
+        assert_nothing_half_visible(out, whole.contents)
+        if result.code == 0:
+            out = tmp_path / f"out-{number}"
+
+    result = command.run(*prepare(many.root, out, kind))
+    assert result.code == 0, result
+    assert contents(out) == whole.contents
+
+
+def test_an_impatient_second_ctrl_c_is_no_bug(many: Miniature, kind: str, tmp_path: Path) -> None:
+    with in_the_middle(many, tmp_path / "out", kind) as run:
+        run.send(signal.SIGCONT)
+        for _ in range(20):
+            run.send(signal.SIGINT)
+            time.sleep(0.005)
+        run.send(signal.SIGCONT, run.workers())
+        result = run.finish()
+
+    assert result.code == 130, result
+    assert "Traceback" not in result.err, result.err
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["one", "all"])
+def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
+    many: Miniature, tmp_path: Path, whole_in_threads: Whole, number: int
+) -> None:
+    """The kernel kills a worker for its memory; the run must neither hang nor claim success."""
+    out = tmp_path / "out"
+    with in_the_middle(many, out, "processes") as run:
+        workers = run.workers()
+        run.send(signal.SIGKILL, workers[:number])
+        run.send(signal.SIGCONT)
+        run.send(signal.SIGCONT, run.workers())
+        result = run.finish(60)
+
+    assert len(workers) == 2
+    assert_nothing_half_visible(out, whole_in_threads.contents)
+    if result.code == 0:  # the other worker did it all
+        assert contents(out) == whole_in_threads.contents
+    else:
+        assert result.code == 4, result
+        assert re.search(r"lost|killed", result.err)
+        assert "Traceback" not in result.err
+
+    again = command.run(*prepare(many.root, out, "processes"))
+    assert again.code == 0, again
+    assert contents(out) == whole_in_threads.contents
+
+
+@pytest.fixture(scope="module")
+def whole_in_threads(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(many.root, tmp_path_factory.mktemp("whole") / "out", "threads")
+
+
+def holds_lock(out: Path, run: command.Running) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return f"pid {run.pid} " in (out / ".work" / "lock").read_text()
+    return False

@@ -1,0 +1,165 @@
+"""Commands as users run them: processes with two streams, an exit code and a family of children."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = ("-m", "imagenet_prep")
+
+# A bound, not a measure: on a busy machine everything is slow, and what hangs hangs forever.
+PATIENCE_S = 90.0
+_MARK = "IMAGENET_PREP_TEST_RUN"
+
+
+class Finished(NamedTuple):
+    """What a command left: exit code (negative: the signal that killed it), stdout, stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document that is the whole of stdout."""
+        return json.loads(self.out)
+
+
+class Running:
+    """A command that was started; made and ended by `started`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str, out: Any, err: Any) -> None:
+        self.process = process
+        self._mark = f"{_MARK}={mark}".encode()
+        self._out, self._err = out, err
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def workers(self) -> list[int]:
+        """Returns the living processes that descend from the command, whoever their parent is."""
+        return [pid for pid in _marked(self._mark) if pid != self.pid]
+
+    def send(self, signum: signal.Signals, pids: Sequence[int] | None = None) -> None:
+        """Signals the command, or those of `pids` that are still its workers."""
+        ours = [self.pid] if pids is None else set(pids) & set(self.workers())
+        for pid in ours:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    def kill(self) -> int:
+        """Kills the command, never its workers, and returns the exit code."""
+        self.send(signal.SIGKILL)
+        return self.process.wait(PATIENCE_S)
+
+    def finish(self, timeout: float = PATIENCE_S) -> Finished:
+        """Waits for the command's end; AssertionError with what it said if it hangs."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            said = self._text(self._err)
+            stacks = _wait_channels([self.pid, *self.workers()])
+            raise AssertionError(f"still running after {timeout} s\n{said}\n{stacks}") from None
+        return Finished(code, self._text(self._out), self._text(self._err))
+
+    def _text(self, file: IO[bytes]) -> str:
+        file.seek(0)
+        return file.read().decode()
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Returns what a command sees: ours alone, so that no developer's setting decides a test."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    # Compiled files of the checkout are nobody's result.
+    ours = {"LANG": "C.UTF-8", "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+    return kept | ours | more
+
+
+@contextlib.contextmanager
+def started(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    program: Sequence[str] = PROGRAM,
+    env: dict[str, str] | None = None,
+    stderr: int | None = None,
+) -> Iterator[Running]:
+    """Yields the running command; ends it and whatever it started, by pid.
+
+    Args:
+      *arguments: verb and flags.
+      cwd: where it runs; by default far from the repository.
+      program: what Python is to run.
+      env: added to the environment.
+      stderr: a descriptor, where it is not to be collected.
+    """
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = subprocess.Popen(
+            [sys.executable, *program, *map(str, arguments)],
+            cwd=cwd or tempfile.gettempdir(),
+            env=environment(**{_MARK: mark}, **(env or {})),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err if stderr is None else stderr,
+        )
+        running = Running(process, mark, out, err)
+        try:
+            yield running
+        finally:
+            running.kill()
+            running.send(signal.SIGKILL, running.workers())
+
+
+def run(*arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Finished:
+    """Runs a command to its end; keywords are those of `started`."""
+    with started(*arguments, **how) as running:
+        return running.finish(timeout)
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> None:
+    """Returns as soon as `condition()` is true; AssertionError after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {timeout} s: {what}")
+        time.sleep(0.002)
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Returns the living processes with `mark` in their environment, which children inherit."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has just ended, or is not ours to look at
+            state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _wait_channels(pids: Sequence[int]) -> str:
+    """Says where each thread of a hanging family sleeps."""
+    lines = []
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with contextlib.suppress(OSError):
+                name = (task / "comm").read_text().strip()
+                lines.append(f"{pid}/{task.name} {name}: {(task / 'wchan').read_text()}")
+    return "\n".join(lines)

@@ -1,0 +1,85 @@
+"""Looks at a prepared data set from outside: names, bytes, time stamps, records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagenet_prep.core import example, tfrecord
+
+# Small and quick, and still several shards of every split.
+SETTINGS = (
+    *("--train-shards", "8"),
+    *("--validation-shards", "3"),
+    *("--short-side", "64"),
+    "--allow-subset",
+)
+SMALL_FILES = {
+    "dataset.json",
+    "labels.txt",
+    "quarantine.jsonl",
+    "features.json",
+    "dataset_info.json",
+}
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Returns every file but the work folder's by its relative name: what must be reproducible."""
+    return {name: (out / name).read_bytes() for name in _names(out) if not name.startswith(".work")}
+
+
+def stamps(out: Path) -> dict[str, tuple[int, int]]:
+    """Returns (inode, modification time) of every file but the work folder's."""
+    return {
+        name: ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns)
+        for name in _names(out)
+        if not name.startswith(".work")
+    }
+
+
+def everything(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Returns (inode, modification time, size) of every file and folder below `folder`."""
+    return {
+        str(path.relative_to(folder)): (
+            path.lstat().st_ino,
+            path.lstat().st_mtime_ns,
+            path.lstat().st_size,
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def shard_names(names: object) -> set[str]:
+    """Returns those of `names` that readers would take for shards."""
+    assert isinstance(names, dict)
+    return {name for name in names if name.startswith(("train", "valid"))}
+
+
+def receipts(out: Path, stage: str = "write") -> list[Path]:
+    """Returns the receipts that a run has published so far."""
+    return sorted(out.glob(f".work/{stage}-*/receipts/*.json"))
+
+
+def assert_nothing_half_visible(out: Path, reference: dict[str, bytes]) -> None:
+    """Whatever can be seen in an unfinished data set is whole: the reference's bytes."""
+    there = contents(out) if out.is_dir() else {}
+    assert sorted(set(there) - set(reference)) == []
+    assert [name for name in there if there[name] != reference[name]] == []
+    if "dataset.json" in there:
+        assert there.keys() == reference.keys()
+    # Whoever sees a shard finds its index.
+    assert [name for name in shard_names(there) if f"index/{name}" not in there] == []
+
+
+def records(shard: Path) -> list[example.ImageExample]:
+    """Returns what each record of a shard holds, CRCs proven."""
+    with shard.open("rb") as stream:
+        return [example.decode(r.payload) for r in tfrecord.read_records(stream, shard.name)]
+
+
+def split_records(out: Path, split: str) -> list[example.ImageExample]:
+    """Returns the records of all shards of a split."""
+    return [record for shard in sorted(out.glob(f"{split}-*")) for record in records(shard)]
+
+
+def _names(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())

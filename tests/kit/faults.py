@@ -1,0 +1,47 @@
+"""What goes wrong on real machines: flipped bits, cut files, small and read-only disks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def flip_bit(path: Path, position: int, bit: int = 0) -> None:
+    """Inverts one bit of a file in place; its size stays."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def cut(path: Path, num_bytes: int) -> None:
+    """Shortens a file as an aborted download does."""
+    os.truncate(path, num_bytes)
+
+
+@contextlib.contextmanager
+def disk(folder: Path, options: str) -> Iterator[None]:
+    """Mounts a file system in memory on `folder`, e.g. "size=64k,nr_inodes=20".
+
+    Skips the test where this user or this container may not mount.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"cannot mount a file system here: {result.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    """Changes a mounted `disk`, e.g. to "size=64m" or "ro"."""
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import copy
+import random
+import tarfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.image import Member
+from imagenet_prep.core.store import ArchiveReader
+from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources.labels import ClassList
+from tests.kit.miniature import (
+    Miniature,
+    edit_train_tar,
+    miniature_for_tests,
+    rewrite_tar,
+)
+
+TRAIN, VALIDATION = ilsvrc.ARCHIVES["train"], ilsvrc.ARCHIVES["validation"]
+Pair = tuple[tarfile.TarInfo, bytes]
+
+
+@pytest.fixture(scope="module")
+def mini(shared_cache: Path) -> Miniature:
+    return miniature_for_tests(shared_cache, num_train=20, size=(32, 24), num_classes=4)
+
+
+def indexed(folder: Path, split: str) -> list[Member]:
+    source = ilsvrc.find(folder, [split])
+    reader = ArchiveReader(source.archives)
+    tasks = ilsvrc.index_tasks(source, reader, split)
+    return [member for task in tasks for member in ilsvrc.index(task, source, reader)]
+
+
+def renamed(info: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
+    info = copy.copy(info)
+    info.name = name
+    return info
+
+
+@pytest.fixture
+def edited(mini: Miniature, tmp_path: Path) -> Callable[..., Path]:
+    """Returns a function that copies the miniature with one archive passed through an edit."""
+
+    def make(archive: str, edit: Callable[..., Iterable[Pair]], *, inner: bool = False) -> Path:
+        for name in (TRAIN, VALIDATION, labels.DEVKIT):
+            if name != archive:
+                (tmp_path / name).symlink_to(mini.root / name)
+        rewrite = edit_train_tar if inner else rewrite_tar
+        rewrite(mini.root / archive, tmp_path / archive, edit)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize("split", schema.SPLITS)
+def test_members_are_the_truth_of_the_miniature(mini: Miniature, split: str) -> None:
+    members = indexed(mini.root, split)
+    truth = mini.of(split)
+    reader = ArchiveReader({name: mini.root / name for name in (TRAIN, VALIDATION)})
+
+    assert {m.key: (m.class_index, m.size) for m in members} == {
+        key: (image.class_index, image.num_bytes) for key, image in truth.items()
+    }
+    for member in members:
+        data = reader.read(member.archive, member.offset, member.size)
+        assert labels.hashlib.sha256(data).hexdigest() == truth[member.key].sha256
+
+
+@pytest.mark.parametrize("split", schema.SPLITS)
+def test_members_come_sorted_by_key_whatever_their_order_in_the_tar(
+    mini: Miniature, split: str
+) -> None:
+    keys = [member.key for member in indexed(mini.root, split)]
+
+    assert keys == sorted(keys)
+    assert keys != list(mini.of(split))
+
+
+def test_filename_is_the_base_name_of_the_key(mini: Miniature) -> None:
+    for member in indexed(mini.root, "train"):
+        wnid, name = member.key.split("/")
+        assert (member.filename, name.startswith(f"{wnid}_")) == (name, True)
+
+
+def test_one_task_a_class_and_one_for_validation(mini: Miniature) -> None:
+    source = ilsvrc.find(mini.root, schema.SPLITS)
+    reader = ArchiveReader(source.archives)
+    train = ilsvrc.index_tasks(source, reader, "train")
+    validation = ilsvrc.index_tasks(source, reader, "validation")
+
+    assert [task.wnid for task in train] == [wnid for wnid, _ in mini.classes]
+    assert [task.name for task in validation] == ["validation"]
+    assert len({task.name for task in [*train, *validation]}) == 5
+
+
+def test_a_folder_that_is_not_there_says_what_it_should_hold(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"no such folder.*{TRAIN}, {labels.DEVKIT}"):
+        ilsvrc.find(tmp_path / "nowhere", ["train"])
+
+
+def test_missing_archives_are_named_beside_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "ILSVRC2012_img_train.tar.part").touch()
+    (tmp_path / "notes.txt").touch()
+
+    with pytest.raises(
+        UsageError,
+        match=rf"{TRAIN} and {VALIDATION} and {labels.DEVKIT} not found; the folder holds "
+        r"ILSVRC2012_img_train\.tar\.part, notes\.txt\. Get the archives from image-net\.org",
+    ):
+        ilsvrc.find(tmp_path, schema.SPLITS)
+
+
+def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the folder holds nothing"):
+        ilsvrc.find(tmp_path, ["train"])
+
+
+def test_validation_needs_the_devkit(mini: Miniature, tmp_path: Path) -> None:
+    (tmp_path / VALIDATION).symlink_to(mini.root / VALIDATION)
+
+    with pytest.raises(UsageError, match=f"{labels.DEVKIT} not found"):
+        ilsvrc.find(tmp_path, ["validation"])
+
+
+def test_train_alone_does_without_the_devkit(mini: Miniature, tmp_path: Path) -> None:
+    (tmp_path / TRAIN).symlink_to(mini.root / TRAIN)
+    members = indexed(tmp_path, "train")
+    official = labels.official_classes()
+
+    # The miniature's classes are official ones, so now they have their official index.
+    assert ilsvrc.find(tmp_path, ["train"]).classes.official
+    assert {m.class_index for m in members} == {official.index[w] for w, _ in mini.classes}
+
+
+def test_an_archive_in_folders_has_the_same_keys(
+    mini: Miniature, edited: Callable[..., Path]
+) -> None:
+    folder = edited(VALIDATION, lambda i, d: [(renamed(i, f"./val/{i.name}"), d)])
+
+    assert [m.key for m in indexed(folder, "validation")] == sorted(mini.of("validation"))
+
+
+def test_a_key_that_comes_twice_is_named_with_both_places(edited: Callable[..., Path]) -> None:
+    folder = edited(TRAIN, lambda info, data: [(info, data), (info, data)], inner=True)
+
+    with pytest.raises(SourceError, match=r"'n\d{8}/n.*' comes twice, at bytes [\d,]+ and [\d,]+"):
+        indexed(folder, "train")
+
+
+def test_the_same_name_in_two_folders_is_the_same_key(edited: Callable[..., Path]) -> None:
+    folder = edited(VALIDATION, lambda i, d: [(i, d), (renamed(i, f"again/{i.name}"), d)])
+
+    with pytest.raises(SourceError, match="comes twice"):
+        indexed(folder, "validation")
+
+
+def test_a_class_that_comes_twice_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
+    first = mini.classes[0][0]
+    folder = edited(TRAIN, lambda i, d: [(i, d)] * (2 if i.name == f"{first}.tar" else 1))
+
+    with pytest.raises(SourceError, match=f"{TRAIN}: holds train-{first} twice"):
+        indexed(folder, "train")
+
+
+def test_a_class_without_images_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
+    second = mini.classes[1][0]
+    folder = edited(
+        TRAIN, lambda i, d: [] if i.name.startswith(f"{second}_") else [(i, d)], inner=True
+    )
+
+    with pytest.raises(SourceError, match=f"{second} holds no image"):
+        indexed(folder, "train")
+
+
+def test_a_validation_archive_without_images_is_refused(edited: Callable[..., Path]) -> None:
+    with pytest.raises(SourceError, match="validation holds no image"):
+        indexed(edited(VALIDATION, lambda i, d: []), "validation")
+
+
+def test_a_member_named_after_another_class_is_named(
+    mini: Miniature, edited: Callable[..., Path]
+) -> None:
+    first, second = (wnid for wnid, _ in mini.classes[:2])
+    folder = edited(
+        TRAIN, lambda i, d: [(renamed(i, i.name.replace(first, second)), d)], inner=True
+    )
+
+    with pytest.raises(
+        SourceError, match=rf"'{second}_\d+\.JPEG': lies in {first}\.tar but is named after {second}"
+    ):
+        indexed(folder, "train")
+
+
+def test_a_class_outside_the_list_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
+    folder = edited(TRAIN, lambda i, d: [(renamed(i, "n99999999.tar"), d)])
+
+    with pytest.raises(SourceError, match=r"class 'n99999999' is not in the class list of 4 cl"):
+        indexed(folder, "train")
+
+
+@pytest.mark.parametrize("name", ["readme.txt", "n02123045", "n02123045.tar.gz", ".tar/x"], ids=str)
+def test_a_member_of_train_that_is_no_class_is_named(
+    edited: Callable[..., Path], name: str
+) -> None:
+    folder = edited(TRAIN, lambda i, d: [(renamed(i, name), d)])
+
+    with pytest.raises(SourceError, match=rf"byte 512: member '{name}', expected <WNID>\.tar"):
+        indexed(folder, "train")
+
+
+def test_the_validation_archive_is_not_taken_for_train(
+    mini: Miniature, tmp_path: Path
+) -> None:
+    (tmp_path / TRAIN).symlink_to(mini.root / VALIDATION)
+
+    with pytest.raises(SourceError, match="This is not the train archive of ILSVRC2012"):
+        indexed(tmp_path, "train")
+
+
+@pytest.mark.parametrize("number", [0, 17, 99_999_999])
+def test_a_validation_image_without_label_is_named(
+    edited: Callable[..., Path], number: int
+) -> None:
+    name = f"ILSVRC2012_val_{number:08d}.JPEG"
+    folder = edited(VALIDATION, lambda i, d: [(renamed(i, name), d)])
+
+    with pytest.raises(SourceError, match=rf"'{name}': the devkit has labels for images 1 to 16"):
+        indexed(folder, "validation")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ILSVRC2012_val_1.JPEG", "ILSVRC2012_test_00000001.JPEG", "readme.txt", "ILSVRC2012_val_00000001"],
+    ids=str,
+)
+def test_a_validation_member_of_another_name_is_named(
+    edited: Callable[..., Path], name: str
+) -> None:
+    folder = edited(VALIDATION, lambda i, d: [(renamed(i, name), d)])
+
+    with pytest.raises(SourceError, match=rf"'{name}': expected ILSVRC2012_val_<8 digits>"):
+        indexed(folder, "validation")
+
+
+@pytest.mark.parametrize("archive", [TRAIN, VALIDATION])
+def test_a_truncated_archive_is_refused(mini: Miniature, tmp_path: Path, archive: str) -> None:
+    for name in (TRAIN, VALIDATION, labels.DEVKIT):
+        data = (mini.root / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: len(data) // 2] if name == archive else data)
+
+    with pytest.raises(SourceError, match=rf"{archive}.*truncated"):
+        indexed(tmp_path, "train" if archive == TRAIN else "validation")
+
+
+@pytest.fixture(scope="module")
+def official() -> ClassList:
+    return labels.official_classes()
+
+
+@pytest.fixture
+def train_counts() -> list[int]:
+    """1000 counts with the sum and the range of the real ones."""
+    rng = random.Random(0)
+    counts = [1300] * 895 + [rng.randint(732, 1299) for _ in range(104)] + [732]
+    missing = schema.OFFICIAL_NUM_EXAMPLES["train"] - sum(counts)
+    for place in range(895, 999):
+        step = max(732 - counts[place], min(1300 - counts[place], missing))
+        counts[place] += step
+        missing -= step
+    rng.shuffle(counts)
+    assert (sum(counts), min(counts), max(counts)) == (1_281_167, 732, 1300)
+    return counts
+
+
+def test_the_official_counts_have_no_problem(official: ClassList, train_counts: list[int]) -> None:
+    assert ilsvrc.count_problems("train", official, train_counts) == []
+    assert ilsvrc.count_problems("validation", official, [50] * 1000) == []
+
+
+def test_one_missing_image_of_train_is_a_problem(
+    official: ClassList, train_counts: list[int]
+) -> None:
+    train_counts[train_counts.index(1300)] -= 1
+
+    assert ilsvrc.count_problems("train", official, train_counts) == [
+        "train has 1,281,166 images, expected 1,281,167"
+    ]
+
+
+def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
+    counts = [50] * 1000
+    counts[3] -= 1
+    counts[7] += 1
+
+    assert ilsvrc.count_problems("validation", official, counts) == [
+        "validation expects 50 to 50 images a class, got "
+        f"{official.wnids[3]} with 49, {official.wnids[7]} with 51"
+    ]
+
+
+def test_a_class_beyond_the_official_range_is_a_problem(
+    official: ClassList, train_counts: list[int]
+) -> None:
+    low, high = train_counts.index(732), train_counts.index(1300)
+    train_counts[low] -= 1
+    train_counts[high] += 1
+
+    (problem,) = ilsvrc.count_problems("train", official, train_counts)
+    assert problem.startswith("train expects 732 to 1300 images a class, got ")
+    assert {f"{official.wnids[low]} with 731", f"{official.wnids[high]} with 1,301"} == set(
+        problem.split("got ")[1].split(", ")
+    )
+
+
+def test_missing_classes_are_counted_and_the_first_are_named(
+    official: ClassList, train_counts: list[int]
+) -> None:
+    counts = [0] * 10 + train_counts[10:]
+
+    problems = ilsvrc.count_problems("train", official, counts)
+    assert problems[1:] == [
+        f"train misses {', '.join(official.wnids[:5])} and 5 more",
+    ]
+
+
+def test_another_class_list_is_itself_the_problem() -> None:
+    classes = ClassList(("n00000001",), ("one",))
+
+    assert ilsvrc.count_problems("train", classes, [5]) == [
+        "the class list has 1 classes and is not ILSVRC2012's"
+    ]
+
+
+def test_counts_of_the_miniature_are_its_truth(mini: Miniature) -> None:
+    found = Counter(member.class_index for member in indexed(mini.root, "train"))
+
+    assert found == Counter(image.class_index for image in mini.of("train").values())

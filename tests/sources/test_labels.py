@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.sources import labels
+from imagenet_prep.sources.labels import CANARIES, ClassList, Devkit
+from tests.kit.miniature import Miniature, Synset, make_devkit
+
+ORIGINAL = "md5 fa75699e90414af021442c21a62c3abf"
+META = "ILSVRC2012_devkit_t12/data/meta.mat"
+TRUTH = "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt"
+
+
+@pytest.fixture(scope="module")
+def official() -> ClassList:
+    return labels.official_classes()
+
+
+def parts(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        return {info.name: archive.extractfile(info).read() for info in archive}
+
+
+def pack(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def devkit(miniature: Miniature) -> Path:
+    return miniature.root / labels.DEVKIT
+
+
+def test_the_official_list_is_ilsvrc2012s(official: ClassList) -> None:
+    text = "".join(f"{wnid}\n" for wnid in official.wnids)
+
+    assert hashlib.sha256(text.encode()).hexdigest() == labels.OFFICIAL_DIGEST
+    assert official.official
+    assert len(official.wnids) == len(official.words) == 1000
+    assert list(official.wnids) == sorted(official.wnids)
+
+
+@pytest.mark.parametrize(
+    ("index", "wnid", "words"),
+    [
+        (0, "n01440764", "tench, Tinca tinca"),
+        (1, "n01443537", "goldfish, Carassius auratus"),
+        (65, "n01751748", "sea snake"),
+        (134, "n02012849", "crane"),
+        (517, "n03126707", "crane"),
+        (281, "n02123045", "tabby, tabby cat"),
+        (999, "n15075141", "toilet tissue, toilet paper, bathroom tissue"),
+    ],
+    ids=str,
+)
+def test_classes_everybody_knows_have_their_index(
+    official: ClassList, index: int, wnid: str, words: str
+) -> None:
+    assert (official.wnids[index], official.words[index]) == (wnid, words)
+    assert official.index[wnid] == index
+
+
+def test_labels_txt_has_a_line_a_class_in_the_order_of_the_index(official: ClassList) -> None:
+    lines = official.render().decode().splitlines()
+
+    assert lines[65] == "n01751748 sea snake"
+    assert [line.split(" ", 1)[0] for line in lines] == list(official.wnids)
+
+
+def test_another_list_is_not_official(official: ClassList) -> None:
+    assert not ClassList(official.wnids[::-1], official.words).official
+    assert not ClassList(official.wnids[:-1], official.words[:-1]).official
+
+
+def test_the_devkit_of_the_miniature_says_the_truth(miniature: Miniature, devkit: Path) -> None:
+    found = labels.read_devkit(devkit)
+    truth = miniature.of("validation")
+
+    assert tuple(zip(found.classes.wnids, found.classes.words, strict=True)) == miniature.classes
+    assert list(found.validation_class_index) == [truth[key].class_index for key in sorted(truth)]
+    assert not found.classes.official
+
+
+def test_ids_are_mapped_through_meta_mat_and_not_taken_for_ranks(
+    miniature: Miniature, devkit: Path
+) -> None:
+    ids = [int(line) for line in parts(devkit)[TRUTH].split()]
+
+    assert [i - 1 for i in ids] != list(labels.read_devkit(devkit).validation_class_index)
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "any/where/"], ids=repr)
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_a_repacked_devkit_is_read(tmp_path: Path, devkit: Path, prefix: str, mode: str) -> None:
+    files = {f"{prefix}{name.split('/', 1)[1]}": data for name, data in parts(devkit).items()}
+    path = pack(tmp_path / "again.tar.gz", files, mode)
+
+    assert labels.read_devkit(path) == labels.read_devkit(devkit)
+
+
+def official_devkit(path: Path, official: ClassList, validation: list[str]) -> Path:
+    """Writes a devkit of the official classes whose IDs run against the WNIDs."""
+    ids = {wnid: 1000 - index for index, wnid in enumerate(official.wnids)}
+    leaves = [
+        Synset(ids[wnid], wnid, words, num_train_images=1300)
+        for wnid, words in zip(official.wnids, official.words, strict=True)
+    ]
+    inner = [Synset(1001, "n00001740", "entity", "", tuple(range(1, 1001)), 19)]
+    make_devkit(path, leaves, inner, [ids[wnid] for wnid in validation])
+    return path
+
+
+def fifty_of_each(official: ClassList) -> list[str]:
+    """Returns 50,000 labels that begin like the true ones, 50 of each class."""
+    left = [wnid for wnid in official.wnids for _ in range(50)]
+    for wnid in CANARIES:
+        left.remove(wnid)
+    random.Random(0).shuffle(left)
+    return [*CANARIES, *left]
+
+
+def test_an_official_devkit_with_foreign_labels_behind_right_ones_is_refused(
+    tmp_path: Path, official: ClassList
+) -> None:
+    path = official_devkit(tmp_path / "devkit.tar.gz", official, fifty_of_each(official))
+
+    with pytest.raises(
+        SourceError, match=rf"devkit\.tar\.gz: the 50,000 validation labels are not.*{ORIGINAL}"
+    ):
+        labels.read_devkit(path)
+
+
+def test_ids_in_wnid_order_are_caught_by_the_first_image(
+    tmp_path: Path, official: ClassList
+) -> None:
+    # What ILSVRC2012_ID taken for a rank gives: right files, wrong mapping. The first
+    # validation image has ID 490 and would become class 489.
+    wrong = [official.wnids[489], *fifty_of_each(official)[1:]]
+    path = official_devkit(tmp_path / "devkit.tar.gz", official, wrong)
+
+    with pytest.raises(
+        SourceError,
+        match=rf"ILSVRC2012_val_00000001\.JPEG would get {wrong[0]}, it is n01751748.*{ORIGINAL}",
+    ):
+        labels.read_devkit(path)
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_a_wrong_label_among_the_first_ten_names_its_file(official: ClassList, place: int) -> None:
+    index = [official.index[wnid] for wnid in CANARIES] + [0] * 49_990
+    index[place] += 1
+
+    with pytest.raises(SourceError, match=rf"^here: ILSVRC2012_val_{place + 1:08d}\.JPEG would"):
+        labels.check_canaries(Devkit(official, tuple(index)), Path("here"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 49_999, 50_001])
+def test_another_number_of_labels_is_refused(official: ClassList, count: int) -> None:
+    index = ([official.index[wnid] for wnid in CANARIES] + [0] * 50_000)[:count]
+
+    with pytest.raises(SourceError, match=rf"the {count:,} validation labels are not ILSVRC2012's"):
+        labels.check_canaries(Devkit(official, tuple(index)), Path("here"))
+
+
+def test_labels_in_id_order_are_refused(official: ClassList) -> None:
+    index = tuple(i // 50 for i in range(50_000))
+
+    with pytest.raises(SourceError, match=r"would get n01440764, it is n01751748"):
+        labels.check_canaries(Devkit(official, index), Path("here"))
+
+
+def matlab(**variables: object) -> bytes:
+    buffer = io.BytesIO()
+    scipy.io.savemat(buffer, variables)
+    return buffer.getvalue()
+
+
+def synsets(rows: list[tuple]) -> bytes:
+    fields = [(name, object) for name in ("ILSVRC2012_ID", "WNID", "words", "num_children")]
+    return matlab(synsets=np.array(rows, dtype=fields)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({META: None}, r"holds no data/meta\.mat"),
+        ({TRUTH: None}, r"holds no data/ILSVRC2012_validation_ground_truth\.txt"),
+        ({META: None, TRUTH: None}, r"no data/meta\.mat and no data/ILSVRC2012_validation"),
+        ({META: b""}, r"holds no data/meta\.mat"),
+        ({META: b"not a MATLAB file" * 50}, r"meta\.mat cannot be read"),
+        ({META: matlab(other=[1, 2])}, r"meta\.mat cannot be read"),
+        ({META: matlab(synsets=[1, 2])}, r"meta\.mat cannot be read"),
+        ({META: matlab(synsets="text")}, r"meta\.mat cannot be read"),
+        ({META: synsets([(1, "n1", "a", 1), (2, "n2", "b", 1)])}, "lists no leaf synset"),
+        ({META: synsets([(1, "n1", "a", 0), (2, "n1", "b", 0)])}, "a WNID or an ILSVRC2012_ID twi"),
+        ({META: synsets([(1, "n1", "a", 0), (1, "n2", "b", 0)])}, "a WNID or an ILSVRC2012_ID twi"),
+        ({TRUTH: b"1\n2\n9999\n"}, "ground truth line 3: '9999' is no ILSVRC2012_ID of a leaf"),
+        ({TRUTH: b"1\n0\n"}, "ground truth line 2: '0' is no"),
+        ({TRUTH: b"1\n-1\n"}, "ground truth line 2: '-1' is no"),
+        ({TRUTH: b"n01440764\n"}, "ground truth line 1: 'n01440764' is no"),
+        ({TRUTH: b"1\n\xff\n"}, "ground truth line 2: .* is no ILSVRC2012_ID"),
+    ],
+    ids=[
+        "no-meta",
+        "no-truth",
+        "neither",
+        "empty-meta",
+        "text-as-meta",
+        "foreign-meta",
+        "numbers-as-synsets",
+        "text-as-synsets",
+        "no-leaves",
+        "wnid-twice",
+        "id-twice",
+        "unknown-id",
+        "zero",
+        "negative",
+        "wnids",
+        "bytes",
+    ],
+)
+def test_a_devkit_with_wrong_parts_is_refused(
+    tmp_path: Path, devkit: Path, changes: dict[str, bytes | None], complaint: str
+) -> None:
+    files = {name: data for name, data in (parts(devkit) | changes).items() if data is not None}
+    path = pack(tmp_path / "devkit.tar.gz", files)
+
+    with pytest.raises(SourceError, match=complaint) as caught:
+        labels.read_devkit(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert ORIGINAL in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"<html>Please log in</html>",
+        b"\x1f\x8b\x08\x00garbage",
+        gzip.compress(b"a text, no tar" * 100),
+        random.Random(0).randbytes(3000),
+        b"\xfd7zXZ\x00" + random.Random(1).randbytes(500),
+        b"BZh9" + random.Random(2).randbytes(500),
+    ],
+    ids=["empty", "login-page", "cut-gzip", "gzipped-text", "noise", "xz-noise", "bz2-noise"],
+)
+def test_what_is_no_devkit_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / labels.DEVKIT
+    path.write_bytes(data)
+
+    with pytest.raises(SourceError, match=ORIGINAL) as caught:
+        labels.read_devkit(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_a_truncated_devkit_is_refused(tmp_path: Path, devkit: Path) -> None:
+    sound = devkit.read_bytes()
+    path = tmp_path / "devkit.tar.gz"
+
+    # The last bytes are gzip's own checksum and length.
+    for length in [*range(0, len(sound) - 64, 97), len(sound) - 64, len(sound) - 9, len(sound) - 1]:
+        path.write_bytes(sound[:length])
+        with pytest.raises(SourceError, match=ORIGINAL):
+            labels.read_devkit(path)
+
+
+def test_a_damaged_devkit_is_refused_or_read_right(tmp_path: Path, devkit: Path) -> None:
+    sound, expected = devkit.read_bytes(), labels.read_devkit(devkit)
+    path = tmp_path / "devkit.tar.gz"
+    rng = random.Random(0)
+    refused = 0
+
+    for _ in range(400):
+        damaged = bytearray(sound)
+        damaged[rng.randrange(10, len(sound))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert labels.read_devkit(path) == expected
+        except SourceError as error:
+            assert ORIGINAL in str(error)  # noqa: PT017: either is right
+            refused += 1
+    assert refused > 200
+
+
+def test_a_devkit_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"devkit\.tar\.gz: cannot be read.*No such file"):
+        labels.read_devkit(tmp_path / "devkit.tar.gz")

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import random
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.store import ArchiveReader
+from imagenet_prep.sources import tar
+
+BLOCK = tarfile.BLOCKSIZE
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+# The longest a ustar header can hold: a folder of 155 bytes beside a name of 100.
+USTAR_LIMIT = f"{'d' * 155}/{'n' * 100}"
+NAMES = {
+    "plain": ["n01440764_10026.JPEG", "n01440764_10027.JPEG"],
+    "empty-between": ["a", "empty", "b"],
+    "folders": ["folder/", "folder/a", "folder/deep/", "folder/deep/b"],
+    "dot": ["./", "./a", "a..b/c.."],
+    "spaces": ["with space 'and' \"quotes\"", "tab\tnewline\nname"],
+    "non-ascii": ["é/猫.JPEG", "\U0001f436" * 20],
+    "exactly-100": ["n" * 100],
+    "ustar-limit": [USTAR_LIMIT, "b"],
+}
+# Only GNU and pax headers can hold these.
+LONG_NAMES = {
+    "101-without-folder": ["n" * 101, "b"],
+    "long": ["/".join(["d" * 90] * 30), "short", "é" * 200],
+    "longer-than-a-block": ["x" * 5000, "y" * 511, "z" * 512],
+}
+
+
+def make_tar(names: list[str], tar_format: int) -> bytes:
+    """Returns a tar of files of many sizes; a name that ends with a slash is a folder."""
+    buffer, sizes = io.BytesIO(), itertools.cycle([1, 511, 0, 512, 513, 10_000])
+    rng = random.Random(0)
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format, encoding="utf-8") as archive:
+        for name in names:
+            info = tarfile.TarInfo(name.rstrip("/"))
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+                continue
+            info.size = 0 if name == "empty" else next(sizes)
+            archive.addfile(info, io.BytesIO(rng.randbytes(info.size)))
+    return buffer.getvalue()
+
+
+def make_one(name: str = "a", kind: bytes = tarfile.REGTYPE, **attributes: object) -> bytes:
+    """Returns a tar with one member of any kind before a regular file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        info = tarfile.TarInfo(name)
+        info.type = kind
+        for key, value in attributes.items():
+            setattr(info, key, value)
+        archive.addfile(info)
+        archive.addfile(tarfile.TarInfo("b"))
+    return buffer.getvalue()
+
+
+def with_header(data: bytes, field: slice, value: bytes) -> bytes:
+    """Returns a tar whose first header has other bytes at `field`, and a checksum that fits."""
+    header = bytearray(data[:BLOCK])
+    header[field] = value
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + data[BLOCK:]
+
+
+def found_in(data: bytes, folder: Path, start: int = 0, stop: int | None = None) -> list[tuple]:
+    path = folder / "some.tar"
+    path.write_bytes(data)
+    reader = ArchiveReader({"some.tar": path})
+    stop = len(data) if stop is None else stop
+    found = tar.members(reader, "some.tar", start, stop)
+    # A loop that does not advance must fail a test instead of hanging it.
+    return [tuple(member) for member in itertools.islice(found, 1000)]
+
+
+def expected_in(data: bytes) -> list[tuple]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:", encoding="utf-8") as archive:
+        return [(info.name, info.offset_data, info.size) for info in archive if info.isreg()]
+
+
+@pytest.mark.parametrize(
+    ("names", "tar_format"),
+    [
+        pytest.param(names, value, id=f"{kind}-{key}")
+        for kind, value in FORMATS.items()
+        for key, names in (NAMES | (LONG_NAMES if kind != "ustar" else {})).items()
+    ],
+)
+def test_members_are_those_of_the_standard_library(
+    tmp_path: Path, names: list[str], tar_format: int
+) -> None:
+    data = make_tar(names, tar_format)
+    expected = expected_in(data)
+
+    assert len(expected) == sum(not name.endswith("/") for name in names)
+    assert found_in(data, tmp_path) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_tars_are_read_like_the_standard_library_does(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    alphabet = "abc/ .é猫-_0"
+
+    def name() -> str:
+        text = "".join(rng.choices(alphabet, k=rng.choice([3, 50, 99, 100, 101, 300])))
+        text = text.strip("/").replace("..", "_.")
+        return f"n{text}n" + "/" * (rng.random() < 0.1)
+
+    data = make_tar([name() for _ in range(30)], rng.choice(list(FORMATS.values())[1:]))
+
+    assert found_in(data, tmp_path) == expected_in(data)
+
+
+def test_old_headers_without_a_magic_are_read(tmp_path: Path) -> None:
+    data = make_tar(["a"], tarfile.USTAR_FORMAT)
+    data = with_header(data, slice(156, 265), bytes(109))
+
+    assert found_in(data, tmp_path) == expected_in(data) == [("a", BLOCK, 1)]
+
+
+def test_an_old_folder_is_known_by_its_slash(tmp_path: Path) -> None:
+    data = make_tar(["folder/", "folder/a"], tarfile.USTAR_FORMAT)
+    data = with_header(data, slice(156, 157), b"\0")
+
+    assert expected_in(data) == [("folder/a", 2 * BLOCK, 1)]
+    assert found_in(data, tmp_path) == expected_in(data)
+
+
+def test_sizes_in_base_256_are_read(tmp_path: Path) -> None:
+    data = with_header(
+        make_tar(["a"], tarfile.GNU_FORMAT), slice(124, 136), b"\x80" + (1).to_bytes(11, "big")
+    )
+
+    assert found_in(data, tmp_path) == expected_in(data) == [("a", BLOCK, 1)]
+
+
+def test_a_size_in_a_pax_header_counts(tmp_path: Path) -> None:
+    # So are files beyond 8 GiB stored; the size in the plain header is 0.
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("big")
+        info.pax_headers = {"size": "600"}
+        archive.addfile(info)
+        buffer.write(b"x" * 600 + bytes(424))
+        archive.offset += 1024
+        archive.addfile(tarfile.TarInfo("b"))
+    data = buffer.getvalue()
+
+    assert [(name, size) for name, _, size in expected_in(data)] == [("big", 600), ("b", 0)]
+    assert found_in(data, tmp_path) == expected_in(data)
+
+
+def test_other_pax_records_do_not_disturb(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(
+        fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "all"}
+    ) as archive:
+        info = tarfile.TarInfo("é")
+        info.pax_headers = {"comment": "path=wrong", "mtime": "1.5", "SCHILY.xattr.user.a": "b"}
+        archive.addfile(info)
+    data = buffer.getvalue()
+
+    assert found_in(data, tmp_path) == expected_in(data)
+    assert [name for name, _, _ in expected_in(data)] == ["é"]
+
+
+@pytest.mark.parametrize("tar_format", FORMATS.values(), ids=FORMATS)
+def test_a_tar_inside_a_tar_is_read_in_place(tmp_path: Path, tar_format: int) -> None:
+    inner = make_tar(["a", "b", "é"], tar_format)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in (("first.tar", make_tar(["z"], tar_format)), ("second.tar", inner)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    outer = buffer.getvalue()
+    _, (_, start, size) = found_in(outer, tmp_path)
+
+    expected = [(name, start + offset, size) for name, offset, size in expected_in(inner)]
+    assert found_in(outer, tmp_path, start, start + size) == expected
+
+
+def test_a_tar_may_be_empty_and_followed_by_anything(tmp_path: Path) -> None:
+    assert found_in(bytes(2 * BLOCK), tmp_path) == []
+    assert found_in(bytes(BLOCK) + b"what padding may hold", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (make_one(kind=tarfile.SYMTYPE, linkname="/etc/passwd"), "is a symbolic link"),
+        (make_one(kind=tarfile.LNKTYPE, linkname="b"), "is a hard link"),
+        (make_one(kind=tarfile.CHRTYPE), "is a device"),
+        (make_one(kind=tarfile.BLKTYPE), "is a device"),
+        (make_one(kind=tarfile.FIFOTYPE), "is a pipe"),
+        (make_one(kind=b"S"), "is of unknown kind b'S'"),
+        (make_one(kind=tarfile.SYMTYPE, linkname="x" * 200), "unknown kind b'K'|symbolic link"),
+        (make_one("../x"), "points outside its folder"),
+        (make_one("a/../../x"), "points outside its folder"),
+        (make_one("a/.."), "points outside its folder"),
+        (make_one("/etc/passwd"), "points outside its folder"),
+        (make_one("/" + "d/" * 100 + "x"), "points outside its folder"),
+        (make_one("../folder", kind=tarfile.DIRTYPE), "points outside its folder"),
+    ],
+    ids=[
+        "symlink",
+        "hard-link",
+        "character-device",
+        "block-device",
+        "fifo",
+        "sparse",
+        "long-symlink",
+        "parent",
+        "parent-inside",
+        "parent-at-the-end",
+        "absolute",
+        "long-absolute",
+        "folder-outside",
+    ],
+)
+def test_what_imagenet_never_holds_is_refused(tmp_path: Path, data: bytes, what: str) -> None:
+    with pytest.raises(SourceError, match=rf"^some\.tar: byte [\d,]+: member .*({what})"):
+        found_in(data, tmp_path)
+
+
+@pytest.mark.parametrize("tar_format", FORMATS.values(), ids=FORMATS)
+def test_truncation_at_every_block_is_refused(tmp_path: Path, tar_format: int) -> None:
+    names = ["first", "folder/", "é" * 40, "third"]
+    sound = make_tar(names, tar_format)
+    name, offset, size = expected_in(sound)[-1]
+    # tarfile takes a tar without its two zero blocks for whole; we ask for one of them.
+    whole = offset + -(-size // BLOCK) * BLOCK + BLOCK
+
+    for length in range(0, len(sound), BLOCK):
+        if length >= whole:
+            assert found_in(sound[:length], tmp_path) == expected_in(sound)
+        else:
+            with pytest.raises(SourceError, match="truncated: download it again"):
+                found_in(sound[:length], tmp_path)
+
+
+def test_truncation_within_a_block_is_refused(tmp_path: Path) -> None:
+    sound = make_tar(["first", "second"], tarfile.GNU_FORMAT)
+
+    for length in [*range(1, 2 * BLOCK, 37), *range(2 * BLOCK + 1, 5 * BLOCK - 1, 101)]:
+        with pytest.raises(SourceError, match="truncated"):
+            found_in(sound[:length], tmp_path)
+
+
+def test_a_file_that_shrinks_meanwhile_is_truncated(tmp_path: Path) -> None:
+    data = make_tar(["first", "second"], tarfile.GNU_FORMAT)
+
+    with pytest.raises(SourceError, match="truncated: download it again"):
+        found_in(data[: 3 * BLOCK], tmp_path, 0, len(data))
+
+
+def test_a_flipped_bit_anywhere_in_a_header_is_refused(tmp_path: Path) -> None:
+    sound = make_tar(["first", "second"], tarfile.GNU_FORMAT)[BLOCK * 2 :]
+
+    for bit in range(8 * BLOCK):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            assert found_in(bytes(damaged), tmp_path) == expected_in(sound)
+        except SourceError as error:
+            assert "not a tar header" in str(error)  # noqa: PT017: either is right
+        else:  # only the checksum's own padding may change without harm
+            assert 148 <= bit // 8 < 156
+
+
+@pytest.mark.parametrize(
+    "size",
+    [b"garbage\0\0\0\0\0", b"-0000001000\0", b"0000000009\0\0"],
+    ids=["text", "negative", "not-octal"],
+)
+def test_a_size_that_is_no_number_is_refused(tmp_path: Path, size: bytes) -> None:
+    data = with_header(make_tar(["a", "b"], tarfile.GNU_FORMAT), slice(124, 136), size)
+
+    with pytest.raises(SourceError, match=r"some\.tar: byte 0"):
+        found_in(data, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [b"garbage\n", b"x path=a\n", b"-5 path=a\n", b"0 path=a\n", b"\xff\xfe\n", b"9999 path=a\n", b"7 a=b"],
+    ids=["no-length", "text-length", "negative", "zero", "bytes", "too-long", "cut"],
+)
+def test_a_damaged_pax_header_is_refused_or_without_effect(tmp_path: Path, records: bytes) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        info = tarfile.TarInfo("pax")
+        info.type, info.size = tarfile.XHDTYPE, len(records)
+        archive.addfile(info, io.BytesIO(records))
+        archive.addfile(tarfile.TarInfo("b"))
+
+    try:
+        assert [name for name, _, _ in found_in(buffer.getvalue(), tmp_path)] in (["b"], ["a"])
+    except SourceError as error:
+        assert "some.tar: byte" in str(error)  # noqa: PT017: either is right
+
+
+def test_an_endless_long_name_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    data = with_header(
+        make_tar(["a"], tarfile.GNU_FORMAT), slice(124, 157), b"00010000000\0" + b" " * 20 + b"L"
+    )
+    path = tmp_path / "some.tar"
+    path.write_bytes(data)
+    os.truncate(path, 1 << 22)
+
+    with pytest.raises(SourceError, match="an extended header of 2,097,152 bytes is damage"):
+        list(tar.members(ArchiveReader({"some.tar": path}), "some.tar", 0, 1 << 22))
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a", bytes(2000))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xd8\xff\xe0" + bytes(range(256)) * 8,
+        zipped(),
+        b"<html><body>Please log in</body></html>" * 40,
+        b"\x1f\x8b\x08" + random.Random(0).randbytes(2000),
+        random.Random(1).randbytes(5000),
+    ],
+    ids=["jpeg", "zip", "login-page", "gzip", "noise"],
+)
+def test_what_is_no_tar_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(SourceError, match=r"some\.tar: byte 0: not a tar header"):
+        found_in(data, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"short text"], ids=["empty", "short"])
+def test_what_is_shorter_than_a_header_is_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(SourceError, match=r"some\.tar: byte 0: ends without"):
+        found_in(data, tmp_path)

@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run; README.md says how to run them and holds the last tables."""
+"""Measurements, side by side in one run; README.md holds how to run them and the last tables."""

@@ -6,10 +6,11 @@ Imports the standard library only: the peers' workers run it in an environment o
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import json
 import os
 import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -196,10 +197,11 @@ def median(values: Sequence[float]) -> float:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table; the first column is text, the others are numbers."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    rule = [("-" * width if i == 0 else "-" * (width - 1) + ":") for i, width in enumerate(widths)]
+    columns = zip(header, *rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [
-        [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
         for row in (header, rule, *rows)
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -207,13 +209,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """Returns where and when, in one line; a busy machine shows in its load."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
+    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    model = models[0] if models else platform.machine()
     load = os.getloadavg()[0]
-    today = datetime.datetime.now(tz=datetime.UTC).date()
+    today = dt.datetime.now(tz=dt.UTC).date()
     cores = len(os.sched_getaffinity(0))
     return f"{today}, {cores} cores of {model}, Python {platform.python_version()}, load {load:.1f}"
 
@@ -248,7 +247,7 @@ def _cpu_of_children() -> float:
 def _watch(root: int, done: threading.Event, samples: list[Sample]) -> None:
     while True:
         rollups = [_rollup(pid) for pid in _tree(root)]
-        pss, rss = (sum(column) / 1000 for column in zip(*rollups)) if rollups else (0.0, 0.0)
+        pss, rss = (sum(column) / 1e6 for column in zip(*rollups, strict=True))
         samples.append(Sample(time.time(), pss, rss))
         if done.wait(_SAMPLE_EVERY_S):
             return
@@ -258,25 +257,24 @@ def _tree(root: int) -> set[int]:
     """Returns the process, its session and all that descends from them."""
     parents = {}
     found = {root}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                # pid (name) state parent group session ...; the name may hold anything.
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                parents[int(entry)] = int(fields[1])
-                if int(fields[3]) == root:
-                    found.add(int(entry))
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            # pid (name) state parent group session ...; the name may hold anything.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry.name)] = int(fields[1])
+            if int(fields[3]) == root:
+                found.add(int(entry.name))
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found
 
 
 def _rollup(pid: int) -> tuple[int, int]:
-    """Returns (PSS, RSS) in kB of 1024 bytes turned into 1000; zeros where it is gone."""
+    """Returns (PSS, RSS) in bytes; zeros where the process is gone."""
     sizes = {"Pss:": 0, "Rss:": 0}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
             name, size = line.split()[:2]
             if name in sizes:
-                sizes[name] = int(size) * 1024 // 1000
+                sizes[name] = int(size) * 1024
     return sizes["Pss:"], sizes["Rss:"]

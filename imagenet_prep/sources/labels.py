@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import tarfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,7 +158,10 @@ def _devkit_files(path: Path) -> tuple[bytes, bytes]:
                 if base in wanted and member.isfile() and "/data/" in f"/{member.name}":
                     file = archive.extractfile(member)
                     wanted[base] = file.read() if file else b""
-    except (tarfile.TarError, EOFError, OSError) as error:
+            # The compression's checksum lies behind the end of the tar, where tarfile stops.
+            while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+                pass
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         raise SourceError(f"{path}: cannot be read as a devkit: {error}. {_ADVICE}") from error
     if missing := [name for name, data in wanted.items() if not data]:
         raise SourceError(f"{path}: holds no data/{' and no data/'.join(missing)}. {_ADVICE}")

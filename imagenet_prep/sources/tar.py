@@ -44,7 +44,7 @@ def members(reader: ArchiveReader, archive: str, start: int, stop: int) -> Itera
         would leave its folder. The message names the archive and the byte offset.
     """
     position = start
-    long_name: str | None = None
+    extended: dict[str, str] = {}
     while True:
         where = f"{archive}: byte {position:,}"
         if position + _BLOCK > stop:
@@ -56,6 +56,8 @@ def members(reader: ArchiveReader, archive: str, start: int, stop: int) -> Itera
         if header == _ZERO:
             return
         name, size, kind = _parse(header, where)
+        name = extended.get("path", name)
+        size = int(extended.get("size", size))
         content = position + _BLOCK
         position = content + -(-size // _BLOCK) * _BLOCK
         if content + size > stop:
@@ -68,11 +70,11 @@ def members(reader: ArchiveReader, archive: str, start: int, stop: int) -> Itera
                 raise SourceError(f"{where}: an extended header of {size:,} bytes is damage")
             data = reader.read(archive, content, size)
             if kind == _LONG_NAME:
-                long_name = data.rstrip(b"\0").decode(errors="backslashreplace")
+                extended["path"] = _text(data.rstrip(b"\0"))
             elif kind == _PAX:
-                long_name = _pax_path(data) or long_name
+                extended |= _pax_records(data, where)
             continue
-        name, long_name = long_name or name, None
+        extended = {}
         if kind in _REFUSED:
             raise SourceError(
                 f"{where}: member {name!r} is {_REFUSED[kind]}. "
@@ -83,7 +85,8 @@ def members(reader: ArchiveReader, archive: str, start: int, stop: int) -> Itera
                 f"{where}: member {name!r} points outside its folder. "
                 "ImageNet's archives hold no such name: this one was tampered with."
             )
-        if kind == _FOLDER:
+        # Before ustar a folder was a file with a slash at the end.
+        if kind == _FOLDER or (kind == b"\0" and name.endswith("/")):
             continue
         if kind not in _REGULAR:
             raise SourceError(f"{where}: member {name!r} is of unknown kind {kind!r}")
@@ -106,22 +109,32 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
     if field[0] & 0x80:
         size = int.from_bytes(field, "big") & ((1 << 95) - 1)  # GNU base-256, beyond 8 GiB
     else:
-        size = int(field.strip(b"\0 ") or b"0", 8)
-    name = header[:100].partition(b"\0")[0].decode(errors="backslashreplace")
+        digits = field.strip(b"\0 ") or b"0"
+        if digits.strip(b"01234567"):
+            raise SourceError(f"{where}: a member's size is {field!r}, expected octal digits")
+        size = int(digits, 8)
+    name = _text(header[:100].partition(b"\0")[0])
     if header[257:263] == b"ustar\0" and header[345] != 0:
-        prefix = header[345:500].partition(b"\0")[0].decode(errors="backslashreplace")
-        name = f"{prefix}/{name}"
+        prefix = header[345:500].partition(b"\0")[0]
+        name = f"{_text(prefix)}/{name}"
     return name, size, header[156:157]
 
 
-def _pax_path(data: bytes) -> str | None:
-    r"""Returns the path in a pax header, whose records read `LENGTH KEY=VALUE\n`."""
+def _pax_records(data: bytes, where: str) -> dict[str, str]:
+    r"""Returns path and size of a pax header, whose records read `LENGTH KEY=VALUE\n`."""
+    records = {}
     while data:
-        length = int(data.partition(b" ")[0])
-        if length <= 0:
-            return None
-        key, _, value = data[:length].partition(b" ")[2].partition(b"=")
-        if key == b"path":
-            return value.rstrip(b"\n").decode(errors="backslashreplace")
-        data = data[length:]
-    return None
+        length, _, _ = data.partition(b" ")
+        record = data[: int(length)] if length.isdigit() else b""
+        key, equals, value = record.partition(b" ")[2].partition(b"=")
+        if not equals or not record.endswith(b"\n") or len(record) != int(length):
+            raise SourceError(f"{where}: a damaged pax header. Compare the archive's md5.")
+        if key == b"path" or (key == b"size" and value[:-1].isdigit()):
+            records[_text(key)] = _text(value[:-1])
+        data = data[len(record) :]
+    return records
+
+
+def _text(name: bytes) -> str:
+    # A name that is not UTF-8 still has to become a unique key that can be written.
+    return name.decode(errors="backslashreplace")

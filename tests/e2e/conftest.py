@@ -29,7 +29,7 @@ def mini(shared_cache: Path) -> Miniature:
 
 @pytest.fixture(scope="session")
 def many(shared_cache: Path) -> Miniature:
-    """300 + 60 images: enough for 46 shards, so that kills land between them; read-only."""
+    """300 + 60 images: enough for 28 shards, so that kills land between them; read-only."""
     return miniature_for_tests(shared_cache, num_train=300, num_validation=60, size=(160, 120))
 
 

@@ -24,9 +24,10 @@ from tests.kit.dataset import (
 from tests.kit.miniature import Miniature
 
 KINDS = ("threads", "processes")
-SHARDS = ("--train-shards", "40", "--validation-shards", "6")
+SHARDS = ("--train-shards", "24", "--validation-shards", "4")
 SETTINGS = (*SHARDS, "--short-side", "64", "--allow-subset", "--workers", "2")
-NUM_SHARDS = 46
+NUM_SHARDS = 28
+NUM_KILLS = {"threads": 20, "processes": 12}
 
 
 class Whole:
@@ -75,14 +76,14 @@ def in_the_middle(many: Miniature, out: Path, kind: str, *more: str):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
     many: Miniature, kind: str, whole: Whole, tmp_path: Path
 ) -> None:
     rng = random.Random(f"kills of {kind}")
     kills = in_the_middle = number = 0
     out = tmp_path / "out-0"
-    while kills < 20 or in_the_middle < 6:
+    while kills < NUM_KILLS[kind] or in_the_middle < 5:
         number += 1
         assert number < 100, f"only {kills} kills, {in_the_middle} of them in the middle"
         before = stamps(out)
@@ -243,7 +244,7 @@ def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
         assert contents(out) == whole_in_threads.contents
     else:
         assert result.code == 4, result
-        assert re.search(r"lost|killed", result.err)
+        assert re.search(r"worker process.* again to resume", result.err)
         assert "Traceback" not in result.err
 
     again = command.run(*prepare(many.root, out, "processes"))

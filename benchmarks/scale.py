@@ -1,0 +1,257 @@
+"""As many images as ImageNet has, of a few hundred bytes each: what does not shrink with them.
+
+python -m benchmarks.scale
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image
+
+from benchmarks import measure
+from imagenet_prep.core import schema
+from imagenet_prep.miniature import Synset, make_devkit
+from imagenet_prep.sources import ilsvrc, labels
+
+NUM_TRAIN = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
+NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
+_BLOCK = 512
+_NUM_PICTURES = 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """One source.
+
+    Attributes:
+      name: for the table.
+      train, validation: images; validation needs a class list that is not ILSVRC2012's, whose
+        labels are not ours to ship.
+      train_shards: at most `train`.
+    """
+
+    name: str
+    train: int
+    validation: int
+    train_shards: int
+
+
+@dataclass
+class Result:
+    """What preparing one source cost.
+
+    Attributes:
+      images: written.
+      wall_s, cpu_s: of the whole process.
+      pss_mb, rss_mb: peaks; rss_mb counts what processes share once for each.
+      seconds, pss_mb_of: of the phases, one after the other.
+      bytes_in, bytes_out: archives; shards, indexes and small files.
+    """
+
+    images: int
+    wall_s: float
+    cpu_s: float
+    pss_mb: float
+    rss_mb: float
+    seconds: dict[str, float]
+    pss_mb_of: dict[str, float]
+    bytes_in: int
+    bytes_out: int
+
+
+def class_counts(total: int, num_classes: int = 1000) -> list[int]:
+    """Returns the images of each class: most have as many as the fullest, as in ILSVRC2012."""
+    low, high = schema.OFFICIAL_CLASS_RANGE[schema.TRAIN]
+    full = num_classes * high
+    if total != NUM_TRAIN:
+        return [total // num_classes + (i < total % num_classes) for i in range(num_classes)]
+    # 105 classes share what is missing; one of them has the fewest.
+    missing = full - total - (high - low)
+    poor = [missing // 104 + (i < missing % 104) for i in range(104)]
+    short = [high - low, *poor]
+    return [
+        high - short[i // 9] if i % 9 == 4 and i // 9 < 105 else high for i in range(num_classes)
+    ]
+
+
+def make_source(folder: Path, row: Row) -> None:
+    """Writes the archives: real JPEGs in real tars, and a devkit where validation is asked for."""
+    folder.mkdir(parents=True)
+    classes = labels.official_classes()
+    wnids = list(classes.wnids)
+    if row.validation:
+        wnids[-1] = "n99999999"
+    pictures = [_picture(number) for number in range(_NUM_PICTURES)]
+    counts = class_counts(row.train, len(wnids))
+    with open(folder / ilsvrc.ARCHIVES[schema.TRAIN], "wb", buffering=1 << 20) as file:
+        for wnid, count in zip(wnids, counts, strict=True):
+            # Numbers have gaps, and come in no order: 7919 is prime to the modulus.
+            names = [f"{wnid}_{i * 7919 % 20_011 + 1}.JPEG" for i in range(count)]
+            sizes = [len(pictures[i % _NUM_PICTURES]) for i in range(count)]
+            num_bytes = sum(_BLOCK + _padded(size) for size in sizes) + 2 * _BLOCK
+            file.write(_header(f"{wnid}.tar", num_bytes))
+            _write_members(file, names, pictures)
+        file.write(bytes(2 * _BLOCK))
+    if row.validation:
+        names = [f"ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(row.validation)]
+        with open(folder / ilsvrc.ARCHIVES[schema.VALIDATION], "wb", buffering=1 << 20) as file:
+            _write_members(file, names, pictures)
+        leaves = [Synset(i + 1, wnid, wnid) for i, wnid in enumerate(wnids)]
+        truth = [i % len(leaves) + 1 for i in range(row.validation)]
+        make_devkit(folder / labels.DEVKIT, leaves, [], truth)
+
+
+def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
+    """Makes a source, prepares it, and removes both."""
+    source, out = scratch / "scale-source", scratch / "scale-out"
+    for folder in (source, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    try:
+        make_source(source, row)
+        splits = "train"
+        shards: list[str | int] = ["--train-shards", row.train_shards]
+        if row.validation:
+            splits = "train,validation"
+            shards += ["--validation-shards", min(128, row.validation)]
+        subset = [] if row.train == NUM_TRAIN and not row.validation else ["--allow-subset"]
+        lanes: list[str | int] = ["--workers", workers, "--worker-kind", kind]
+        fixed = ["--keep-original", "--check", "header", "--splits", splits]
+        argv = measure.prepare_argv(source, out, *fixed, *shards, *subset, *lanes)
+        run = measure.run(argv)
+        spans = measure.phases(out, run.start_s, run.wall_s)
+        _, pss, rss = run.peak()
+        return Result(
+            images=json.loads(run.stdout)["written_examples"],
+            wall_s=run.wall_s,
+            cpu_s=run.cpu_s,
+            pss_mb=pss,
+            rss_mb=rss,
+            seconds={name: round(stop - start, 2) for name, (start, stop) in spans.items()},
+            pss_mb_of={name: round(run.peak(*span).pss_mb) for name, span in spans.items()},
+            bytes_in=sum(path.stat().st_size for path in source.iterdir()),
+            bytes_out=sum(
+                path.stat().st_size
+                for path in out.rglob("*")
+                if path.is_file() and ".work" not in path.parts
+            ),
+        )
+    finally:
+        for folder in (source, out):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def render(results: dict[str, Result], workers: int) -> str:
+    """Returns the two tables."""
+    limit = measure.MEMORY_BAR_MB + workers * measure.MEMORY_BAR_MB_A_WORKER
+    totals, by_phase = [], []
+    for name, result in results.items():
+        verdict = "met" if result.pss_mb <= limit else "MISSED"
+        totals.append(
+            (
+                name,
+                f"{result.wall_s:,.1f}",
+                f"{result.images / result.wall_s:,.0f}",
+                f"{result.cpu_s / result.images * 1e6:,.0f}",
+                f"{result.pss_mb:,.0f}",
+                f"{result.rss_mb:,.0f}",
+                f"<= {limit}: {verdict}",
+                f"{result.bytes_in / 1e6:,.0f}",
+                f"{result.bytes_out / 1e6:,.0f}",
+            )
+        )
+        cells = [
+            f"{seconds:,.1f} ({result.pss_mb_of[phase] or '-'})"
+            for phase, seconds in result.seconds.items()
+        ]
+        by_phase.append((name, *cells))
+    header = (
+        "",
+        "s in all",
+        "images/s",
+        "CPU us/image",
+        "peak PSS MB",
+        "RSS MB",
+        "bar MB",
+        "MB in",
+        "MB out",
+    )
+    phases = next(iter(results.values())).seconds
+    return (
+        f"{measure.table(header, totals)}\n\nSeconds, and peak PSS in MB:\n\n"
+        f"{measure.table(('', *phases), by_phase)}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.scale")
+    parser.add_argument("--train", type=int, nargs="+", default=(2_000, 20_000, NUM_TRAIN))
+    parser.add_argument("--validation", type=int, default=NUM_VALIDATION)
+    parser.add_argument("--train-shards", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--worker-kind", choices=("threads", "processes"), default="threads")
+    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
+    parser.add_argument("--json", type=Path, help="keep raw figures here")
+    args = parser.parse_args(argv)
+    rows = [Row(f"{train:,} train", train, 0, args.train_shards) for train in args.train]
+    if args.validation:
+        least = min(args.train)
+        name = f"{least:,} train, {args.validation:,} validation"
+        rows.insert(1, Row(name, least, args.validation, args.train_shards))
+    results = {}
+    for row in rows:
+        measure.say(row.name)
+        results[row.name] = measure_row(row, args.scratch, args.workers, args.worker_kind)
+    title = (
+        f"scale: JPEGs of 300 bytes in 1,000 classes, {args.train_shards:,} train shards, "
+        f"--keep-original --check header, {args.workers} {args.worker_kind}"
+    )
+    raw = {name: asdict(result) for name, result in results.items()}
+    measure.finish(title, render(results, args.workers), raw, args.json)
+
+
+def _picture(number: int) -> bytes:
+    """Returns a real RGB JPEG that fits one block of a tar."""
+    rng = np.random.default_rng(number)
+    pixels = np.repeat(np.repeat(rng.integers(0, 256, (2, 2, 3), np.uint8), 8, 0), 8, 1)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=75, optimize=True)
+    data = buffer.getvalue()
+    assert len(data) <= _BLOCK
+    return data
+
+
+def _write_members(file: IO[bytes], names: Sequence[str], pictures: Sequence[bytes]) -> None:
+    """Writes a whole tar; tarfile would take a minute for 1.28 million members."""
+    contents = [data.ljust(_padded(len(data)), b"\0") for data in pictures]
+    for place, name in enumerate(names):
+        which = place % len(pictures)
+        file.write(_header(name, len(pictures[which])))
+        file.write(contents[which])
+    file.write(bytes(2 * _BLOCK))
+
+
+def _header(name: str, size: int) -> bytes:
+    """Returns a GNU tar header: name, mode, user, group, size, time, checksum, kind, magic."""
+    numbers = b"0000644", b"0000000", b"0000000", b"%011o" % size, b"00000000000"
+    front = name.encode().ljust(100, b"\0") + b"".join(number + b"\0" for number in numbers)
+    back = b"0".ljust(101, b"\0") + b"ustar  \0"
+    checksum = sum(front) + sum(back) + 8 * ord(" ")
+    return (front + b"%06o" % checksum + b"\0 " + back).ljust(_BLOCK, b"\0")
+
+
+def _padded(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+if __name__ == "__main__":
+    main()

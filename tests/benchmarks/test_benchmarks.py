@@ -1,0 +1,200 @@
+"""Tiny runs of the benchmarks, so that they cannot rot. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks import codec, measure, scale, write
+from imagenet_prep.core import schema
+from imagenet_prep.sources import ilsvrc, labels
+
+SMALL = ["--size", "96", "72", "--short-side", "48"]
+
+
+def test_members_are_what_the_archive_holds(tmp_path: Path) -> None:
+    root = measure.corpus(tmp_path, 20, (96, 72))
+    archive = root / measure.TRAIN_ARCHIVE
+    members = measure.members(archive)
+    data = archive.read_bytes()
+
+    assert len(members) == 20
+    assert all(data[m.offset :][: m.size].startswith(b"\xff\xd8\xff") for m in members)
+    assert all(data[m.offset :][: m.size].endswith(b"\xff\xd9") for m in members)
+    assert all(m.name.startswith(m.wnid) for m in members)
+    assert measure.corpus(tmp_path, 20, (96, 72)) == root
+    assert [path.name for path in tmp_path.iterdir()] == [root.name]
+
+
+def test_memory_is_that_of_all_processes_of_the_tree() -> None:
+    child = "x = bytearray(b'x') * 100_000_000; import time; time.sleep(1)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    run = measure.run([sys.executable, "-c", code])
+
+    assert 100 < run.peak().pss_mb < 250
+    assert run.peak().rss_mb >= run.peak().pss_mb
+    assert run.peak(time.time() + 1).pss_mb == 0.0
+    assert run.wall_s > 1.0
+
+
+def test_a_failing_program_is_named_with_its_words() -> None:
+    with pytest.raises(RuntimeError, match="no such thing"):
+        measure.run([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+def test_rounds_begin_with_another_row_each() -> None:
+    seen: list[str] = []
+
+    def row(name: str) -> int:
+        seen.append(name)
+        return len(seen)
+
+    rows = {name: lambda name=name: row(name) for name in "abcd"}
+    results = measure.interleave(rows, 2, lambda *_: None)
+
+    assert "".join(seen) == "abcdcdab"
+    assert results == {"a": [1, 7], "b": [2, 8], "c": [3, 5], "d": [4, 6]}
+
+
+def test_codec_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "raw.json"
+    codec.main([*SMALL, "--images=10", "--rounds=2", f"--scratch={tmp_path}", f"--json={raw}"])
+    results = json.loads(raw.read_text())["raw"]
+    printed = capsys.readouterr().out
+
+    assert list(results) == list(codec.methods(48))
+    for name, result in results.items():
+        assert f"| {name} " in printed
+        assert len(result["ms"]) == 2
+        assert (result["psnr_db"] is None) == (name in codec.PASS_THROUGH)
+        assert result["psnr_db"] is None or 25 < result["psnr_db"] < 60
+    # Nothing is nearer to the reference than the reference itself, encoded.
+    best = max(result["psnr_db"] or 0 for result in results.values())
+    assert results[codec.FLOOR]["psnr_db"] == pytest.approx(best, abs=0.3)
+
+
+def test_write_measures_floors_and_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "raw.json"
+    only = "^R floor|^R codec|^R ours, 2 threads$|^P floor|^P ours, 2 .*header"
+    arguments = ["--images=40", "--rounds=1", f"--only={only}", f"--scratch={tmp_path}"]
+    write.main([*SMALL, *arguments, f"--json={raw}"])
+    results = json.loads(raw.read_text())["raw"]
+    printed = capsys.readouterr().out
+
+    assert len(results) == 8
+    assert "R: of the floor" in printed
+    assert "P: against copying, cold" in printed
+    assert "peer" not in printed
+    for name, (result,) in results.items():
+        assert f"| {name} " in printed
+        assert result["images"] == 40
+        assert 0 < result["clock_s"] <= result["wall_s"]
+        assert bool(result["bytes_out"]) != name.startswith(("R floor", "R codec"))
+        if "ours" in name:
+            assert 0 < result["shards_s"] <= result["clock_s"]
+            assert result["pss_mb"] > 50
+            assert sum(result["phases"].values()) == pytest.approx(result["wall_s"], abs=0.1)
+            assert min(result["phases"].values()) > -0.05
+    assert {path.name for path in tmp_path.iterdir()} == {"corpus-40-96x72", "raw.json"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tool", "package"), [("mds", "streaming"), ("webdataset", "webdataset")])
+def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> None:
+    venv = Path(os.environ.get("PEERS_VENV", "/tmp/peers-venv"))
+    python = venv / "bin" / "python"
+    found = (
+        python.exists()
+        and not subprocess.run(
+            [python, "-c", f"import importlib.util as u; assert u.find_spec({package!r})"]
+        ).returncode
+    )
+    if not found:
+        pytest.skip(f"no {package} in {venv}: see benchmarks/README.md")
+    source = measure.corpus(tmp_path, 20, (96, 72))
+    bench = write.Bench(source, tmp_path, 48, venv)
+    for name, row in bench.rows().items():
+        if tool in name.lower():
+            result = row()
+            assert result.images == 20, name
+            assert result.bytes_out > 20 * 1000, name
+
+
+def test_bars_are_judged_over_the_rounds() -> None:
+    def result(seconds: float, pss_mb: float = 100.0) -> write.Result:
+        return write.Result(100, seconds, seconds, seconds / 2, 0.0, 1.0, pss_mb, 200.0, 1, {})
+
+    results = {
+        write.FLOOR_R: [result(1.0), result(10.0), result(1.0)],
+        write.OURS_R: [result(2.1), result(4.0), result(2.1)],
+        write.OURS_R1: [result(4.2), result(7.6), result(4.2)],
+        write.PEERS_R[0]: [result(9.0), result(9.0), result(9.0)],
+        write.PEERS_R[1]: [result(2.5), result(9.0), result(2.5)],
+        write.OURS_P: [result(2.0, 701.0)] * 3,
+        write.WEBDATASET_P: [result(1.0)] * 3,
+    }
+    bars = write.render(results).partition("\n\n")[2]
+    judged = {line.split("|")[1].strip(): line.split("|")[3:5] for line in bars.splitlines()}
+
+    def of(name: str) -> tuple[str, str]:
+        found, verdict = judged[name]
+        return found.strip(), verdict.strip()
+
+    assert of("R: of the floor") == ("0.48", "MISSED")
+    assert of("R: against the best peer") == ("1.19", "MISSED")
+    assert of("R: 2 workers against 1") == ("2.00", "met")
+    assert of("P: against WebDataset") == ("0.50", "MISSED")
+    assert of("P: against WebDataset, shards alone") == ("1.00", "met")
+    assert of("peak PSS MB, 2 workers") == ("701", "MISSED")
+
+
+def test_scale_has_ilsvrc2012s_counts() -> None:
+    counts = scale.class_counts(scale.NUM_TRAIN)
+
+    assert sum(counts) == 1_281_167
+    assert (min(counts), max(counts), len(counts)) == (732, 1300, 1000)
+    assert ilsvrc.count_problems("train", labels.official_classes(), counts) == []
+    assert sum(scale.class_counts(2_345)) == 2_345
+
+
+def test_scale_archives_are_real_tars(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    scale.make_source(folder, scale.Row("tiny", 2_000, 50, 4))
+    members = measure.members(folder / measure.TRAIN_ARCHIVE)
+    classes = Counter(member.wnid for member in members)
+
+    assert len({member.name for member in members}) == 2_000
+    assert set(classes.values()) == {2}
+    assert len(classes) == 1_000
+    with tarfile.open(folder / ilsvrc.ARCHIVES[schema.VALIDATION]) as tar:
+        assert len(tar.getnames()) == 50
+    assert len(labels.read_devkit(folder / labels.DEVKIT).validation_class_index) == 50
+
+
+def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = tmp_path / "raw.json"
+    numbers = ["--train", "1000", "--validation", "100", "--train-shards", "8"]
+    scale.main([*numbers, f"--scratch={tmp_path}", f"--json={raw}"])
+    results = json.loads(raw.read_text())["raw"]
+
+    assert [result["images"] for result in results.values()] == [1000, 1100]
+    assert all(result["pss_mb"] > 50 for result in results.values())
+    assert "Seconds, and peak PSS in MB" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
+
+
+def test_programs_start_from_the_repositorys_root() -> None:
+    for name in ("codec", "write", "scale"):
+        argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
+        done = subprocess.run(argv, cwd=measure.ROOT, capture_output=True, text=True)
+
+        assert done.returncode == 0, done.stderr
+        assert f"python -m benchmarks.{name}" in done.stdout

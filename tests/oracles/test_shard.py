@@ -1,0 +1,93 @@
+"""Shards and indices against those that TensorFlow and DALI write themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from imagenet_prep.core import example, tfrecord
+from imagenet_prep.core.image import Member, PreparedImage
+from imagenet_prep.shards import writer
+from tests.oracles.test_example import with_tensorflow
+
+CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish, Carassius auratus"))
+
+
+def write_shard(folder: Path) -> list[example.ImageExample]:
+    """Writes folder/shard and folder/index; returns what they hold."""
+    members = [Member(f"n01440764/é_{i}.JPEG", "a", 0, 1, i % 2) for i in range(7)]
+    images = {m.key: os.urandom(1 + 977 * i) for i, m in enumerate(members)}
+    writer.write_shard(
+        "shard",
+        members,
+        read=lambda member: images[member.key],
+        transform=lambda data: PreparedImage(data, 375, 500, resized=False, repair=None),
+        classes=CLASSES,
+        label_offset=1,
+        fail_on_bad_image=False,
+        shard_path=folder / "shard",
+        index_path=folder / "index",
+    )
+    return [
+        example.ImageExample(images[m.key], 375, 500, m.filename, m.class_index + 1, *CLASSES[i % 2])
+        for i, m in enumerate(members)
+    ]
+
+
+@pytest.mark.tf
+def test_a_shard_is_the_file_that_tensorflow_writes(tf: ModuleType, tmp_path: Path) -> None:
+    images = write_shard(tmp_path)
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as theirs:
+        for image in images:
+            theirs.write(with_tensorflow(tf, image).SerializeToString(deterministic=True))
+
+    assert (tmp_path / "shard").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+@pytest.mark.tf
+def test_shards_that_tensorflow_wrote_are_read(tf: ModuleType, tmp_path: Path) -> None:
+    payloads = [os.urandom(size) for size in (0, 1, 100, 70_000)]
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as theirs:
+        for payload in payloads:
+            theirs.write(payload)
+
+    with open(tmp_path / "theirs", "rb") as stream:
+        assert [r.payload for r in tfrecord.read_records(stream, "theirs")] == payloads
+
+
+def index_by_dali(shard: Path, index: Path) -> bytes:
+    """Returns the index that DALI's own script writes."""
+    script = Path(sysconfig.get_path("scripts")) / "tfrecord2idx"
+    if not script.is_file():
+        pytest.skip("DALI's tfrecord2idx is not installed")
+    # The script looks for tensorflow_io and does without; an empty package saves importing
+    # TensorFlow before that.
+    hidden = index.parent / "hidden"
+    hidden.mkdir(exist_ok=True)
+    (hidden / "tensorflow.py").write_text("raise ImportError")
+    environment = os.environ | {"PYTHONPATH": str(hidden)}
+    subprocess.run([sys.executable, script, shard, index], check=True, env=environment, timeout=60)
+    return index.read_bytes()
+
+
+def test_an_index_is_the_one_that_dali_writes(tmp_path: Path) -> None:
+    write_shard(tmp_path)
+
+    assert (tmp_path / "index").read_bytes() == index_by_dali(tmp_path / "shard", tmp_path / "idx")
+
+
+def test_all_indices_of_a_prepared_set_are_those_that_dali_writes(
+    prepared: Path, tmp_path: Path
+) -> None:
+    shards = sorted(path.name for path in prepared.iterdir() if "-of-" in path.name)
+
+    assert len(shards) == 7
+    for name in shards:
+        ours = (prepared / "index" / name).read_bytes()
+        assert ours == index_by_dali(prepared / name, tmp_path / name), name

@@ -1,0 +1,105 @@
+"""TensorFlow Datasets opens what we wrote, without code of ours and without a network."""
+
+from __future__ import annotations
+
+import json
+import socket
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core import manifest
+from tests.kit.miniature import Miniature
+
+pytestmark = [
+    pytest.mark.tf,
+    # Its own dependencies (etils, importlib_resources, ...), none of our calls.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+SPLITS = ("train", "validation")
+
+
+@pytest.fixture(scope="module")
+def builder(tf: ModuleType, prepared: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tfds = pytest.importorskip(
+            "tensorflow_datasets", reason="TensorFlow Datasets is not installed"
+        )
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(*address: object) -> None:
+            pytest.fail(f"tried the network: {address}")
+
+        patch.setattr(socket.socket, "connect", refuse)
+        patch.setattr(socket, "getaddrinfo", refuse)
+        yield tfds.builder_from_directory(str(prepared))
+
+
+@pytest.fixture(scope="module")
+def committed(prepared: Path) -> manifest.Manifest:
+    return manifest.loads((prepared / "dataset.json").read_bytes(), "dataset.json")
+
+
+def test_splits_are_those_of_the_manifest(builder: Any, committed: manifest.Manifest) -> None:
+    splits = builder.info.splits
+
+    assert set(splits) == set(SPLITS)
+    for name, split in committed.splits.items():
+        assert splits[name].num_examples == split.examples
+        assert splits[name].num_bytes == split.num_bytes
+        assert list(splits[name].shard_lengths) == [shard.examples for shard in split.shards]
+        assert [Path(f).name for f in splits[name].filepaths] == [s.name for s in split.shards]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_all_examples_come_with_their_labels_and_pixels(
+    tf: ModuleType, builder: Any, small: Miniature, split: str
+) -> None:
+    truth = small.of(split)
+    found = []
+    for record in builder.as_dataset(split=split).as_numpy_iterator():
+        image = record["image"]
+        name = image["filename"].decode()
+        key = name if split == "validation" else f"{name.split('_')[0]}/{name}"
+        found.append(key)
+        assert image["class"]["label"] == truth[key].class_index + 1
+        assert image["class"]["synset"].decode() == truth[key].wnid
+        assert image["class"]["text"].decode() == dict(small.classes)[truth[key].wnid]
+        assert image["encoded"].shape == (image["height"], image["width"], 3)
+        assert image["encoded"].dtype.name == "uint8"
+        for side in ("xmin", "xmax", "ymin", "ymax", "label"):
+            assert image["object"]["bbox"][side].shape == (0,)
+
+    assert sorted(found) == sorted(k for k, i in truth.items() if i.fate != "quarantined")
+
+
+def test_part_of_a_split_can_be_asked_for(builder: Any, committed: manifest.Manifest) -> None:
+    total = committed.splits["train"].examples
+    half = builder.as_dataset(split="train[:50%]")
+
+    assert len(list(half)) == round(total / 2)
+
+
+def test_pixels_are_decoded_as_tensorflow_decodes_the_stored_bytes(
+    tf: ModuleType, builder: Any, prepared: Path
+) -> None:
+    features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
+    names = sorted(str(path) for path in prepared.glob("validation-*"))
+    expected = [
+        tf.io.decode_jpeg(tf.io.parse_single_example(p, features)["image/encoded"]).numpy().tobytes()
+        for p in tf.data.TFRecordDataset(names)
+    ]
+    found = [r["image"]["encoded"].tobytes() for r in builder.as_dataset(split="validation").as_numpy_iterator()]
+
+    assert sorted(found) == sorted(expected)
+
+
+def test_the_two_files_are_stable_text(prepared: Path) -> None:
+    for name in ("features.json", "dataset_info.json"):
+        data = (prepared / name).read_bytes()
+        assert json.dumps(json.loads(data), indent=1, sort_keys=True).encode() + b"\n" == data

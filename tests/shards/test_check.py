@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import example, tfrecord
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.core.manifest import Shard
+from imagenet_prep.shards import check
+from imagenet_prep.shards.check import Expectation, Report
+
+WNIDS = ("n01440764", "n01443537", "n01484850")
+FIRST, SECOND = "train-00000-of-00002", "train-00001-of-00002"
+PROVING = ("crc", "decode")
+
+
+def image(place: int, **changes: object) -> example.ImageExample:
+    class_index = place % len(WNIDS)
+    return example.ImageExample(
+        encoded=b"\xff\xd8" + random.Random(place).randbytes(200),
+        height=3,
+        width=4,
+        filename=f"{WNIDS[class_index]}_{place}.JPEG",
+        stored_label=class_index + 1,
+        wnid=WNIDS[class_index],
+        text="a fish",
+    )._replace(**changes)
+
+
+class Dataset:
+    """Two shards of five records of equal size, and what the manifest says of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "index").mkdir()
+        self.shards = {
+            name: self.write(name, [example.encode(image(5 * shard + i)) for i in range(5)])
+            for shard, name in enumerate((FIRST, SECOND))
+        }
+
+    def write(self, name: str, payloads: list[bytes]) -> Shard:
+        frames = [tfrecord.frame(payload) for payload in payloads]
+        offsets = [sum(map(len, frames[:i])) for i in range(len(frames))]
+        index = "".join(map(tfrecord.index_line, offsets, map(len, frames))).encode()
+        data = b"".join(frames)
+        (self.root / name).write_bytes(data)
+        (self.root / "index" / name).write_bytes(index)
+        return Shard(
+            name,
+            len(frames),
+            len(data),
+            hashlib.sha256(data).hexdigest(),
+            len(index),
+            hashlib.sha256(index).hexdigest(),
+        )
+
+    def check(
+        self, name: str = FIRST, level: str = "crc", prove: Callable[..., None] = lambda *_: None
+    ) -> Report:
+        return check.check_shard(
+            self.shards[name],
+            Expectation(
+                root=self.root,
+                level=level,
+                wnids=WNIDS,
+                label_offset=1,
+                name_of_sha256={shard.sha256: shard.name for shard in self.shards.values()},
+                prove_image=prove,
+            ),
+        )
+
+    def change(self, name: str, edit: Callable[[bytearray], object]) -> None:
+        data = bytearray((self.root / name).read_bytes())
+        edit(data)
+        (self.root / name).write_bytes(data)
+
+    def record(self, number: int) -> int:
+        """Returns the byte offset of a record of the first shard."""
+        return int((self.root / "index" / FIRST).read_text().splitlines()[number].split()[0])
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return Dataset(tmp_path)
+
+
+def flip(place: int, bit: int = 0) -> Callable[[bytearray], None]:
+    def edit(data: bytearray) -> None:
+        data[place] ^= 1 << bit
+
+    return edit
+
+
+@pytest.mark.parametrize("level", check.LEVELS)
+@pytest.mark.parametrize("name", [FIRST, SECOND])
+def test_a_sound_shard_has_no_problem(dataset: Dataset, name: str, level: str) -> None:
+    assert dataset.check(name, level).problems == []
+
+
+def test_classes_are_counted_where_images_are_decoded(dataset: Dataset) -> None:
+    assert dataset.check(level="decode").examples_per_class == {0: 2, 1: 2, 2: 1}
+    assert dataset.check(level="crc").examples_per_class == {}
+
+
+def test_every_stored_image_is_proven(dataset: Dataset) -> None:
+    seen = []
+    dataset.check(level="decode", prove=lambda *args: seen.append(args))
+
+    assert seen == [(image(i).encoded, 3, 4) for i in range(5)]
+
+
+@pytest.mark.parametrize("level", PROVING)
+def test_a_flipped_bit_in_a_payload_names_the_record(dataset: Dataset, level: str) -> None:
+    start = dataset.record(3)
+    dataset.change(FIRST, flip(start + 12 + 100))
+
+    (problem,) = dataset.check(level=level).problems
+    assert problem.startswith(f"{FIRST}: record 3 at byte {start:,}: data CRC")
+
+
+@pytest.mark.parametrize("level", PROVING)
+def test_a_flipped_bit_in_a_length_names_the_record(dataset: Dataset, level: str) -> None:
+    start = dataset.record(2)
+    dataset.change(FIRST, flip(start + 1))
+
+    (problem,) = dataset.check(level=level).problems
+    assert problem.startswith(f"{FIRST}: record 2 at byte {start:,}: length CRC")
+
+
+def test_a_flipped_bit_anywhere_is_found(dataset: Dataset) -> None:
+    size = dataset.shards[FIRST].num_bytes
+
+    for place in range(0, size, 7):
+        dataset.change(FIRST, flip(place, place % 8))
+        assert len(dataset.check().problems) == 1, place
+        dataset.change(FIRST, flip(place, place % 8))
+    assert dataset.check().problems == []
+
+
+@pytest.mark.parametrize("level", check.LEVELS)
+@pytest.mark.parametrize("target", [FIRST, f"index/{FIRST}"], ids=["shard", "index"])
+def test_a_missing_file_is_named(dataset: Dataset, target: str, level: str) -> None:
+    (dataset.root / target).unlink()
+
+    assert dataset.check(level=level).problems == [f"{target}: missing"]
+
+
+def test_a_folder_in_the_place_of_a_shard_is_a_missing_file(dataset: Dataset) -> None:
+    (dataset.root / FIRST).unlink()
+    (dataset.root / FIRST).mkdir()
+
+    assert dataset.check().problems == [f"{FIRST}: missing"]
+
+
+@pytest.mark.parametrize("level", check.LEVELS)
+def test_a_truncated_shard_is_found_by_its_size(dataset: Dataset, level: str) -> None:
+    start, size = dataset.record(4), dataset.shards[FIRST].num_bytes
+    dataset.change(FIRST, lambda data: data.__delitem__(slice(start + 50, None)))
+
+    problems = dataset.check(level=level).problems
+    assert problems[0] == f"{FIRST}: {start + 50:,} bytes, expected {size:,}"
+    if level != "manifest":
+        assert problems[1].startswith(f"{FIRST}: record 4 at byte {start:,}: the file ends inside")
+
+
+def test_truncation_at_a_record_boundary_is_found_too(dataset: Dataset) -> None:
+    start, size = dataset.record(4), dataset.shards[FIRST].num_bytes
+    dataset.change(FIRST, lambda data: data.__delitem__(slice(start, None)))
+
+    assert f"{FIRST}: {start:,} bytes, expected {size:,}" in dataset.check().problems
+
+
+@pytest.mark.parametrize("level", check.LEVELS)
+def test_extra_bytes_are_found(dataset: Dataset, level: str) -> None:
+    size = dataset.shards[FIRST].num_bytes
+    dataset.change(FIRST, lambda data: data.extend(b"more"))
+
+    problems = dataset.check(level=level).problems
+    assert problems[0] == f"{FIRST}: {size + 4:,} bytes, expected {size:,}"
+    if level != "manifest":
+        assert problems[1].startswith(f"{FIRST}: record 5 at byte {size:,}: the file ends after 4")
+
+
+def test_an_extra_record_is_found(dataset: Dataset) -> None:
+    dataset.change(FIRST, lambda data: data.extend(tfrecord.frame(b"one more")))
+
+    assert len(dataset.check().problems) >= 1
+
+
+@pytest.mark.parametrize("level", PROVING)
+def test_a_swapped_shard_is_told_from_a_damaged_one(dataset: Dataset, level: str) -> None:
+    shutil.copy(dataset.root / SECOND, dataset.root / FIRST)
+    shutil.copy(dataset.root / "index" / SECOND, dataset.root / "index" / FIRST)
+
+    problems = dataset.check(level=level).problems
+    assert f"{FIRST}: holds the content of {SECOND}; swapped" in problems
+
+
+@pytest.mark.parametrize("level", PROVING)
+def test_a_sound_shard_of_another_program_is_told_from_a_damaged_one(
+    dataset: Dataset, level: str
+) -> None:
+    written = dataset.shards[FIRST]
+    payloads = [example.encode(image(i, text="a bird")) for i in range(5)]
+    dataset.write(FIRST, payloads)  # the same sizes
+    dataset.shards[FIRST] = written
+
+    (problem,) = dataset.check(level=level).problems
+    assert "another program wrote it" in problem
+
+
+@pytest.mark.parametrize("level", PROVING)
+def test_an_edited_index_names_the_record(dataset: Dataset, level: str) -> None:
+    name = f"index/{FIRST}"
+    lines = (dataset.root / name).read_text().splitlines()
+    offset, size = map(int, lines[2].split())
+    edited = f"{offset + 1} {size}"
+    (dataset.root / name).write_text("\n".join([*lines[:2], edited, *lines[3:], ""]))
+
+    assert dataset.check(level=level).problems == [
+        f"{name}: record 2: line {edited!r}, the shard says {lines[2]!r}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [lambda lines: lines[:-1], lambda lines: [*lines, "1 2\n"], lambda lines: [b"\xff\xfe"]],
+    ids=["line-less", "line-more", "bytes"],
+)
+def test_an_index_of_another_length_is_found(
+    dataset: Dataset, edit: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    path = dataset.root / "index" / FIRST
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line if isinstance(line, bytes) else line.encode() for line in edit(lines)))
+
+    problems = dataset.check().problems
+    assert problems[0].startswith(f"index/{FIRST}: ")
+    assert "bytes, expected" in problems[0]
+
+
+def test_a_damaged_shard_does_not_hide_a_damaged_index(dataset: Dataset) -> None:
+    dataset.change(FIRST, flip(dataset.record(4) + 60))
+    dataset.change(f"index/{FIRST}", flip(0))
+
+    problems = dataset.check().problems
+    assert [problem.partition(":")[0] for problem in problems] == [FIRST, f"index/{FIRST}"]
+
+
+def test_the_level_manifest_reads_no_content(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset.change(FIRST, flip(100))
+    monkeypatch.setattr(tfrecord, "read_records", lambda *_: pytest.fail("read"))
+
+    assert dataset.check(level="manifest").problems == []
+
+
+UNTYPED = example.encode(image(0)).replace(b"image/height", b"image/HEIGHT")
+
+
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [
+        (example.encode(image(1, stored_label=0)), "label 0, expected 1 to 3"),
+        (example.encode(image(1, stored_label=4)), "label 4, expected 1 to 3"),
+        (
+            example.encode(image(1, stored_label=3)),
+            "label 3 is n01484850, the record's synset is n01443537",
+        ),
+        (example.encode(image(1, wnid="n99999999")), "the record's synset is n99999999"),
+        (UNTYPED, "keys missing: image/height"),
+        (b"not an example", "not a tf.train.Example"),
+        (b"", "keys missing: "),
+    ],
+    ids=["label-0", "label-4", "label-of-another", "unknown-wnid", "key", "garbage", "empty"],
+)
+def test_a_wrong_example_in_a_sound_record_is_named(
+    dataset: Dataset, payload: bytes, complaint: str
+) -> None:
+    payloads = [example.encode(image(i)) for i in range(5)]
+    payloads[1] = payload
+    dataset.shards[FIRST] = dataset.write(FIRST, payloads)
+
+    assert dataset.check(level="crc").problems == []
+    (problem,) = dataset.check(level="decode").problems
+    assert problem.startswith(f"{FIRST}: record 1 at byte {dataset.record(1):,}: ")
+    assert complaint in problem
+
+
+def test_an_image_that_does_not_decode_is_named(dataset: Dataset) -> None:
+    def prove(encoded: bytes, *_: int) -> None:
+        if encoded == image(3).encoded:
+            raise BadImageError("undecodable", "it is noise")
+
+    assert dataset.check(level="decode", prove=prove).problems == [
+        f"{FIRST}: record 3 at byte {dataset.record(3):,}: undecodable: it is noise"
+    ]
+
+
+def test_a_shard_that_cannot_be_read_is_a_problem_and_no_crash(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    monkeypatch.setattr(tfrecord, "read_records", fail)
+
+    (problem,) = dataset.check().problems
+    assert problem == f"{FIRST}: cannot be read: Input/output error"

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core import example, tfrecord
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError
+from imagenet_prep.core.image import Member, PreparedImage
+from imagenet_prep.shards import writer
+
+CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish"))
+MEMBERS = [
+    Member("n01440764/n01440764_1.JPEG", "train.tar", 512, 10, 0),
+    Member("n01443537/n01443537_2.JPEG", "train.tar", 2048, 20, 1),
+    Member("ILSVRC2012_val_00000003.JPEG", "val.tar", 1024, 30, 0),
+]
+SHARD = "train-00000-of-00001"
+
+
+def read(member: Member) -> bytes:
+    return f"source of {member.key}".encode()
+
+
+def transform(data: bytes) -> PreparedImage:
+    return PreparedImage(b"\xff\xd8" + data, len(data), 2 * len(data), resized=True, repair=None)
+
+
+def bad(*numbers: int) -> Any:
+    """Returns a transform that refuses the images whose key ends with one of `numbers`."""
+
+    def refuse(data: bytes) -> PreparedImage:
+        if any(data.endswith(b"%d.JPEG" % number) for number in numbers):
+            raise BadImageError("truncated", "ends early")
+        return transform(data)
+
+    return refuse
+
+
+def write(folder: Path, **changes: Any) -> dict[str, Any]:
+    options = {
+        "read": read,
+        "transform": transform,
+        "classes": CLASSES,
+        "label_offset": 1,
+        "fail_on_bad_image": False,
+        "shard_path": folder / "shard",
+        "index_path": folder / "index",
+    }
+    return writer.write_shard(SHARD, changes.pop("members", MEMBERS), **(options | changes))
+
+
+def examples_in(path: Path) -> list[example.ImageExample]:
+    with open(path, "rb") as stream:
+        return [example.decode(r.payload) for r in tfrecord.read_records(stream, "shard")]
+
+
+def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
+    write(tmp_path)
+    expected = [
+        example.ImageExample(
+            encoded=transform(read(member)).encoded,
+            height=len(read(member)),
+            width=2 * len(read(member)),
+            filename=member.key.split("/")[-1],
+            stored_label=member.class_index + 1,
+            wnid=CLASSES[member.class_index][0],
+            text=CLASSES[member.class_index][1],
+        )
+        for member in MEMBERS
+    ]
+
+    assert examples_in(tmp_path / "shard") == expected
+
+
+def test_the_receipt_is_the_truth_about_both_files(tmp_path: Path) -> None:
+    receipt = write(tmp_path)
+    shard, index = (tmp_path / "shard").read_bytes(), (tmp_path / "index").read_bytes()
+    lengths = [len(read(member)) for member in MEMBERS]
+
+    assert receipt == {
+        "shard": SHARD,
+        "examples": 3,
+        "num_bytes": len(shard),
+        "sha256": hashlib.sha256(shard).hexdigest(),
+        "index_bytes": len(index),
+        "index_sha256": hashlib.sha256(index).hexdigest(),
+        "source_bytes": 60,
+        "resized": 3,
+        "max_height": max(lengths),
+        "max_width": 2 * max(lengths),
+        "incidents": [],
+    }
+
+
+def test_the_index_leads_to_every_record(tmp_path: Path) -> None:
+    write(tmp_path)
+    shard = (tmp_path / "shard").read_bytes()
+    lines = (tmp_path / "index").read_text().splitlines()
+    stops = []
+    for line, member in zip(lines, MEMBERS, strict=True):
+        offset, size = map(int, line.split())
+        (record,) = tfrecord.read_records(io.BytesIO(shard[offset : offset + size]), "piece")
+        assert example.decode(record.payload).filename == member.filename
+        stops.append(offset + size)
+
+    assert stops[-1] == len(shard)
+
+
+def test_the_same_members_give_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+
+    assert write(tmp_path) == write(tmp_path / "again")
+    for name in ("shard", "index"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_labels_are_class_indices_plus_the_offset(tmp_path: Path, offset: int) -> None:
+    write(tmp_path, label_offset=offset)
+
+    labels = [image.stored_label for image in examples_in(tmp_path / "shard")]
+    assert labels == [member.class_index + offset for member in MEMBERS]
+
+
+def test_a_bad_image_is_left_out_and_listed(tmp_path: Path) -> None:
+    receipt = write(tmp_path, transform=bad(2))
+
+    assert receipt["examples"] == 2
+    assert receipt["source_bytes"] == 60
+    assert receipt["incidents"] == [
+        {
+            "key": "n01443537/n01443537_2.JPEG",
+            "class_index": 1,
+            "archive": "train.tar",
+            "offset": 2048,
+            "size": 20,
+            "action": "quarantined",
+            "reason": "truncated",
+            "detail": "ends early",
+        }
+    ]
+    assert [image.filename for image in examples_in(tmp_path / "shard")] == [
+        MEMBERS[0].filename,
+        MEMBERS[2].filename,
+    ]
+
+
+def test_a_repaired_image_is_stored_and_listed(tmp_path: Path) -> None:
+    receipt = write(tmp_path, transform=lambda data: transform(data)._replace(repair="cmyk"))
+
+    assert receipt["examples"] == 3
+    assert [(i["action"], i["reason"]) for i in receipt["incidents"]] == [("repaired", "cmyk")] * 3
+
+
+def test_a_bad_image_fails_the_shard_where_that_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataDamagedError,
+        match=rf"{SHARD}: n01443537/n01443537_2\.JPEG \(train\.tar byte 2,048, 20 bytes\) is "
+        r"truncated: ends early\. Run without --on-bad-image fail",
+    ):
+        write(tmp_path, transform=bad(2), fail_on_bad_image=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_without_one_good_image_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataDamagedError, match=rf"{SHARD}: not one of its 3 images can be used; the first is n01440"
+    ):
+        write(tmp_path, transform=bad(1, 2, 3))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(IncompleteError, match="run the same command again to resume"):
+        write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), KeyboardInterrupt()], ids=["bug", "interrupt"])
+def test_whatever_happens_nothing_half_written_stays(tmp_path: Path, error: BaseException) -> None:
+    def fail(data: bytes) -> PreparedImage:
+        if data.endswith(b"3.JPEG"):
+            raise error
+        return transform(data)
+
+    with pytest.raises(type(error)):
+        write(tmp_path, transform=fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_files_are_synced_before_they_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((Path(path).name, os.fstat(descriptor).st_size))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    receipt = write(tmp_path)
+
+    assert dict(synced) == {"shard": receipt["num_bytes"], "index": receipt["index_bytes"]}

@@ -36,5 +36,5 @@ class Policy:
         if self.short_side is None or short <= self.short_side:
             return height, width
         # One correctly rounded division: no drift of the kind that makes a float32
-        # product 479 where 480 was asked for (peers.md 0.2, defect 8).
+        # product 479 where 480 was asked for.
         return tuple(max(1, round(side * self.short_side / short)) for side in (height, width))  # type: ignore[return-value]

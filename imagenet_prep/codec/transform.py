@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, cast
 
 import cv2
+import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
@@ -21,13 +22,18 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.core.image import PreparedImage
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     Pixels = npt.NDArray[np.uint8]
 
 # One image a thread is the parallelism; OpenCV's own threads would fight over the cores.
 cv2.setNumThreads(1)
+
+# Our own limit is smaller, and is looked at before anything is decoded.
+Image.MAX_IMAGE_PIXELS = None
+
+# libjpeg-turbo's JPEG_MAX_DIMENSION.
+_MAX_SIDE = 65_500
 
 # Formats that turn up in image collections under a JPEG name. Listed, so that a stray file
 # cannot reach Pillow's more exotic decoders.
@@ -63,7 +69,8 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
             return PreparedImage(data, height, width, resized=False, repair=None)
         repair = surplus
     pixels, surplus = _decode(data, header, height, width)
-    return _store(pixels, height, width, policy, repair or surplus)
+    encoded = _encode(pixels, height, width, policy)
+    return PreparedImage(encoded, height, width, shrinks, repair or surplus)
 
 
 def _prove(data: bytes, policy: Policy) -> str | None:
@@ -131,9 +138,9 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
         # ValueError, struct.error, IndexError, DecompressionBombError...
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
     height, width = policy.resized(image.height, image.width)
-    import numpy as np
-
-    return _store(np.asarray(image), height, width, policy, name)
+    shrinks = (height, width) != (image.height, image.width)
+    encoded = _encode(np.asarray(image), height, width, policy)
+    return PreparedImage(encoded, height, width, shrinks, name)
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
@@ -148,14 +155,14 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _store(
-    pixels: Pixels, height: int, width: int, policy: Policy, repair: str | None
-) -> PreparedImage:
-    resized = pixels.shape[:2] != (height, width)
-    if resized:
+def _encode(pixels: Pixels, height: int, width: int, policy: Policy) -> bytes:
+    """Returns the JPEG of [height, width] that is made from pixels at least that large."""
+    if max(height, width) > _MAX_SIDE:
+        raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
+    if pixels.shape[:2] != (height, width):
         pixels = _shrink(pixels, height, width)
-    encoded = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
-    return PreparedImage(encoded, height, width, resized, repair)
+    encoded: bytes = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
+    return encoded
 
 
 def _shrink(pixels: Pixels, height: int, width: int) -> Pixels:

@@ -22,7 +22,7 @@ ARCHIVES = {
     schema.VALIDATION: "ILSVRC2012_img_val.tar",
 }
 
-# md5 as quoted by torchvision and image-net.org's download page (peers.md F).
+# md5 as quoted by torchvision and image-net.org's download page.
 OFFICIAL_MD5 = {
     "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
     "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",

@@ -159,7 +159,7 @@ def _devkit_files(path: Path) -> tuple[bytes, bytes]:
                     file = archive.extractfile(member)
                     wanted[base] = file.read() if file else b""
             # The compression's checksum lies behind the end of the tar, where tarfile stops.
-            while archive.fileobj is not None and archive.fileobj.read(1 << 20):
+            while archive.fileobj.read(1 << 20):
                 pass
     except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
         raise SourceError(f"{path}: cannot be read as a devkit: {error}. {_ADVICE}") from error

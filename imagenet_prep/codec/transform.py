@@ -93,10 +93,10 @@ def _prove(data: bytes, policy: Policy) -> str | None:
 def _decode(data: bytes, header: Probe, height: int, width: int) -> tuple[Pixels, str | None]:
     """Returns pixels [>= height, >= width, 3] uint8 RGB, and the reason if they were rescued.
 
-    libjpeg's scaled decoding halves the sides as often as the target allows; steps finer
-    than 2 cost 2.3 dB (M/8 scaling), so they are not used.
+    libjpeg halves the sides while decoding as long as 4 times the target is left. Nearer to
+    it, its cut-off in 8 x 8 blocks shows: up to 3 dB worse than shrinking all pixels.
     """
-    size = {"min_height": height, "min_width": width, "min_factor": 2}
+    size = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
     if (height, width) == (header.height, header.width):
         size = {}
     try:
@@ -168,14 +168,18 @@ def _encode(pixels: Pixels, height: int, width: int, policy: Policy) -> bytes:
 def _shrink(pixels: Pixels, height: int, width: int) -> Pixels:
     """Returns pixels [height, width, 3], antialiased.
 
-    Below a factor of 2, which is all that scaled decoding leaves, pixels are sampled
-    bicubically at twice the target and averaged 2 x 2. The samples lie less than a source
-    pixel apart, so nothing aliases. Both steps have vector code in OpenCV: together 2.2
-    times as fast as its INTER_AREA at such factors, and 0.4...1.3 dB closer to Lanczos.
+    Pixels are sampled bicubically on a grid 2, 3 or 4 times as fine as the target's, so that
+    samples lie less than a source pixel apart and nothing aliases, then averaged. Beyond a
+    factor of 4 halving by 2 x 2 means comes first. Every step has vector code in OpenCV: at
+    the factors of ImageNet it is twice as fast as INTER_AREA alone, and 0.4...0.8 dB closer
+    to Lanczos.
     """
-    if pixels.shape[0] < 2 * height:
-        double = (2 * width, 2 * height)
-        pixels = cast("Pixels", cv2.resize(pixels, double, interpolation=cv2.INTER_CUBIC))
+    while pixels.shape[0] >= 4 * height and pixels.shape[1] >= 4 * width:
+        half = (pixels.shape[1] // 2, pixels.shape[0] // 2)
+        pixels = cast("Pixels", cv2.resize(pixels, half, interpolation=cv2.INTER_AREA))
+    fine = max(2, -(-pixels.shape[0] // height))
+    grid = (fine * width, fine * height)
+    pixels = cast("Pixels", cv2.resize(pixels, grid, interpolation=cv2.INTER_CUBIC))
     return cast("Pixels", cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA))
 
 

@@ -31,7 +31,7 @@ TRAIN = "train"
 VALIDATION = "validation"
 SPLITS = (TRAIN, VALIDATION)
 
-# Shard counts of every published consumer (MLPerf hard-codes them), e.g. MLPerf's.
+# Shard counts that published consumers expect; MLPerf's references hard-code them.
 DEFAULT_NUM_SHARDS = {TRAIN: 1024, VALIDATION: 128}
 
 # ILSVRC2012 devkit readme: 732...1300 a class in train, 50 a class in validation.

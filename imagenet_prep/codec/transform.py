@@ -39,8 +39,9 @@ _MAX_SIDE = 65_500
 # cannot reach Pillow's more exotic decoders.
 _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
-# libjpeg's words for "all pixels were decoded, and bytes were left over": TensorFlow and
-# DALI accept such images, so do we, after encoding them anew.
+# libjpeg's words for bytes left over before a marker. Some encoders pad; mostly a damaged
+# scan has made the decoder lose its place. TensorFlow and DALI train on such images, and the
+# archive's md5 tells damage from how it was published: so they are kept, and listed.
 _SURPLUS = "extraneous bytes"
 _CUT = "premature end of jpeg file"
 

@@ -160,16 +160,16 @@ def decode_features(payload: bytes) -> dict[str, Value]:
     """
     features: dict[str, Value] = {}
     try:
-        for number, body in _fields(payload):
-            if number != 1:
-                raise ValueError(f"unexpected field {number} in Example")
-            for _, entry in _fields(body):
+        for body in _only_field_1(payload):
+            for entry in _only_field_1(body):
                 key, value = b"", b""
                 for part, content in _fields(entry):
                     if part == 1:
                         key = content
                     elif part == 2:
                         value = content
+                    else:
+                        raise ValueError(f"unexpected field {part} in a feature")
                 features[key.decode()] = _decode_feature(value)
     except (ValueError, struct.error, IndexError) as error:
         raise DataDamagedError(f"not a tf.train.Example: {error}") from error
@@ -218,7 +218,7 @@ def _decode_feature(data: bytes) -> Value:
     if kind not in _KIND_NAMES:
         raise ValueError(f"unexpected feature kind {kind}")
     if kind == _BYTES:
-        return [value for _, value in _fields(body)]
+        return list(_only_field_1(body))
     return _floats(body) if kind == _FLOAT else _integers(body)
 
 
@@ -276,6 +276,13 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
         if position > len(data):
             raise ValueError(f"field {tag >> 3} claims {size:,} bytes, {len(data) - start:,} left")
         yield tag >> 3, data[start:position]
+
+
+def _only_field_1(data: bytes) -> Iterator[bytes]:
+    for number, content in _fields(data):
+        if number != 1:
+            raise ValueError(f"unexpected field {number}")
+        yield content
 
 
 def _delimited(number: int, content: bytes) -> bytes:

@@ -31,7 +31,9 @@ SMALL = Manifest(
     classes=Classes(2, "d0", False),
     sources=[Source("ILSVRC2012_img_train.tar", 10_240, None, 3)],
     splits={
-        "train": Split(2, 200, [1, 1], 1, 480, 640, [Shard("train-00000-of-00001", 2, 200, "s", 12, "i")])
+        "train": Split(
+            2, 200, [1, 1], 1, 480, 640, [Shard("train-00000-of-00001", 2, 200, "s", 12, "i")]
+        )
     },
     quarantined={"truncated": 1},
     repaired={},
@@ -69,9 +71,7 @@ manifests = st.builds(
     label_offset=st.integers(0, 1),
     subset=st.booleans(),
     classes=st.builds(Classes, counts, names, st.booleans()),
-    sources=st.lists(
-        st.builds(Source, names, counts, st.none() | names, counts), max_size=2
-    ),
+    sources=st.lists(st.builds(Source, names, counts, st.none() | names, counts), max_size=2),
     splits=st.dictionaries(
         names,
         st.builds(
@@ -198,7 +198,9 @@ def test_an_unknown_field_deep_inside_is_named_with_its_place() -> None:
     content = json.loads(SMALL.dumps())
     content["splits"]["train"]["shards"][0]["colour"] = 1
 
-    with pytest.raises(ManifestError, match=r"here: splits\['train'\]: shards\[0\]: unknown.*colour"):
+    with pytest.raises(
+        ManifestError, match=r"here: splits\['train'\]: shards\[0\]: unknown.*colour"
+    ):
         manifest.loads(signed(content), "here")
 
 

@@ -59,7 +59,7 @@ def test_records_before_the_damage_are_still_yielded() -> None:
 
     with pytest.raises(DataDamagedError, match="record 2 at byte 45: data CRC"):
         for record in tfrecord.read_records(io.BytesIO(bytes(damaged)), "shard"):
-            found.append(record.payload)  # noqa: PERF402: what came before the error counts
+            found.append(record.payload)  # noqa: PERF401 - what came before the error counts
     assert tuple(found) == PAYLOADS[:2]
 
 

@@ -19,7 +19,9 @@ def golden_classes() -> list[list[Member]]:
             Member(f"n{wnid:08d}/n{wnid:08d}_{7 * place + 3}.JPEG", "train.tar", 0, 1, index)
             for place in range(count)
         ]
-        for index, (wnid, count) in enumerate([(1440764, 9), (1443537, 3), (2012849, 7), (15075141, 5)])
+        for index, (wnid, count) in enumerate(
+            [(1440764, 9), (1443537, 3), (2012849, 7), (15075141, 5)]
+        )
     ]
 
 

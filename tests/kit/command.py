@@ -80,7 +80,7 @@ class Running:
 
     def _text(self, file: IO[bytes]) -> str:
         file.seek(0)
-        return file.read().decode()
+        return file.read().decode(errors="surrogateescape")  # as Python calls such files
 
 
 def environment(**more: str) -> dict[str, str]:

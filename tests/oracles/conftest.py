@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -16,14 +15,13 @@ from tests.kit.miniature import Miniature, miniature_for_tests
 
 
 @pytest.fixture(scope="session")
-def tf() -> Iterator[ModuleType]:
+def tf() -> ModuleType:
     """TensorFlow, where it is installed; importing it takes seconds, so no module does."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         warnings.simplefilter("ignore")  # of its own dependencies
-        tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    yield tensorflow
+        return pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,9 @@ def write_shard(folder: Path) -> list[example.ImageExample]:
         index_path=folder / "index",
     )
     return [
-        example.ImageExample(images[m.key], 375, 500, m.filename, m.class_index + 1, *CLASSES[i % 2])
+        example.ImageExample(
+            images[m.key], 375, 500, m.filename, m.class_index + 1, *CLASSES[i % 2]
+        )
         for i, m in enumerate(members)
     ]
 

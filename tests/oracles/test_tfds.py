@@ -91,10 +91,15 @@ def test_pixels_are_decoded_as_tensorflow_decodes_the_stored_bytes(
     features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
     names = sorted(str(path) for path in prepared.glob("validation-*"))
     expected = [
-        tf.io.decode_jpeg(tf.io.parse_single_example(p, features)["image/encoded"]).numpy().tobytes()
+        tf.io.decode_jpeg(tf.io.parse_single_example(p, features)["image/encoded"])
+        .numpy()
+        .tobytes()
         for p in tf.data.TFRecordDataset(names)
     ]
-    found = [r["image"]["encoded"].tobytes() for r in builder.as_dataset(split="validation").as_numpy_iterator()]
+    found = [
+        r["image"]["encoded"].tobytes()
+        for r in builder.as_dataset(split="validation").as_numpy_iterator()
+    ]
 
     assert sorted(found) == sorted(expected)
 

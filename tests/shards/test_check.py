@@ -229,7 +229,7 @@ def test_an_edited_index_names_the_record(dataset: Dataset, level: str) -> None:
 
 @pytest.mark.parametrize(
     "edit",
-    [lambda lines: lines[:-1], lambda lines: [*lines, "1 2\n"], lambda lines: [b"\xff\xfe"]],
+    [lambda lines: lines[:-1], lambda lines: [*lines, "1 2\n"], lambda _: [b"\xff\xfe"]],
     ids=["line-less", "line-more", "bytes"],
 )
 def test_an_index_of_another_length_is_found(
@@ -237,7 +237,9 @@ def test_an_index_of_another_length_is_found(
 ) -> None:
     path = dataset.root / "index" / FIRST
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(line if isinstance(line, bytes) else line.encode() for line in edit(lines)))
+    path.write_bytes(
+        b"".join(line if isinstance(line, bytes) else line.encode() for line in edit(lines))
+    )
 
     problems = dataset.check().problems
     assert problems[0].startswith(f"index/{FIRST}: ")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -19,7 +20,10 @@ Classes = list[list[Member]]
 
 def classes_of(counts: list[int]) -> Classes:
     return [
-        [Member(f"n{index:08d}/{place}.JPEG", "a.tar", place * 512, 100 + place, index) for place in range(n)]
+        [
+            Member(f"n{index:08d}/{place}.JPEG", "a.tar", place * 512, 100 + place, index)
+            for place in range(n)
+        ]
         for index, n in enumerate(counts)
     ]
 
@@ -117,7 +121,7 @@ def test_neither_dealing_nor_writing_follows_the_key_or_the_class() -> None:
     assert [m.key for m in plan.permute(classes[0], 0)] != sorted(m.key for m in classes[0])
     assert [m.class_index for m in shard] == sorted(m.class_index for m in shard)
     # In random order neighbours are of one class in 1 of 4 cases.
-    same = sum(a.class_index == b.class_index for a, b in zip(written, written[1:], strict=False))
+    same = sum(a.class_index == b.class_index for a, b in itertools.pairwise(written))
     assert 60 < same < 140
 
 
@@ -192,7 +196,9 @@ def test_plan_files_hold_the_plan(tmp_path: Path) -> None:
     [{"key": "n00000000/x.JPEG"}, {"archive": "b.tar"}, {"offset": 1}, {"size": 1}],
     ids=lambda change: next(iter(change)),
 )
-def test_the_digest_of_a_plan_covers_every_member(tmp_path: Path, change: dict[str, object]) -> None:
+def test_the_digest_of_a_plan_covers_every_member(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     classes = classes_of([5, 8])
     options = {"num_classes": 2, "num_shards": 4, "seed": 7}
     before = plan.write(tmp_path, "train", classes, **options)

@@ -170,15 +170,14 @@ def test_a_bad_image_fails_the_shard_where_that_is_asked_for(tmp_path: Path) -> 
 
 def test_a_shard_without_one_good_image_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        DataDamagedError, match=rf"{SHARD}: not one of its 3 images can be used; the first is n01440"
+        DataDamagedError,
+        match=rf"{SHARD}: not one of its 3 images can be used; the first is n01440",
     ):
         write(tmp_path, transform=bad(1, 2, 3))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -189,7 +188,9 @@ def test_a_full_disk_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [KeyError("a bug"), KeyboardInterrupt()], ids=["bug", "interrupt"])
+@pytest.mark.parametrize(
+    "error", [KeyError("a bug"), KeyboardInterrupt()], ids=["bug", "interrupt"]
+)
 def test_whatever_happens_nothing_half_written_stays(tmp_path: Path, error: BaseException) -> None:
     def fail(data: bytes) -> PreparedImage:
         if data.endswith(b"3.JPEG"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 import tarfile
 from collections import Counter
@@ -70,7 +71,7 @@ def test_members_are_the_truth_of_the_miniature(mini: Miniature, split: str) -> 
     }
     for member in members:
         data = reader.read(member.archive, member.offset, member.size)
-        assert labels.hashlib.sha256(data).hexdigest() == truth[member.key].sha256
+        assert hashlib.sha256(data).hexdigest() == truth[member.key].sha256
 
 
 @pytest.mark.parametrize("split", schema.SPLITS)
@@ -181,7 +182,7 @@ def test_a_class_without_images_is_named(mini: Miniature, edited: Callable[..., 
 
 def test_a_validation_archive_without_images_is_refused(edited: Callable[..., Path]) -> None:
     with pytest.raises(SourceError, match="validation holds no image"):
-        indexed(edited(VALIDATION, lambda i, d: []), "validation")
+        indexed(edited(VALIDATION, lambda *_: []), "validation")
 
 
 def test_a_member_named_after_another_class_is_named(
@@ -193,7 +194,8 @@ def test_a_member_named_after_another_class_is_named(
     )
 
     with pytest.raises(
-        SourceError, match=rf"'{second}_\d+\.JPEG': lies in {first}\.tar but is named after {second}"
+        SourceError,
+        match=rf"'{second}_\d+\.JPEG': lies in {first}\.tar but is named after {second}",
     ):
         indexed(folder, "train")
 
@@ -215,9 +217,7 @@ def test_a_member_of_train_that_is_no_class_is_named(
         indexed(folder, "train")
 
 
-def test_the_validation_archive_is_not_taken_for_train(
-    mini: Miniature, tmp_path: Path
-) -> None:
+def test_the_validation_archive_is_not_taken_for_train(mini: Miniature, tmp_path: Path) -> None:
     (tmp_path / TRAIN).symlink_to(mini.root / VALIDATION)
 
     with pytest.raises(SourceError, match="This is not the train archive of ILSVRC2012"):
@@ -237,7 +237,12 @@ def test_a_validation_image_without_label_is_named(
 
 @pytest.mark.parametrize(
     "name",
-    ["ILSVRC2012_val_1.JPEG", "ILSVRC2012_test_00000001.JPEG", "readme.txt", "ILSVRC2012_val_00000001"],
+    [
+        "ILSVRC2012_val_1.JPEG",
+        "ILSVRC2012_test_00000001.JPEG",
+        "readme.txt",
+        "ILSVRC2012_val_00000001",
+    ],
     ids=str,
 )
 def test_a_validation_member_of_another_name_is_named(
@@ -299,9 +304,9 @@ def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
     counts[3] -= 1
     counts[7] += 1
 
+    odd = f"{official.wnids[3]} with 49, {official.wnids[7]} with 51"
     assert ilsvrc.count_problems("validation", official, counts) == [
-        "validation expects 50 to 50 images a class, got "
-        f"{official.wnids[3]} with 49, {official.wnids[7]} with 51"
+        f"validation expects 50 to 50 images a class, got {odd}"
     ]
 
 

@@ -1,0 +1,80 @@
+"""`demo`: from nothing to a verified data set, and the next commands to type."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command
+from tests.kit.dataset import everything
+
+SMALL = ("--images", "60", "--short-side", "96")
+
+
+def test_the_demo_goes_all_the_way_and_a_second_time_too(tmp_path: Path) -> None:
+    first = command.run("demo", "here", *SMALL, cwd=tmp_path)
+    dataset = tmp_path / "here" / "dataset-60-96"
+    before = everything(tmp_path)
+    second = command.run("demo", "here", *SMALL, cwd=tmp_path)
+
+    assert (first.code, first.err) == (0, "")
+    assert (dataset / "dataset.json").is_file()
+    steps = ["1. ", "2. imagenet-prep prepare ", "3. imagenet-prep verify ", "4. "]
+    places = [first.out.index(f"\n{step}") for step in steps]
+    assert places == sorted(places)
+    assert "sound: " in first.out
+    assert "\nNext:\n" in first.out
+    assert (second.code, second.err) == (0, "")
+    assert "nothing was left" in second.out
+    assert everything(tmp_path) == before
+    assert command.run("verify", dataset, "--level", "decode").code == 0
+
+
+def test_the_commands_that_the_demo_ends_with_work_as_they_are_printed(tmp_path: Path) -> None:
+    result = command.run("demo", "here", *SMALL, cwd=tmp_path)
+    assert result.code == 0, result
+    lines = result.out.partition("\nNext:\n")[2].splitlines()
+
+    commands = [shlex.split(line, comments=True) for line in lines]
+    assert len(commands) == 3
+    for words in commands[:2]:  # the third needs the real archives
+        assert words[0] == "imagenet-prep"
+        again = command.run(*words[1:], cwd=tmp_path)
+        assert (again.code, again.err) == (0, "")
+    assert (tmp_path / "image.jpg").read_bytes().startswith(b"\xff\xd8\xff")
+
+
+def test_without_a_folder_the_demo_makes_one_in_the_working_directory(tmp_path: Path) -> None:
+    result = command.run("demo", *SMALL, cwd=tmp_path)
+
+    assert result.code == 0, result
+    assert [path.name for path in tmp_path.iterdir()] == ["imagenet-prep-demo"]
+
+
+def test_the_demo_works_in_a_folder_with_an_odd_name(weird_tmp_path: Path) -> None:
+    result = command.run("demo", weird_tmp_path / "demo", *SMALL)
+
+    assert (result.code, result.err) == (0, "")
+    assert (weird_tmp_path / "demo" / "dataset-60-96" / "dataset.json").is_file()
+
+
+def test_an_interrupted_demo_starts_over(tmp_path: Path) -> None:
+    partial = tmp_path / "here" / "archives.partial"
+    with command.started("demo", "here", *SMALL, cwd=tmp_path) as run:
+        command.wait_until(lambda: partial.is_dir() or run.ended, "the archives are being made")
+        run.kill()
+    result = command.run("demo", "here", *SMALL, cwd=tmp_path)
+
+    assert result.code == 0, result
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("flags", [("--images", "5"), ("--images", "many"), ("--short-side", "0")])
+def test_impossible_demos_are_refused(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    result = command.run("demo", "here", *flags, cwd=tmp_path)
+
+    assert result.code == 2, result
+    assert flags[0] in result.err
+    assert list(tmp_path.iterdir()) == []

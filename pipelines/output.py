@@ -21,6 +21,8 @@ from imagenet_prep.sources import ilsvrc
 from pipelines.inventory import PLAN_FOLDER
 from pipelines.tasks import HashTask, Job, ShardTask, WriteWork
 
+_BEGUN = f"{naming.WORK}/run.json"
+
 # Images sampled a split to foresee the output's size; 64 keep the error near 10 %.
 _SAMPLE_IMAGES = 64
 _SPACE_MARGIN = 1.15
@@ -70,31 +72,39 @@ class Output:
         whole = all(self.store.size(name) == size for name, size in expected.items())
         return there if whole else None
 
-    def claim(self) -> None:
-        """Makes the folder this run's, or finds that it is; the caller holds the lock.
+    def clear(self) -> None:
+        """Removes what killed runs left behind, and refuses to mix two runs in one folder.
 
         Raises:
-          UsageError: another configuration or program has left work or data here.
+          UsageError: another configuration or program has left shards here.
         """
         self.store.remove_temporaries()
-        mine = {"config": self.job.config.decisive(), "libraries": self.job.libraries}
-        name = f"{naming.WORK}/run.json"
-        if self.store.size(name) is None:
-            if strangers := [n for n in self.store.names("") if n.startswith(("train", "valid"))]:
+        if self.store.size(_BEGUN) is None:
+            # With a manifest the shards are ours: `committed` has compared the settings.
+            begun = self.store.size(naming.MANIFEST) is not None
+            there = sorted(path.name for path in self.store.root.iterdir())
+            strangers = [name for name in there if name.startswith(("train", "valid"))]
+            if strangers and not begun:
                 raise UsageError(
                     f"{self.store.root} already holds {', '.join(strangers[:3])}, which no run of "
                     "prepare left there. Choose an empty --out."
                 )
-            self.store.write(name, canonical.dumps(mine))
             return
-        there = json.loads(self.store.read(name))
-        differences = [d for part, value in mine.items() for d in _differences(there[part], value)]
+        begun_with = json.loads(self.store.read(_BEGUN))
+        differences = [
+            difference
+            for part, mine in self._settings().items()
+            for difference in _differences(begun_with[part], mine)
+        ]
         if differences:
             raise UsageError(
                 f"{self.store.root} holds the unfinished work of another run: "
                 f"{'; '.join(differences)}. Finish it as it was started, choose another --out, "
                 "or remove that folder."
             )
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        return {"config": self.job.config.decisive(), "libraries": self.job.libraries}
 
     def write(self, plans: Sequence[plan.SplitPlan]) -> manifest.Manifest:
         """Writes the shards that are missing, then commits the whole."""
@@ -105,6 +115,8 @@ class Output:
         ]
         pending = {task.name for task in tasks if stage.receipt(task.name) is None}
         self._check_space(plans, pending)
+        # From here on the folder belongs to these settings; a run refused before leaves it free.
+        self.store.write(_BEGUN, canonical.dumps(self._settings()))
         receipts = engine.run(
             stage,
             tasks,

@@ -106,6 +106,8 @@ class Config:
         for name in ("workers", "max_bad"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"--{name.replace('_', '-')}: expected 0 or more")
+        if self.subset_classes == ("0",):
+            raise ValueError("--subset-classes 0: expected at least 1")
         if not 1 <= self.quality <= 100:
             raise ValueError(f"--quality {self.quality}: expected 1 to 100")
         if self.label_offset not in (0, 1):
@@ -163,7 +165,7 @@ def prepare(config: Config) -> dict[str, Any]:
     if (manifest := output.committed()) is not None:
         return output.summary(manifest)
     with output.store.lock():
-        output.claim()
+        output.clear()
         plans = take_inventory(job, output.store, quiet=config.json)
         return output.summary(output.write(plans))
 

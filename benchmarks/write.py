@@ -257,6 +257,7 @@ def _bars(results: dict[str, list[Result]]) -> str:
     bar("R: of the floor", OURS_R, [FLOOR_R], 0.5)
     bar("R: against the best peer", OURS_R, PEERS_R, 1.4)
     bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.8)
+    bar("R: 2 workers against 1, shards alone", OURS_R, [OURS_R1], 1.8, alone=True)
     bar("P: against WebDataset", OURS_P, [WEBDATASET_P], 1.0)
     bar("P: against WebDataset, shards alone", OURS_P, [WEBDATASET_P], 1.0, alone=True)
     bar("P: against copying, cold", OURS_P_COLD, [COLD_P], 0.5)
@@ -272,8 +273,11 @@ def _bars(results: dict[str, list[Result]]) -> str:
 
 def _ratio(rounds: Sequence[Result], others: Sequence[Result], *, alone: bool = False) -> float:
     """Returns the median over rounds of how much faster the first is, or its shards alone are."""
-    mine = [r.shards_s if alone and r.shards_s else r.clock_s for r in rounds]
-    return measure.median([o.clock_s / seconds for seconds, o in zip(mine, others, strict=True)])
+
+    def seconds(result: Result) -> float:
+        return result.shards_s if alone and result.shards_s else result.clock_s
+
+    return measure.median([seconds(o) / seconds(r) for r, o in zip(rounds, others, strict=True)])
 
 
 def _verdict(good: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class Config:
         """Refuses what has no room for the odd files."""
         if self.images < 40:
             raise ValueError(f"--images {self.images}: expected at least 40")
+        if self.short_side < 1:
+            raise ValueError(f"--short-side {self.short_side}: expected at least 1")
 
 
 def demo(config: Config) -> None:
@@ -47,22 +50,23 @@ def demo(config: Config) -> None:
     for path in sorted(archives.iterdir()):
         print(f"   {cli.human_bytes(path.stat().st_size):>9}  {path.name}")
 
-    shared = f"--source {archives} --out {dataset} --short-side {config.short_side}"
-    command = f"{shared} --train-shards 4 --validation-shards 2 --allow-subset"
-    _say(f"2. imagenet-prep prepare {command}")
-    prepare.run(command.split())
-    _say(f"3. imagenet-prep verify {dataset} --level decode")
+    shared = ["--source", str(archives), "--out", str(dataset)]
+    shared += ["--short-side", str(config.short_side)]
+    command = [*shared, "--train-shards", "4", "--validation-shards", "2", "--allow-subset"]
+    _say(f"2. imagenet-prep prepare {shlex.join(command)}")
+    prepare.run(command)
+    _say(f"3. imagenet-prep verify {shlex.quote(str(dataset))} --level decode")
     verify.run([str(dataset), "--level", "decode"])
     shard = dataset / "train-00000-of-00004"
-    _say(f"4. imagenet-prep show {shard} --limit 5")
+    _say(f"4. imagenet-prep show {shlex.quote(str(shard))} --limit 5")
     show.run([str(shard), "--limit", "5"])
 
     print(
         f"\nMade: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
         "quarantine.jsonl (every image that was left out or repaired, and why).\n"
         "\nNext:\n"
-        f"  imagenet-prep show {shard} --image 0 --out image.jpg\n"
-        f"  imagenet-prep prepare {command}   # again: nothing is left to do\n"
+        f"  imagenet-prep show {shlex.quote(str(shard))} --image 0 --out image.jpg\n"
+        f"  imagenet-prep prepare {shlex.join(command)}   # again: nothing is left to do\n"
         "  imagenet-prep prepare --source ILSVRC2012 --out imagenet-480   # the real one"
     )
 

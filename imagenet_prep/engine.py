@@ -12,6 +12,7 @@ would deal them out beforehand, and the slowest lane would hold up the rest. On 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -45,6 +46,9 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() == {launcher}:
     runpy.run_module("apache_beam.runners.worker.sdk_worker_main", run_name="__main__")
 """
+
+_RESERVE = "reserve"
+_RESERVE_BYTES = 4096
 
 _POLL_S = 0.2
 _LINE_EVERY_S = 30.0
@@ -235,13 +239,16 @@ class Stage(Generic[AnyTask]):
         """
         failure = canonical.dumps({"task": task, "error": error, "message": message})
         path = self.store.path(f"{self.folder}/failed/{task}.json")
+        reserve = self.store.path(f"{self.folder}/{_RESERVE}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(failure)
         except OSError:
-            # On a full disk an empty file may still fit; its name is the message.
-            print(message, file=sys.stderr)
-            path.touch()
+            # A full disk has no room to say so, except what was reserved for the first to fail.
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                with open(reserve, "r+b") as file:
+                    file.write(failure[:_RESERVE_BYTES].ljust(_RESERVE_BYTES))
+                reserve.rename(path)
 
     @property
     def stopped(self) -> bool:
@@ -279,8 +286,9 @@ def run(
     for name in ("failed", "claims"):
         store.remove_tree(f"{stage.folder}/{name}")
     with storage_errors("create", store.path(stage.folder)):
-        for name in ("receipts", "claims"):
+        for name in ("receipts", "claims", "failed"):
             store.path(f"{stage.folder}/{name}").mkdir(parents=True, exist_ok=True)
+        store.path(f"{stage.folder}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
     receipts = {task.name: stage.receipt(task.name) for task in tasks}
     pending = [task for task in tasks if receipts[task.name] is None]
     watch = watch or (lambda _: None)
@@ -360,19 +368,16 @@ class _Pipeline:
     def _thread_died(self, arguments: threading.ExceptHookArgs) -> None:
         # Beam watches each worker process in such a thread, which dies with it; Beam itself
         # would wait for the dead process's answer for ever.
-        if arguments.thread is not None and arguments.thread.name == "run_worker":
+        name = arguments.thread.name if arguments.thread is not None else ""
+        if name == "run_worker":
             self._lost_worker = True
-        else:
+        elif not name.startswith("beam_"):  # these lose their connection at the same moment
             self._hook(arguments)
 
 
 def _raise_failure(stage: Stage[Any]) -> None:
     for name in stage.store.names(f"{stage.folder}/failed"):
         data = stage.store.read(f"{stage.folder}/failed/{name}")
-        if not data:
-            raise errors.IncompleteError(
-                f"{name.removesuffix('.json')}: the disk is full. {_RESUME}"
-            )
         failure = json.loads(data)
         if failure["error"]:
             raise errors.by_name(failure["error"])(failure["message"])

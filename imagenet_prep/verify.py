@@ -92,13 +92,15 @@ def verify(config: Config) -> dict[str, Any]:
       UsageError: there is no data set.
     """
     from imagenet_prep import engine
+    from imagenet_prep.core import naming
     from imagenet_prep.core.store import LocalStore
 
     root = Path(config.dataset).expanduser()
     manifest = load_manifest(root)
     problems = _check_small_files(root, manifest) + _check_strangers(root, manifest)
     tasks = [CheckTask(shard) for split in manifest.splits.values() for shard in split.shards]
-    work = CheckWork(_expectation(root, manifest, config.level))
+    labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
+    work = CheckWork(_expectation(root, manifest, config.level, labels_are_sound))
     # Receipts of a check prove nothing later, so they are not kept beside the data.
     with tempfile.TemporaryDirectory() as scratch:
         stage = engine.Stage("verify", manifest.digest, LocalStore(Path(scratch)), work)
@@ -144,14 +146,14 @@ def load_manifest(root: Path) -> Manifest:
     raise UsageError(f"{root}: no {naming.MANIFEST}: not a data set of imagenet-prep")
 
 
-def _expectation(root: Path, manifest: Manifest, level: str) -> Expectation:
+def _expectation(root: Path, manifest: Manifest, level: str, labels_are_sound: bool) -> Expectation:
     from imagenet_prep.codec.transform import prove_stored
     from imagenet_prep.core import naming
     from imagenet_prep.shards.check import Expectation
 
     wnids: list[str] = []
-    if level == "decode" and (root / naming.LABELS).is_file():
-        text = (root / naming.LABELS).read_text("utf-8", errors="replace")
+    if level == "decode" and labels_are_sound:
+        text = (root / naming.LABELS).read_text("utf-8")
         wnids = [line.partition(" ")[0] for line in text.splitlines()]
     return Expectation(
         root=root,

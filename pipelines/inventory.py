@@ -12,7 +12,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import Member
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import ilsvrc
 from pipelines.tasks import IndexWork, Job
@@ -50,7 +50,8 @@ def take_inventory(job: Job, store: LocalStore, *, quiet: bool) -> list[plan.Spl
     lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
     receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
     plan_folder = store.path(PLAN_FOLDER)
-    plan_folder.mkdir(parents=True, exist_ok=True)
+    with storage_errors("create", plan_folder):
+        plan_folder.mkdir(parents=True, exist_ok=True)
     plans = []
     for split in splits:
         mine = [

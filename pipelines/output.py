@@ -184,15 +184,13 @@ class Output:
         Raises:
           StoreError: too little space; the message says how much is missing.
         """
-        left = sum(
-            split.source_bytes
+        needed = _SPACE_MARGIN * sum(
+            _foreseen_bytes(self.job, self.store, split)
             * sum(name in pending for name in split.shard_names)
             / split.num_shards
             for split in plans
+            if not pending.isdisjoint(split.shard_names)
         )
-        if not left:
-            return
-        needed = left * _stored_per_source_byte(self.job, self.store, plans) * _SPACE_MARGIN
         free = self.store.free_bytes()
         if needed > free:
             raise StoreError(
@@ -230,7 +228,7 @@ def foresee(
     job: Job, store: LocalStore, plans: Sequence[plan.SplitPlan], out: Path
 ) -> dict[str, Any]:
     """Returns what a run would write to `out`, from plans that lie in `store`."""
-    ratio = _stored_per_source_byte(job, store, plans)
+    foreseen = {split.split: round(_foreseen_bytes(job, store, split)) for split in plans}
     return {
         "out": str(out),
         "splits": {
@@ -238,29 +236,30 @@ def foresee(
                 "examples": split.examples,
                 "shards": split.num_shards,
                 "source_bytes": split.source_bytes,
-                "estimated_bytes": round(split.source_bytes * ratio),
+                "estimated_bytes": foreseen[split.split],
             }
             for split in plans
         },
-        "estimated_bytes": round(sum(split.source_bytes for split in plans) * ratio),
+        "estimated_bytes": sum(foreseen.values()),
         "free_bytes": LocalStore(out).free_bytes(),
         "workers": f"{job.lanes.count} {job.lanes.resolved_kind}",
     }
 
 
-def _stored_per_source_byte(job: Job, store: LocalStore, plans: Sequence[plan.SplitPlan]) -> float:
-    """Returns the ratio that a sample shows when it runs through the codec."""
-    source_bytes = stored = 0
-    for split in plans:
-        members = plan.read(store.path(PLAN_FOLDER), split.shard_names[0])
-        for member in members[:_SAMPLE_IMAGES]:
-            data = job.reader.read(member.archive, member.offset, member.size)
-            try:
-                stored += len(transform(data, job.policy).encoded) + _RECORD_OVERHEAD_BYTES
-            except BadImageError:
-                continue
-            source_bytes += member.size
-    return stored / source_bytes if source_bytes else 1.0
+def _foreseen_bytes(job: Job, store: LocalStore, split: plan.SplitPlan) -> float:
+    """Returns about how many bytes a split's shards take, from a sample run through the codec."""
+    overhead = _RECORD_OVERHEAD_BYTES * split.examples
+    if job.policy.short_side is None:
+        return split.source_bytes + overhead
+    sizes = []
+    for member in plan.read(store.path(PLAN_FOLDER), split.shard_names[0])[:_SAMPLE_IMAGES]:
+        data = job.reader.read(member.archive, member.offset, member.size)
+        try:
+            sizes.append(len(transform(data, job.policy).encoded))
+        except BadImageError:
+            continue
+    mean = sum(sizes) / len(sizes) if sizes else split.source_bytes / split.examples
+    return mean * split.examples + overhead
 
 
 def _differences(there: dict[str, Any], asked: dict[str, Any]) -> list[str]:

@@ -195,11 +195,15 @@ def _check_pixels(height: int, width: int, policy: Policy) -> None:
 
 
 def prove_stored(encoded: bytes, height: int, width: int) -> None:
-    """Decodes a stored image whole and compares its size with what its record says.
+    """Decodes a stored image whole and compares it with what its record says.
 
     Raises:
-      BadImageError: it does not decode, or has another size.
+      BadImageError: it is no RGB JPEG, does not decode, or has another size.
     """
+    header = probe(encoded)
+    if header.colorspace not in ("YCbCr", "RGB"):
+        what = header.colorspace or "no JPEG"
+        raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
     try:
         pixels = simplejpeg.decode_jpeg(encoded, "RGB")
     except ValueError as error:

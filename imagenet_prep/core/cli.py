@@ -133,6 +133,10 @@ def finish(main: Callable[[], int]) -> NoReturn:
         os._exit(errors.EXIT_DONE)
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
+    except OSError as error:
+        # Storage has its own errors; this is what lies beside it, e.g. a full stdout or /tmp.
+        print(f"imagenet-prep: {error}. Mend that, then run the same again.", file=sys.stderr)
+        code = errors.ImagenetPrepError.exit_code
     except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
         traceback.print_exc()
         print(
@@ -143,6 +147,11 @@ def finish(main: Callable[[], int]) -> NoReturn:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        print(f"imagenet-prep: cannot write the result: {error}", file=sys.stderr, flush=True)
+        code = errors.ImagenetPrepError.exit_code
     finally:
         os._exit(code)
 

@@ -46,7 +46,7 @@ class LocalStore:
         """Returns the bytes of a published file, or None where there is none."""
         try:
             return self.path(name).stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def names(self, folder: str) -> list[str]:
@@ -54,7 +54,7 @@ class LocalStore:
         try:
             with os.scandir(self.path(folder)) as entries:
                 return sorted(entry.name for entry in entries if entry.is_file())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, name: str) -> bytes:

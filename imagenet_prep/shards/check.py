@@ -25,7 +25,7 @@ class Expectation:
     Attributes:
       root: the data set's folder.
       level: "manifest" compares sizes, "crc" every byte, "decode" every image too.
-      wnids: by class index.
+      wnids: by class index; empty where labels.txt itself is damaged.
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
       prove_image: decodes (encoded, height, width); raises BadImageError.
@@ -127,7 +127,10 @@ def _check_example(
     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
     try:
         image = example.decode(record.payload)
+        expectation.prove_image(image.encoded, image.height, image.width)
         class_index = image.stored_label - expectation.label_offset
+        if not expectation.wnids:
+            return
         if not 0 <= class_index < len(expectation.wnids):
             raise DataDamagedError(
                 f"label {image.stored_label}, expected {expectation.label_offset} to "
@@ -139,6 +142,5 @@ def _check_example(
                 f"label {image.stored_label} is {expectation.wnids[class_index]}, the record's "
                 f"synset is {image.wnid}"
             )
-        expectation.prove_image(image.encoded, image.height, image.width)
     except (DataDamagedError, BadImageError) as error:
         report.problems.append(f"{where}: {error}")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from imagenet_prep.core import canonical, naming
 from imagenet_prep.core.image import Member
+from imagenet_prep.core.store import storage_errors
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,9 @@ def write(
       num_classes: how many classes there are; some may have no member.
       num_shards: at least 1.
       seed: decides the permutation.
+
+    Raises:
+      IncompleteError: the disk is full.
     """
     lines = [bytearray() for _ in range(num_shards)]
     shard_bytes = [0] * num_shards
@@ -112,7 +116,8 @@ def write(
         content = b"".join(map(_line, members))
         whole.update(content)
         path = folder / f"{naming.shard_name(split, shard, num_shards)}.jsonl"
-        path.write_bytes(content)
+        with storage_errors("write", path):
+            path.write_bytes(content)
     return SplitPlan(
         split=split,
         num_shards=num_shards,

@@ -129,16 +129,18 @@ def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> No
 
 
 def test_bars_are_judged_over_the_rounds() -> None:
-    def result(seconds: float, pss_mb: float = 100.0) -> write.Result:
-        return write.Result(100, seconds, seconds, seconds / 2, 0.0, 1.0, pss_mb, 200.0, 1, {})
+    def result(
+        seconds: float, shards_s: float | None = None, pss_mb: float = 100.0
+    ) -> write.Result:
+        return write.Result(100, seconds, seconds, shards_s, 0.0, 1.0, pss_mb, 200.0, 1, {})
 
     results = {
         write.FLOOR_R: [result(1.0), result(10.0), result(1.0)],
-        write.OURS_R: [result(2.1), result(4.0), result(2.1)],
-        write.OURS_R1: [result(4.2), result(7.6), result(4.2)],
+        write.OURS_R: [result(2.1, 1.5), result(4.0, 4.0), result(2.1, 1.5)],
+        write.OURS_R1: [result(3.57, 3.0), result(7.6, 7.6), result(3.57, 3.0)],
         write.PEERS_R[0]: [result(9.0), result(9.0), result(9.0)],
         write.PEERS_R[1]: [result(2.5), result(9.0), result(2.5)],
-        write.OURS_P: [result(2.0, 701.0)] * 3,
+        write.OURS_P: [result(2.0, 1.0, 701.0)] * 3,
         write.WEBDATASET_P: [result(1.0)] * 3,
     }
     bars = write.render(results).partition("\n\n")[2]
@@ -150,7 +152,8 @@ def test_bars_are_judged_over_the_rounds() -> None:
 
     assert of("R: of the floor") == ("0.48", "MISSED")
     assert of("R: against the best peer") == ("1.19", "MISSED")
-    assert of("R: 2 workers against 1") == ("2.00", "met")
+    assert of("R: 2 workers against 1") == ("1.70", "MISSED")
+    assert of("R: 2 workers against 1, shards alone") == ("2.00", "met")
     assert of("P: against WebDataset") == ("0.50", "MISSED")
     assert of("P: against WebDataset, shards alone") == ("1.00", "met")
     assert of("peak PSS MB, 2 workers") == ("701", "MISSED")

@@ -47,9 +47,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 
 
 @pytest.mark.root
-def test_what_is_finished_needs_no_room_again(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_what_is_finished_needs_no_room_again(reference: Reference, tmp_path: Path) -> None:
     needed = sum(map(len, reference.contents.values()))
     with disk(tmp_path / "disk", "size=64m"):
         out = tmp_path / "disk" / "out"

@@ -236,9 +236,7 @@ def test_a_new_data_set_is_not_put_beside_what_readers_would_take_for_it(
     assert {path.name for path in out.iterdir()} <= {stray.rstrip("/"), ".work"}
 
 
-def test_unrelated_files_in_the_folder_are_left_alone(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_unrelated_files_in_the_folder_are_left_alone(reference: Reference, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "NOTES").write_text("mine")

@@ -1,4 +1,4 @@
-"""Same input, same settings, same bytes: whoever does the work, in whatever order, from anywhere."""
+"""Same input, same settings, same bytes: whoever does the work, in whatever order, anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from tests.e2e.conftest import Reference
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents, shard_names
-
 
 
 @pytest.mark.parametrize(

@@ -263,8 +263,7 @@ def test_on_bad_image_fail_names_the_image_and_its_place(
 
     assert (result.code, result.out) == (3, "")
     assert any(
-        i["key"] in result.err and f"{i['archive']} byte {i['offset']:,}" in result.err
-        for i in bad
+        i["key"] in result.err and f"{i['archive']} byte {i['offset']:,}" in result.err for i in bad
     )
     assert "--on-bad-image fail" in result.err
     assert not (tmp_path / "out" / "dataset.json").exists()

@@ -135,8 +135,8 @@ def test_labels_of_a_subset_of_classes_do_not_shift(
         }
         assert {r.filename for r in found} == expected
         assert all(r.stored_label == truth[r.filename].class_index + 1 for r in found)
-        assert [i for i, n in enumerate(manifest(out)["splits"][split]["examples_per_class"]) if n] \
-            == indices  # fmt: skip
+        counts = manifest(out)["splits"][split]["examples_per_class"]
+        assert [index for index, count in enumerate(counts) if count] == indices
     assert manifest(out)["subset"] is True
     assert manifest(out)["classes"]["count"] == len(mini.classes)
     assert len((out / "labels.txt").read_text().splitlines()) == len(mini.classes)
@@ -167,9 +167,7 @@ def test_label_offset_zero_stores_class_indices(mini: Miniature, tmp_path: Path)
     assert command.run("verify", out, "--level", "decode").code == 0
 
 
-def test_check_header_trusts_the_archives_and_says_so(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_check_header_trusts_the_archives_and_says_so(reference: Reference, tmp_path: Path) -> None:
     out = tmp_path / "out"
     places = ("--source", reference.source, "--out", out)
     result = command.run("prepare", *places, *SETTINGS, "--check", "header")

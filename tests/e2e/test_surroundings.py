@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import shutil
+import struct
+import termios
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,9 +37,7 @@ def test_odd_folder_names_are_no_obstacle(
     assert (verified.code, verified.err) == (0, "")
 
 
-def test_a_folder_name_that_is_no_utf8_is_no_obstacle(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_a_folder_name_that_is_no_utf8_is_no_obstacle(reference: Reference, tmp_path: Path) -> None:
     out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/latin-\xe9"))
     result = command.run("prepare", "--source", reference.source, "--out", out, *SETTINGS)
 
@@ -88,10 +90,21 @@ def test_a_full_stdout_is_a_failure_not_a_bug(reference: Reference) -> None:
     assert "Traceback" not in result.err
 
 
-def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
-    reference: Reference, tmp_path: Path
-) -> None:
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal of 24 lines by 100 columns: ours, and the command's."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    yield ours, theirs
+    for descriptor in (ours, theirs):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
+    reference: Reference, tmp_path: Path, terminal: tuple[int, int]
+) -> None:
+    ours, theirs = terminal
     seen: list[bytes] = []
 
     def watch() -> None:
@@ -109,7 +122,6 @@ def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
     finally:
         os.close(theirs)
         watcher.join()
-        os.close(ours)
 
     shown = b"".join(seen).decode()
     assert result.code == 0, (result, shown)
@@ -121,17 +133,15 @@ def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
     assert contents(out) == reference.contents
 
 
-def test_json_shows_no_bar_even_on_a_terminal(reference: Reference, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
+def test_json_shows_no_bar_even_on_a_terminal(
+    reference: Reference, tmp_path: Path, terminal: tuple[int, int]
+) -> None:
+    ours, theirs = terminal
     os.set_blocking(ours, False)
     arguments = ("--source", reference.source, "--out", tmp_path / "out", *SETTINGS)
-    try:
-        with command.started("prepare", *arguments, "--json", stderr=theirs) as run:
-            result = run.finish()
-        with pytest.raises(BlockingIOError):
-            os.read(ours, 1)
-    finally:
-        os.close(theirs)
-        os.close(ours)
+    with command.started("prepare", *arguments, "--json", stderr=theirs) as run:
+        result = run.finish()
 
     assert result.json["splits"]["train"]["shards"] == 8
+    with pytest.raises(BlockingIOError):
+        os.read(ours, 1)

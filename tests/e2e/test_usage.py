@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import shard_names, contents
+from tests.kit.dataset import contents, shard_names
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,8 @@ def test_a_flipped_bit_anywhere_in_a_record_is_traced_to_it(
     result = command.run("verify", prepared, "--workers", "1")
 
     assert result.code == 3
-    assert [line.startswith(record_at(reference, name, positions[place]))
-            for line in result.out.splitlines()] == [True]  # fmt: skip
+    assert len(result.out.splitlines()) == 1
+    assert result.out.startswith(record_at(reference, name, positions[place]))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -216,9 +216,7 @@ def test_a_shard_cut_between_two_records_is_found(
     assert f"{name}: {offsets[-1]:,} bytes, expected" in result.out
 
 
-def test_a_shard_cut_inside_a_record_names_the_record(
-    reference: Reference, prepared: Path
-) -> None:
+def test_a_shard_cut_inside_a_record_names_the_record(reference: Reference, prepared: Path) -> None:
     name = "train-00002-of-00008"
     cut(prepared / name, len(reference.contents[name]) - 10)
     result = command.run("verify", prepared)
@@ -274,9 +272,7 @@ def test_a_record_moved_to_another_class_is_caught_by_the_class_counts(prepared:
     name = "train-00001-of-00008"
     images = records(prepared / name)
     one, other = images[3], next(i for i in images if i.wnid != images[3].wnid)
-    images[3] = one._replace(
-        stored_label=other.stored_label, wnid=other.wnid, text=other.text
-    )
+    images[3] = one._replace(stored_label=other.stored_label, wnid=other.wnid, text=other.text)
     rewritten(prepared, name, images)
 
     assert command.run("verify", prepared).code == 0

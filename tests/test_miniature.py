@@ -309,7 +309,7 @@ def test_missing_photographs_are_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     miniature._photograph_path.cache_clear()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[demo\]'"):
         make_miniature(tmp_path / "new")

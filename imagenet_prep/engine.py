@@ -47,6 +47,7 @@ if os.getppid() == {launcher}:
     runpy.run_module("apache_beam.runners.worker.sdk_worker_main", run_name="__main__")
 """
 
+# 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE = "reserve"
 _RESERVE_BYTES = 4096
 
@@ -237,17 +238,18 @@ class Stage(Generic[AnyTask]):
           error: class name of an ImagenetPrepError, or "" for a bug.
           message: of the error, or the traceback.
         """
-        failure = canonical.dumps({"task": task, "error": error, "message": message})
+        failure = {"task": task, "error": error, "message": message}
         path = self.store.path(f"{self.folder}/failed/{task}.json")
         reserve = self.store.path(f"{self.folder}/{_RESERVE}")
         try:
-            path.write_bytes(failure)
+            path.write_bytes(canonical.dumps(failure))
         except OSError:
             # A full disk has no room to say so, except what was reserved for the first to fail.
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 with open(reserve, "r+b") as file:
-                    file.write(failure[:_RESERVE_BYTES].ljust(_RESERVE_BYTES))
+                    short = canonical.dumps({**failure, "message": message[:900]})
+                    file.write(short.ljust(_RESERVE_BYTES))
                 reserve.rename(path)
 
     @property

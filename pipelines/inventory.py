@@ -121,8 +121,9 @@ def _by_class(job: Job, lists: Sequence[Path], wnids: frozenset[str]) -> Iterato
             by_class.setdefault(member.class_index, []).append(member)
         for index in sorted(by_class):
             if job.source.classes.wnids[index] in wnids:
-                members = plan.permute(by_class[index], job.config.seed)
-                yield members[: job.config.subset_per_class]
+                limit = job.config.subset_per_class
+                members = by_class[index]
+                yield plan.permute(members, job.config.seed)[:limit] if limit else members
 
 
 def _num_shards(job: Job, split: str, examples: int) -> int:

@@ -126,7 +126,8 @@ class Progress:
         self._start = self._last_line = time.monotonic()
         self._bar: Any = None
         self._quiet = quiet
-        if sys.stderr.isatty() and not quiet:
+        # A terminal may have no width (docker run -t): then there is room for lines only.
+        if not quiet and sys.stderr.isatty() and os.get_terminal_size(2).columns:
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -356,7 +357,8 @@ class _Pipeline:
         self._thread.join(seconds)
         if self._thread.is_alive() and not self._lost_worker:
             return True
-        threading.excepthook = self._hook
+        if not self._lost_worker:
+            threading.excepthook = self._hook
         if self._error is not None:
             raise self._error
         return False
@@ -369,12 +371,10 @@ class _Pipeline:
 
     def _thread_died(self, arguments: threading.ExceptHookArgs) -> None:
         # Beam watches each worker process in such a thread, which dies with it; Beam itself
-        # would wait for the dead process's answer for ever.
-        name = arguments.thread.name if arguments.thread is not None else ""
-        if name == "run_worker":
+        # would wait for the dead process's answer for ever. Its other threads lose their
+        # connections at the same moment, and would each print a traceback about it.
+        if arguments.thread is not None and arguments.thread.name == "run_worker":
             self._lost_worker = True
-        elif not name.startswith("beam_"):  # these lose their connection at the same moment
-            self._hook(arguments)
 
 
 def _raise_failure(stage: Stage[Any]) -> None:
@@ -396,8 +396,9 @@ def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> 
     from apache_beam.transforms import environments
 
     logging.disable(logging.NOTSET)
-    logging.getLogger("apache_beam").setLevel(logging.ERROR)
-    logging.getLogger("grpc").setLevel(logging.CRITICAL)
+    # What goes wrong in a task is in its receipt; these would add what they saw of it.
+    for noisy in ("apache_beam", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
     if lanes.remote:
         options = PipelineOptions(list(lanes.beam_args))

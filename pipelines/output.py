@@ -48,6 +48,7 @@ class Output:
 
         Raises:
           UsageError: the folder holds another data set.
+          DataDamagedError: more images were left out of it than are allowed.
         """
         if self.store.size(naming.MANIFEST) is None:
             return None
@@ -70,7 +71,15 @@ class Output:
                 expected[shard.name] = shard.num_bytes
                 expected[naming.index_name(shard.name)] = shard.index_bytes
         whole = all(self.store.size(name) == size for name, size in expected.items())
-        return there if whole else None
+        if not whole:
+            return None
+        allowed, bad = self.job.config.allowed_bad_images, sum(there.quarantined.values())
+        if allowed is not None and bad > allowed:
+            raise DataDamagedError(
+                f"{self.store.root} is finished, but {bad} bad images were left out and {allowed} "
+                f"are allowed. They are listed in {naming.QUARANTINE}."
+            )
+        return there
 
     def clear(self) -> None:
         """Removes what killed runs left behind, and refuses to mix two runs in one folder.
@@ -122,7 +131,7 @@ class Output:
             tasks,
             self.job.lanes,
             title="write",
-            watch=_BadImageLimit(self.job.config.max_bad),
+            watch=_BadImageLimit(self.job.config.allowed_bad_images),
             quiet=self.job.config.json,
         )
         self._new = [receipt for receipt in receipts if receipt.get("shard") in pending]

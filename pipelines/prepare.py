@@ -139,6 +139,11 @@ class Config:
         }
 
     @property
+    def allowed_bad_images(self) -> int | None:
+        """How many images may be left out; None for any number."""
+        return 0 if self.on_bad_image == "fail" else self.max_bad
+
+    @property
     def asks_for_subset(self) -> bool:
         """Whether other counts than the official ones were asked for."""
         return bool(self.allow_subset or self.subset_classes or self.subset_per_class)

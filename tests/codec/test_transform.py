@@ -513,5 +513,5 @@ def test_a_stored_image_is_proven_by_its_pixels() -> None:
             prove_stored(data, height, width)
     with pytest.raises(BadImageError, match="undecodable"):
         prove_stored(data[:-200], 60, 80)
-    with pytest.raises(BadImageError, match="undecodable"):
+    with pytest.raises(BadImageError, match="empty"):
         prove_stored(b"", 60, 80)

@@ -286,3 +286,15 @@ def test_two_runs_at_once_on_two_outputs_do_not_meet(reference: Reference, tmp_p
 
     assert [result.code for result in results] == [0, 0], results
     assert [contents(out) == reference.contents for out in outs] == [True, True]
+
+
+@pytest.mark.parametrize("flags", [("--on-bad-image", "fail"), ("--max-bad", "0")], ids=" ".join)
+def test_a_finished_set_with_bad_images_is_refused_where_none_are_allowed(
+    reference: Reference, prepared: Path, flags: tuple[str, ...]
+) -> None:
+    before = everything(prepared)
+    result = command.run(*arguments(reference.source, prepared, *flags))
+
+    assert result.code == 3, result
+    assert "quarantine.jsonl" in result.err
+    assert everything(prepared) == before

@@ -158,17 +158,17 @@ def phases(out: Path, started_s: float, wall_s: float) -> dict[str, tuple[float,
     """Returns (start, stop) of what a finished prepare did, from the traces it left.
 
     Receipts carry their start and duration, the plan's files and the manifest their date. What
-    lies between two of them is the launching of a Beam pipeline, mostly.
+    lies between two of them is the launching of worker processes, mostly.
     """
     work = out / ".work"
     index, write = (_span(work, stage) for stage in ("index", "write"))
     plan = max(path.stat().st_mtime for path in (work / "plan").iterdir())
     manifest = (out / "dataset.json").stat().st_mtime
     return {
-        "start-up, Beam": (started_s, index[0]),
+        "start-up": (started_s, index[0]),
         "index": index,
         "plan": (index[1], plan),
-        "Beam": (plan, write[0]),
+        "launch": (plan, write[0]),
         "shards": write,
         "commit": (write[1], manifest),
         "end": (manifest, started_s + wall_s),

@@ -1,4 +1,4 @@
-"""Runs small tasks on Apache Beam, each leaving a receipt; the only module that imports it.
+"""Runs small tasks in parallel, each leaving a receipt; the only module that imports Beam.
 
 A task is finished when its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, lies
 beside the files it names. Finished tasks are skipped by the next run; another
@@ -6,8 +6,9 @@ configuration has another digest and never sees them. An element of the pipeline
 task, never image bytes, so memory does not grow with the data set.
 
 On this machine N lanes take tasks one by one until none is left: Beam's local runner
-would deal them out beforehand, and the slowest lane would hold up the rest. On a cluster
-(Beam options after `--`) each task is an element that the runner places and retries.
+would deal them out beforehand, and the slowest lane would hold up the rest. Lanes are
+threads, which need no pipeline, or Beam's worker processes. On a cluster (Beam options
+after `--`) each task is an element that the runner places and retries.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -32,11 +34,9 @@ from imagenet_prep.core.store import LocalStore, storage_errors
 THREADS = "threads"
 PROCESSES = "processes"
 
-# Threads share one Beam (125 MB) and the codecs release the GIL; beyond a few lanes what
-# remains of Python in the loop (2 % of the image's time) starts to serialise them.
+# Threads start at once and the codecs release the GIL; beyond a few lanes what remains of
+# Python in the loop (2 % of the image's time) starts to serialise them.
 MAX_THREAD_LANES = 8
-
-_RESUME = "Finished shards are kept. Free some space, then run the same command again to resume."
 
 # A worker process must die with its launcher, however that ends: left alone it would wait
 # for ever for a runner that is gone, or write beside the next run. 1 is PR_SET_PDEATHSIG.
@@ -341,7 +341,7 @@ def _follow(
 
 
 class _Pipeline:
-    """Beam at work in a thread of its own, so that nothing it does can hold up an interrupt."""
+    """The lanes at work behind a thread, so that nothing they do can hold up an interrupt."""
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
         self._error: BaseException | None = None
@@ -365,7 +365,10 @@ class _Pipeline:
 
     def _run(self, stage: Stage[Any], tasks: list[Any], lanes: Lanes) -> None:
         try:
-            _run_pipeline(stage, tasks, lanes)
+            if lanes.remote or (lanes.resolved_kind == PROCESSES and lanes.count > 1):
+                _run_beam(stage, tasks, lanes)
+            else:
+                _run_threads(stage, tasks, lanes)
         except BaseException as error:  # noqa: BLE001 - `wait` raises it again
             self._error = error
 
@@ -386,7 +389,14 @@ def _raise_failure(stage: Stage[Any]) -> None:
         raise RuntimeError(f"task {failure['task']}:\n{failure['message']}")
 
 
-def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+def _run_threads(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+    count = min(lanes.count, len(tasks))
+    with ThreadPoolExecutor(count, thread_name_prefix="lane") as pool:
+        for lane in [pool.submit(_run_lane, None, stage, tasks) for _ in range(count)]:
+            lane.result()
+
+
+def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
     # Beam costs 1 s and 125 MB: not before there is work. It warns of cloud extras on import.
     logging.disable(logging.WARNING)
     import apache_beam as beam
@@ -412,16 +422,12 @@ def _run_pipeline(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> 
         return
 
     count = min(lanes.count, len(tasks))
-    environment = None
-    if count > 1 and lanes.resolved_kind == THREADS:
-        environment = environments.EmbeddedPythonGrpcEnvironment.default()
-    elif count > 1:
-        log = stage.store.path(f"{stage.folder}/processes.log").absolute()
-        # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
-        command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
-        environment = environments.SubprocessSDKEnvironment.from_command_string(
-            f"exec {shlex.join(command)} 2>>{shlex.quote(str(log))}"
-        )
+    log = stage.store.path(f"{stage.folder}/processes.log").absolute()
+    # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
+    command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
+    environment = environments.SubprocessSDKEnvironment.from_command_string(
+        f"exec {shlex.join(command)} 2>>{shlex.quote(str(log))}"
+    )
     # Options reach worker processes in the provision info only.
     information = beam_provision_api_pb2.ProvisionInfo()
     information.pipeline_options.update({"beam:option:default_sdk_harness_log_level:v1": "ERROR"})
@@ -459,12 +465,10 @@ def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
     """Returns whether this lane is the first to claim the task."""
     path = stage.store.path(f"{stage.folder}/claims/{task.name}")
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    except OSError as error:
+        with storage_errors("create", path), contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            return True
+    except errors.ImagenetPrepError as error:
         # Out of inodes or space: one failure stops the run with the reason.
-        message = f"cannot create {path}: {error.strerror}. {_RESUME}"
-        stage.fail(task.name, "IncompleteError", message)
-        return False
-    return True
+        stage.fail(task.name, type(error).__name__, str(error))
+    return False

@@ -186,7 +186,7 @@ def _check_strangers(root: Path, manifest: Manifest) -> list[str]:
     problems = [
         f"{path.name}: not in the manifest, but readers would take it for a shard"
         for path in sorted(root.iterdir())
-        if path.name.startswith(("train", "valid")) and path.name not in known
+        if naming.looks_like_shard(path.name) and path.name not in known
     ]
     index = root / naming.INDEX
     there = sorted(path.name for path in index.iterdir()) if index.is_dir() else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member
+from imagenet_prep.core.image import Member, parse_member
 from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import ilsvrc
@@ -117,7 +116,7 @@ def _by_class(job: Job, lists: Sequence[Path], wnids: frozenset[str]) -> Iterato
     for path in sorted(lists):
         by_class: dict[int, list[Member]] = {}
         for line in path.read_bytes().splitlines():
-            member = Member(*json.loads(line))
+            member = parse_member(line)
             by_class.setdefault(member.class_index, []).append(member)
         for index in sorted(by_class):
             if job.source.classes.wnids[index] in wnids:

@@ -26,6 +26,9 @@ _BEGUN = f"{naming.WORK}/run.json"
 # Images sampled a split to foresee the output's size; 64 keep the error near 10 %.
 _SAMPLE_IMAGES = 64
 _SPACE_MARGIN = 1.15
+# With this many times the source's size free, nothing needs to be foreseen: shrinking makes
+# images smaller, and those that are only repaired are few.
+_PLENTY = 2
 # Keys, names and framing of a record, without the image: 330...480 bytes as measured.
 _RECORD_OVERHEAD_BYTES = 480
 
@@ -92,7 +95,7 @@ class Output:
             # With a manifest the shards are ours: `committed` has compared the settings.
             begun = self.store.size(naming.MANIFEST) is not None
             there = sorted(path.name for path in self.store.root.iterdir())
-            strangers = [name for name in there if name.startswith(("train", "valid"))]
+            strangers = list(filter(naming.looks_like_shard, there))
             if strangers and not begun:
                 raise UsageError(
                     f"{self.store.root} already holds {', '.join(strangers[:3])}, which no run of "
@@ -193,6 +196,10 @@ class Output:
         Raises:
           StoreError: too little space; the message says how much is missing.
         """
+        free = self.store.free_bytes()
+        overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
+        if free > _PLENTY * (sum(split.source_bytes for split in plans) + overhead):
+            return
         needed = _SPACE_MARGIN * sum(
             _foreseen_bytes(self.job, self.store, split)
             * sum(name in pending for name in split.shard_names)
@@ -200,7 +207,6 @@ class Output:
             for split in plans
             if not pending.isdisjoint(split.shard_names)
         )
-        free = self.store.free_bytes()
         if needed > free:
             raise StoreError(
                 f"{self.store.root}: about {cli.human_bytes(needed)} are still to be written, "

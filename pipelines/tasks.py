@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from imagenet_prep.codec.policy import CHECK_HEADER, Policy
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import naming
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.core.image import Member
+from imagenet_prep.core.image import Member, dump_member
 from imagenet_prep.core.store import ArchiveReader, LocalStore, storage_errors
-from imagenet_prep.engine import Lanes, Output, Result
+from imagenet_prep.engine import PROCESSES, Lanes, Output, Result
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources import ilsvrc
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pipelines.prepare import Config
 
 _HASH_CHUNK_BYTES = 4 << 20
+# Where images only pass through, a third of the time is Python's: for this many bytes worker
+# processes end earlier than threads, though they start 1 s later (benchmarks/README.md).
+_WORTH_PROCESSES_BYTES = 8 << 30
 _DECISIVE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
 
 
@@ -56,15 +59,20 @@ class Job:
         """
         source = ilsvrc.find(Path(config.source).expanduser(), config.splits)
         reader = ArchiveReader(source.archives)
+        sizes = {name: reader.size(name) for name in source.archives}
+        policy = Policy(
+            None if config.keep_original else config.short_side, config.quality, config.check
+        )
+        kind = config.worker_kind
+        if kind == "auto" and policy.only_copies and sum(sizes.values()) > _WORTH_PROCESSES_BYTES:
+            kind = PROCESSES
         return cls(
             config=config,
             source=source,
             reader=reader,
-            sizes={name: reader.size(name) for name in source.archives},
-            policy=Policy(
-                None if config.keep_original else config.short_side, config.quality, config.check
-            ),
-            lanes=Lanes(config.workers, config.worker_kind, config.beam_args),
+            sizes=sizes,
+            policy=policy,
+            lanes=Lanes(config.workers, kind, config.beam_args),
             libraries={name: version(name) for name in _DECISIVE_LIBRARIES},
         )
 
@@ -99,7 +107,7 @@ class IndexWork:
             num_per_class[index] = num_per_class.get(index, 0) + 1
         temporary = self.store.temporary()
         with storage_errors("write", temporary):
-            temporary.write_bytes(b"".join(canonical.dumps(m) + b"\n" for m in members))
+            temporary.write_bytes(b"".join(map(dump_member, members)))
         return Result(
             {"num_per_class": num_per_class},
             (Output(temporary, self.member_list(task)),),
@@ -174,8 +182,7 @@ class WriteWork:
         shard, index = self.store.temporary(), self.store.temporary()
         content = writer.write_shard(
             task.shard,
-            members,
-            read=self.read,
+            ((member, self.read(member)) for member in members),
             transform=partial(transform, policy=self.policy),
             classes=self.classes,
             label_offset=self.label_offset,

@@ -30,6 +30,11 @@ class Policy:
     check: str = CHECK_DECODE
     max_pixels: int = MAX_PIXELS
 
+    @property
+    def only_copies(self) -> bool:
+        """Whether sound images are neither decoded nor resized."""
+        return self.short_side is None and self.check == CHECK_HEADER
+
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Returns (height, width) in pixels after resize; aspect kept, rounded, at least 1."""
         short = min(height, width)

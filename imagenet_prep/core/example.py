@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.image import NO_BOXES, Boxes
 
 Value = list[bytes] | list[float] | list[int]
 
@@ -28,18 +29,6 @@ _KIND_OF_KEY = (
     | dict.fromkeys(schema.INT64_KEYS, _INT64)
 )
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
-
-
-class Boxes(NamedTuple):
-    """Bounding boxes of one image, relative to its sides, each value in [0, 1]."""
-
-    xmin: list[float]
-    xmax: list[float]
-    ymin: list[float]
-    ymax: list[float]
-
-
-NO_BOXES = Boxes([], [], [], [])
 
 
 class ImageExample(NamedTuple):
@@ -67,7 +56,12 @@ class ImageExample(NamedTuple):
 
 def encode(example: ImageExample) -> bytes:
     """Returns the serialized tf.train.Example with all 15 keys of the schema."""
-    return encode_features(
+    return b"".join(encode_parts(example))
+
+
+def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
+    """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy."""
+    return _encode_parts(
         {
             schema.ENCODED: [example.encoded],
             schema.FORMAT: [b"JPEG"],
@@ -79,10 +73,10 @@ def encode(example: ImageExample) -> bytes:
             schema.LABEL: [example.stored_label],
             schema.SYNSET: [example.wnid.encode()],
             schema.TEXT: [example.text.encode()],
-            schema.BBOX_XMIN: example.boxes.xmin,
-            schema.BBOX_XMAX: example.boxes.xmax,
-            schema.BBOX_YMIN: example.boxes.ymin,
-            schema.BBOX_YMAX: example.boxes.ymax,
+            schema.BBOX_XMIN: list(example.boxes.xmin),
+            schema.BBOX_XMAX: list(example.boxes.xmax),
+            schema.BBOX_YMIN: list(example.boxes.ymin),
+            schema.BBOX_YMAX: list(example.boxes.ymax),
             schema.BBOX_LABEL: [example.stored_label] * len(example.boxes.xmin),
         }
     )
@@ -111,7 +105,7 @@ def decode(payload: bytes) -> ImageExample:
     label = _int(features, schema.LABEL)
     boxes = Boxes(
         *(
-            [float(v) for v in features[key]]
+            tuple(float(v) for v in features[key])
             for key in (
                 schema.BBOX_XMIN,
                 schema.BBOX_XMAX,
@@ -140,16 +134,7 @@ def encode_features(features: Mapping[str, Value]) -> bytes:
     Raises:
       KeyError: a key outside the schema (its type could not be known for empty lists).
     """
-    chunks: list[bytes] = []
-    for key in sorted(features):
-        if key == schema.ENCODED and len(features[key]) == 1:
-            chunks += _long_entry(key, features[key][0])  # type: ignore[arg-type]
-        elif key in _UNIQUE_KEYS:
-            chunks.append(_entry(key, tuple(features[key])))
-        else:
-            # Most values recur (sizes, class, constants): they are encoded once.
-            chunks.append(_recurring_entry(key, tuple(features[key])))
-    return b"".join((_head(1, sum(map(len, chunks))), *chunks))
+    return b"".join(_encode_parts(features))
 
 
 def decode_features(payload: bytes) -> dict[str, Value]:
@@ -176,6 +161,27 @@ def decode_features(payload: bytes) -> dict[str, Value]:
     return features
 
 
+def _encode_parts(features: Mapping[str, Value]) -> tuple[bytes, bytes, bytes]:
+    """Returns what comes before the one image, the image, and what comes behind it."""
+    before: list[bytes] = []
+    behind = before
+    encoded = b""
+    for key in sorted(features):
+        if key == schema.ENCODED and len(features[key]) == 1:
+            (encoded,) = cast("list[bytes]", features[key])
+            before.append(_long_entry_head(key, len(encoded)))
+            behind = []
+        elif key in _UNIQUE_KEYS:
+            behind.append(_entry(key, tuple(features[key])))
+        else:
+            # Most values recur (sizes, class, constants): they are encoded once.
+            behind.append(_recurring_entry(key, tuple(features[key])))
+    if behind is before:
+        behind = []
+    size = sum(map(len, before)) + len(encoded) + sum(map(len, behind))
+    return b"".join((_head(1, size), *before)), encoded, b"".join(behind)
+
+
 def _entry(key: str, values: tuple[bytes | float | int, ...]) -> bytes:
     """Returns one entry of the features map."""
     kind = _KIND_OF_KEY[key]
@@ -183,16 +189,16 @@ def _entry(key: str, values: tuple[bytes | float | int, ...]) -> bytes:
     return _delimited(1, _delimited(1, key.encode()) + _delimited(2, feature))
 
 
-def _long_entry(key: str, value: bytes) -> tuple[bytes, bytes]:
-    """Returns the entry of one long byte string in two parts, the second being `value` itself.
+def _long_entry_head(key: str, size: int) -> bytes:
+    """Returns the entry of one byte string of `size` bytes, up to that string.
 
     Nesting four messages by joining would copy the image four times.
     """
-    head = _head(1, len(value))
+    head = _head(1, size)
     for number in (_BYTES, 2):
-        head = _head(number, len(head) + len(value)) + head
+        head = _head(number, len(head) + size) + head
     head = _delimited(1, key.encode()) + head
-    return _head(1, len(head) + len(value)) + head, value
+    return _head(1, len(head) + size) + head
 
 
 # Floats are left out because -0.0 equals 0.0 and has other bytes.

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from imagenet_prep.core import canonical
 
 KEPT = "kept"
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
+
+
+class Boxes(NamedTuple):
+    """Bounding boxes of one image, relative to its sides, each value in [0, 1]."""
+
+    xmin: Sequence[float]
+    xmax: Sequence[float]
+    ymin: Sequence[float]
+    ymax: Sequence[float]
+
+
+NO_BOXES = Boxes((), (), (), ())
 
 
 class Member(NamedTuple):
@@ -18,6 +34,7 @@ class Member(NamedTuple):
       archive: name of the archive that holds the bytes.
       offset, size: byte range of the image in the archive.
       class_index: 0-based position in the sorted WNID list.
+      boxes: bounding boxes; resizing does not change them.
     """
 
     key: str
@@ -25,11 +42,24 @@ class Member(NamedTuple):
     offset: int
     size: int
     class_index: int
+    boxes: Boxes = NO_BOXES
 
     @property
     def filename(self) -> str:
         """Base name of the source image, the value of image/filename."""
         return self.key.rpartition("/")[2]
+
+
+def dump_member(member: Member) -> bytes:
+    """Returns a member as one line of JSON; most have no boxes, and then none are written."""
+    return canonical.dumps(member if member.boxes.xmin else member[:5]) + b"\n"
+
+
+def parse_member(line: bytes | bytearray) -> Member:
+    """Returns the member that `dump_member` wrote."""
+    key, archive, offset, size, class_index, *boxes = json.loads(line)
+    sides = map(tuple, boxes[0]) if boxes else NO_BOXES
+    return Member(key, archive, offset, size, class_index, Boxes(*sides))
 
 
 class PreparedImage(NamedTuple):

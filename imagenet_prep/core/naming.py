@@ -43,6 +43,11 @@ def parse_shard_name(name: str) -> ShardName | None:
     return ShardName(match["split"], int(match["index"]), int(match["num_shards"]))
 
 
+def looks_like_shard(name: str) -> bool:
+    """Returns whether readers that take `train*` or `valid*` would take this file."""
+    return name.startswith(("train", "valid"))
+
+
 def index_name(shard: str) -> str:
     """Returns the path, relative to the data set, of a shard's DALI index."""
     return f"{INDEX}/{shard}"

@@ -30,18 +30,25 @@ class Record(NamedTuple):
     payload: bytes
 
 
-def masked_crc(data: bytes) -> int:
+def masked_crc(*parts: bytes) -> int:
     """Returns TensorFlow's masked CRC32C (crc32c.h: rotate right by 15, add a constant)."""
-    crc = crc32c.crc32c(data)
+    crc = 0
+    for part in parts:
+        crc = crc32c.crc32c(part, crc)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
     """Returns `payload` as one record; its size is len(payload) + 16."""
-    length = _LENGTH.pack(len(payload))
-    return b"".join(
-        (length, _CRC.pack(masked_crc(length)), payload, _CRC.pack(masked_crc(payload)))
-    )
+    return b"".join(frame_parts((b"", payload, b"")))
+
+
+def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
+    """Returns the record whose payload is `parts` joined; the second part is not copied."""
+    first, second, third = parts
+    length = _LENGTH.pack(len(first) + len(second) + len(third))
+    head = length + _CRC.pack(masked_crc(length)) + first
+    return head, second, third + _CRC.pack(masked_crc(first, second, third))
 
 
 def index_line(offset: int, size: int) -> str:

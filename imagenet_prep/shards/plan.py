@@ -8,13 +8,12 @@ shard is a fair sample of all classes, and nothing depends on archives, hosts or
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import canonical, naming
-from imagenet_prep.core.image import Member
+from imagenet_prep.core import naming
+from imagenet_prep.core.image import Member, dump_member, parse_member
 from imagenet_prep.core.store import storage_errors
 
 
@@ -106,14 +105,14 @@ def write(
     shard_bytes = [0] * num_shards
     num_per_class = [0] * num_classes
     for shard, member in deal(classes, num_shards, seed):
-        lines[shard] += _line(member)
+        lines[shard] += dump_member(member)
         shard_bytes[shard] += member.size
         num_per_class[member.class_index] += 1
     whole = hashlib.sha256()
     for shard in range(num_shards):
-        members = order_in_shard(map(_parse, lines[shard].splitlines()), seed)
+        members = order_in_shard(map(parse_member, lines[shard].splitlines()), seed)
         lines[shard].clear()
-        content = b"".join(map(_line, members))
+        content = b"".join(map(dump_member, members))
         whole.update(content)
         path = folder / f"{naming.shard_name(split, shard, num_shards)}.jsonl"
         with storage_errors("write", path):
@@ -130,12 +129,4 @@ def write(
 
 def read(folder: Path, shard: str) -> list[Member]:
     """Returns the members of one shard in the order in which they are written."""
-    return [_parse(line) for line in (folder / f"{shard}.jsonl").read_bytes().splitlines()]
-
-
-def _line(member: Member) -> bytes:
-    return canonical.dumps(member) + b"\n"
-
-
-def _parse(line: bytes | bytearray) -> Member:
-    return Member(*json.loads(line))
+    return [parse_member(line) for line in (folder / f"{shard}.jsonl").read_bytes().splitlines()]

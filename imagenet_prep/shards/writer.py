@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.image import QUARANTINED, REPAIRED, Member, PreparedImage
-from imagenet_prep.core.store import storage_errors
-
-# Gathers small records; an image of usual size goes to the system without one more copy.
-_BUFFER_BYTES = 1 << 16
+from imagenet_prep.core.store import LargeFile, storage_errors
 
 
 def write_shard(
     shard: str,
-    members: Sequence[Member],
+    images: Iterable[tuple[Member, bytes]],
     *,
-    read: Callable[[Member], bytes],
     transform: Callable[[bytes], PreparedImage],
     classes: Sequence[tuple[str, str]],
     label_offset: int,
@@ -34,8 +30,7 @@ def write_shard(
 
     Args:
       shard: name for the receipt and errors.
-      members: in the order of their records.
-      read: source bytes of a member.
+      images: (member, its source bytes) in the order of the records; read once.
       transform: source bytes to the stored image; raises BadImageError.
       classes: (WNID, words) by class index.
       label_offset: added to the class index.
@@ -52,13 +47,12 @@ def write_shard(
     ):
         incidents: list[dict[str, Any]] = []
         index: list[str] = []
-        sha256 = hashlib.sha256()
-        offset = source_bytes = resized = max_height = max_width = 0
-        with open(shard_path, "wb", buffering=_BUFFER_BYTES) as file:
-            for member in members:
+        source_bytes = resized = max_height = max_width = 0
+        with LargeFile(shard_path) as shard_file:
+            for member, data in images:
                 source_bytes += member.size
                 try:
-                    image = transform(read(member))
+                    image = transform(data)
                 except BadImageError as error:
                     incident = _incident(member, QUARANTINED, error.reason, error.detail)
                     if fail_on_bad_image:
@@ -74,8 +68,8 @@ def write_shard(
                         _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
                     )
                 wnid, text = classes[member.class_index]
-                record = tfrecord.frame(
-                    example.encode(
+                record = tfrecord.frame_parts(
+                    example.encode_parts(
                         example.ImageExample(
                             encoded=image.encoded,
                             height=image.height,
@@ -84,21 +78,19 @@ def write_shard(
                             stored_label=member.class_index + label_offset,
                             wnid=wnid,
                             text=text,
+                            boxes=member.boxes,
                         )
                     )
                 )
-                file.write(record)
-                sha256.update(record)
-                index.append(tfrecord.index_line(offset, len(record)))
-                offset += len(record)
+                index.append(tfrecord.index_line(shard_file.num_bytes, sum(map(len, record))))
+                for part in record:
+                    shard_file.append(part)
                 resized += image.resized
                 max_height = max(max_height, image.height)
                 max_width = max(max_width, image.width)
-            file.flush()
-            os.fsync(file.fileno())
         if not index:
             raise DataDamagedError(
-                f"{shard}: not one of its {len(members)} images can be used; the first is "
+                f"{shard}: not one of its {len(incidents)} images can be used; the first is "
                 f"{incidents[0]['key']}: {incidents[0]['detail']}. Look at the source, or ask for "
                 "fewer shards."
             )
@@ -110,8 +102,8 @@ def write_shard(
         return {
             "shard": shard,
             "examples": len(index),
-            "num_bytes": offset,
-            "sha256": sha256.hexdigest(),
+            "num_bytes": shard_file.num_bytes,
+            "sha256": shard_file.sha256,
             "index_bytes": len(index_bytes),
             "index_sha256": hashlib.sha256(index_bytes).hexdigest(),
             "source_bytes": source_bytes,

@@ -69,3 +69,9 @@ def test_without_a_short_side_every_size_is_kept(height: int, width: int) -> Non
 
 def test_the_defaults_are_those_of_the_design() -> None:
     assert Policy() == Policy(short_side=480, quality=90, check="decode", max_pixels=64_000_000)
+
+
+def test_only_kept_originals_with_trusted_headers_are_mere_copies() -> None:
+    assert Policy(short_side=None, check="header").only_copies
+    assert not Policy(short_side=None, check="decode").only_copies
+    assert not Policy(short_side=256, check="header").only_copies

@@ -18,7 +18,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 @st.composite
 def boxes(draw: st.DrawFn) -> Boxes:
     count = draw(st.integers(0, 4))
-    sides = st.lists(relative, min_size=count, max_size=count)
+    sides = st.lists(relative, min_size=count, max_size=count).map(tuple)
     return Boxes(draw(sides), draw(sides), draw(sides), draw(sides))
 
 
@@ -34,7 +34,7 @@ image_examples = st.builds(
     boxes=boxes(),
 )
 SOUND = ImageExample(b"\xff\xd8\xff", 375, 500, "n01440764_1.JPEG", 1, "n01440764", "tench")
-BOXED = SOUND._replace(boxes=Boxes([0.25], [0.5], [0.125], [1.0]))
+BOXED = SOUND._replace(boxes=Boxes((0.25,), (0.5,), (0.125,), (1.0,)))
 
 
 def varint(value: int) -> bytes:
@@ -117,7 +117,7 @@ def test_all_fifteen_keys_are_always_there() -> None:
 
 
 def test_each_box_carries_the_label_of_the_image() -> None:
-    image = SOUND._replace(stored_label=7, boxes=Boxes([0, 0.5], [1, 1], [0, 0.5], [1, 1]))
+    image = SOUND._replace(stored_label=7, boxes=Boxes((0, 0.5), (1, 1), (0, 0.5), (1, 1)))
 
     assert example.decode_features(example.encode(image))[schema.BBOX_LABEL] == [7, 7]
 
@@ -140,7 +140,7 @@ def test_unpacked_numbers_are_accepted() -> None:
 
 
 def test_a_list_may_mix_packed_and_unpacked_numbers() -> None:
-    image = SOUND._replace(boxes=Boxes([0, 0.5], [1, 1], [0, 0], [1, 1]))
+    image = SOUND._replace(boxes=Boxes((0, 0.5), (1, 1), (0, 0), (1, 1)))
     floats = b"\x0d" + struct.pack("<f", 0) + field(1, struct.pack("<f", 0.5))
     ints = b"\x08\x01" + field(1, b"\x01")
     mixed = parts(image) | {

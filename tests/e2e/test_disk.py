@@ -27,6 +27,14 @@ def arguments(source: Path, out: Path, *more: str) -> list[str]:
     return ["--source", str(source), "--out", str(out), *SETTINGS, *more]
 
 
+def assert_resumable(result: command.Result, out: Path, reference: Reference) -> None:
+    assert (result.code, result.out) == (4, ""), result
+    assert "No space left on device" in result.err or "disk is full" in result.err
+    assert "again to resume" in result.err
+    assert "Traceback" not in result.err
+    assert_nothing_half_visible(out, reference.contents)
+
+
 @pytest.mark.root
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     reference: Reference, tmp_path: Path
@@ -78,11 +86,7 @@ def test_a_disk_that_fills_up_during_the_run_leaves_nothing_half_visible(
         flags = arguments(reference.source, out, "--workers", workers)
         result = command.run(*flags, program=("-c", BLIND))
 
-        assert (result.code, result.out) == (4, ""), result
-        assert "No space left on device" in result.err or "disk is full" in result.err
-        assert "again to resume" in result.err
-        assert "Traceback" not in result.err
-        assert_nothing_half_visible(out, reference.contents)
+        assert_resumable(result, out, reference)
 
         remount(tmp_path / "disk", "size=64m")
         again = command.run("prepare", *flags)
@@ -100,11 +104,7 @@ def test_a_disk_that_runs_out_of_inodes_is_a_full_disk(
         out = tmp_path / "disk" / "out"
         result = command.run("prepare", *arguments(reference.source, out))
 
-        assert (result.code, result.out) == (4, ""), result
-        assert "No space left on device" in result.err or "disk is full" in result.err
-        assert "again to resume" in result.err
-        assert "Traceback" not in result.err
-        assert_nothing_half_visible(out, reference.contents)
+        assert_resumable(result, out, reference)
 
         remount(tmp_path / "disk", "size=64m,nr_inodes=2000")
         again = command.run("prepare", *arguments(reference.source, out))
@@ -120,10 +120,7 @@ def test_worker_processes_meet_a_full_disk_too(reference: Reference, tmp_path: P
         flags = arguments(reference.source, out, "--workers", "2", "--worker-kind", "processes")
         result = command.run(*flags, program=("-c", BLIND))
 
-        assert (result.code, result.out) == (4, ""), result
-        assert "again to resume" in result.err
-        assert "Traceback" not in result.err
-        assert_nothing_half_visible(out, reference.contents)
+        assert_resumable(result, out, reference)
 
         remount(tmp_path / "disk", "size=64m")
         again = command.run("prepare", *flags)

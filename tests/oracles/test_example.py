@@ -70,7 +70,7 @@ def with_tensorflow(tf: ModuleType, image: ImageExample) -> Any:
 
 
 def float32(tf: ModuleType, image: ImageExample) -> ImageExample:
-    rounded = (tf.constant(side, tf.float32).numpy().tolist() for side in image.boxes)
+    rounded = (tuple(tf.constant(side, tf.float32).numpy().tolist()) for side in image.boxes)
     return image._replace(boxes=Boxes(*rounded))
 
 
@@ -101,7 +101,7 @@ def test_an_encoding_in_any_order_of_keys_is_decoded(tf: ModuleType) -> None:
 
 def test_what_we_read_from_damaged_bytes_is_what_tensorflow_reads(tf: ModuleType) -> None:
     """We may refuse more than protobuf does, but never see something else."""
-    image = ImageExample(b"abc", 3, 4, "f", 5, "n", "t", Boxes([0.5], [1], [0], [1]))
+    image = ImageExample(b"abc", 3, 4, "f", 5, "n", "t", Boxes((0.5,), (1,), (0,), (1,)))
     sound = example.encode(image)
     rng = random.Random(6)
     disagreements, agreed = [], 0
@@ -126,7 +126,7 @@ def test_what_we_read_from_damaged_bytes_is_what_tensorflow_reads(tf: ModuleType
                     text=theirs[schema.TEXT].bytes_list.value[0].decode(),
                     boxes=Boxes(
                         *(
-                            list(theirs[key].float_list.value)
+                            tuple(theirs[key].float_list.value)
                             for key in (
                                 schema.BBOX_XMIN,
                                 schema.BBOX_XMAX,

@@ -25,8 +25,7 @@ def write_shard(folder: Path) -> list[example.ImageExample]:
     images = {m.key: os.urandom(1 + 977 * i) for i, m in enumerate(members)}
     writer.write_shard(
         "shard",
-        members,
-        read=lambda member: images[member.key],
+        ((member, images[member.key]) for member in members),
         transform=lambda data: PreparedImage(data, 375, 500, resized=False, repair=None),
         classes=CLASSES,
         label_offset=1,

@@ -44,7 +44,6 @@ def bad(*numbers: int) -> Any:
 
 def write(folder: Path, **changes: Any) -> dict[str, Any]:
     options = {
-        "read": read,
         "transform": transform,
         "classes": CLASSES,
         "label_offset": 1,
@@ -52,7 +51,11 @@ def write(folder: Path, **changes: Any) -> dict[str, Any]:
         "shard_path": folder / "shard",
         "index_path": folder / "index",
     }
-    return writer.write_shard(SHARD, changes.pop("members", MEMBERS), **(options | changes))
+    return writer.write_shard(
+        SHARD,
+        ((member, read(member)) for member in changes.pop("members", MEMBERS)),
+        **(options | changes),
+    )
 
 
 def examples_in(path: Path) -> list[example.ImageExample]:

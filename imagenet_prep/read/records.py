@@ -1,0 +1,174 @@
+"""Random access to the examples of one split, each proven before it is handed out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from imagenet_prep.core import example, manifest, naming, tfrecord
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class Records:
+    """The examples of one split by number, counted through all shards in record order.
+
+    Safe for threads.
+
+    Attributes:
+      manifest: of the data set.
+      split: "train" or "validation".
+      wnids: WNIDs by class index.
+      examples_per_shard: records of each shard.
+    """
+
+    def __init__(self, root: Path, split: str) -> None:
+        """Opens a split: reads the manifest and compares every shard's size with it.
+
+        Raises:
+          UsageError: no manifest, or no such split.
+          DataDamagedError: shards or their indexes are missing or cut; all are named.
+        """
+        path = root / naming.MANIFEST
+        if not path.is_file():
+            raise UsageError(
+                f"{root}: no {naming.MANIFEST}, so nothing says what its labels mean. Prepare the "
+                "data set with imagenet-prep prepare, or, for TFRecords that are there already: "
+                f"imagenet-prep adopt {root}"
+            )
+        self.manifest = manifest.loads(path.read_bytes(), str(path))
+        if split not in self.manifest.splits:
+            there = ", ".join(self.manifest.splits)
+            raise UsageError(f"{root}: no split {split!r}; there are: {there}")
+        self.root = root
+        self.split = split
+        self._shards = self.manifest.splits[split].shards
+        self.examples_per_shard = tuple(shard.examples for shard in self._shards)
+        self._first = np.cumsum((0, *self.examples_per_shard))
+        lines = (root / naming.LABELS).read_text("utf-8").splitlines()
+        self.wnids = tuple(line.partition(" ")[0] for line in lines)
+        self._wnid_bytes = {wnid.encode(): index for index, wnid in enumerate(self.wnids)}
+        self._check_sizes()
+        self._lock = threading.Lock()
+        self._descriptors: dict[int, int] = {}
+        self._indexes: dict[int, npt.NDArray[np.int64]] = {}
+        _allow_open_files(len(self._shards))
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def close(self) -> None:
+        """Closes the shards."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def read(self, number: int) -> example.ImageExample:
+        """Returns one example, its bytes proven by both CRCs and its label by its WNID.
+
+        Raises:
+          DataDamagedError: the message names shard, record and byte offset.
+        """
+        shard, record = self._place(number)
+        offset, size = (int(value) for value in self._index(shard)[record])
+        try:
+            data = os.pread(self._descriptor(shard), size, offset)
+            payload = tfrecord.unframe(data, size)
+            image = example.decode(payload)
+            class_index = image.stored_label - self.manifest.label_offset
+            if not 0 <= class_index < len(self.wnids) or self.wnids[class_index] != image.wnid:
+                raise DataDamagedError(
+                    f"label {image.stored_label} and synset {image.wnid} do not belong together"
+                )
+        except OSError as error:
+            raise DataDamagedError(
+                f"{self.where(number)}: cannot be read: {error.strerror}"
+            ) from error
+        except DataDamagedError as error:
+            raise DataDamagedError(
+                f"{self.where(number)}: {error}. To see all damage: imagenet-prep verify {self.root}"
+            ) from error
+        return image
+
+    def where(self, number: int) -> str:
+        """Returns an example's shard, record and byte offset, for errors."""
+        shard, record = self._place(number)
+        offset = int(self._index(shard)[record, 0])
+        return f"{self.root / self._shards[shard].name}: record {record} at byte {offset:,}"
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Returns (shard, record) of an example."""
+        shard = int(np.searchsorted(self._first, number, side="right")) - 1
+        return shard, number - int(self._first[shard])
+
+    def _check_sizes(self) -> None:
+        problems = []
+        for shard in self._shards:
+            expected = {
+                shard.name: shard.num_bytes,
+                naming.index_name(shard.name): shard.index_bytes,
+            }
+            for name, num_bytes in expected.items():
+                try:
+                    size = (self.root / name).stat().st_size
+                except FileNotFoundError:
+                    problems.append(f"{name} is missing")
+                    continue
+                if size != num_bytes:
+                    problems.append(f"{name} has {size:,} bytes, expected {num_bytes:,}")
+        if problems:
+            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise DataDamagedError(
+                f"{self.root}: {'; '.join(problems[:5])}{more}. Copy these files again, or run the "
+                "same imagenet-prep prepare again to make them anew."
+            )
+
+    def _descriptor(self, shard: int) -> int:
+        with self._lock:
+            if shard not in self._descriptors:
+                path = self.root / self._shards[shard].name
+                self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return self._descriptors[shard]
+
+    def _index(self, shard: int) -> npt.NDArray[np.int64]:
+        """Returns [records, 2]: offset and size in bytes of each record of a shard."""
+        index = self._indexes.get(shard)
+        if index is None:
+            index = self._indexes[shard] = self._read_index(shard)
+        return index
+
+    def _read_index(self, shard: int) -> npt.NDArray[np.int64]:
+        there = self._shards[shard]
+        name = naming.index_name(there.name)
+        try:
+            numbers = np.array((self.root / name).read_bytes().split(), np.int64)
+        except (OSError, ValueError) as error:
+            raise DataDamagedError(f"{self.root / name}: cannot be read: {error}") from error
+        index = numbers.reshape(-1, 2) if len(numbers) == 2 * there.examples else None
+        if index is not None:
+            stops = index.sum(axis=1)
+            starts = np.concatenate(([0], stops[:-1]))
+            if (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
+                return index
+        raise DataDamagedError(
+            f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "
+            f"{there.num_bytes:,} bytes. Run imagenet-prep verify {self.root}"
+        )
+
+
+def _allow_open_files(count: int) -> None:
+    """Lets this process hold all shards open; 1,152 are more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

@@ -1,0 +1,90 @@
+"""Decodes, crops and resizes with tf.data, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from imagenet_prep.read.augment import Recipe
+from imagenet_prep.read.feed import EncodedBatch
+
+
+@dataclass(frozen=True)
+class TfDataBackend:
+    """Turns encoded batches into tensors.
+
+    Attributes:
+      batch_size: examples a step.
+      image_size: height and width of the output in pixels.
+      recipe: for mean and deviation.
+      dtype: "uint8", or "float32" or "bfloat16" of normalised values.
+      layout: "NHWC" or "NCHW".
+      antialias: filter before shrinking, as Pillow does; costs a fifth of the speed.
+      num_threads: images decoded at once.
+    """
+
+    batch_size: int
+    image_size: int
+    recipe: Recipe
+    dtype: str
+    layout: str
+    antialias: bool
+    num_threads: int
+
+    def batches(
+        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields `images`, `class_index` and `mask` of each step."""
+        if steps:
+            yield from iter(self.dataset(feed).take(steps))
+
+    def dataset(self, feed: Callable[[], Iterator[EncodedBatch]]) -> Any:
+        """Returns a tf.data.Dataset of batches over what `feed` yields."""
+
+        def arrays() -> Iterator[tuple[Any, ...]]:
+            for batch in feed():
+                yield (
+                    batch.encoded,
+                    batch.views.boxes,
+                    batch.views.mirrored,
+                    batch.class_index,
+                    batch.mask,
+                )
+
+        size = self.batch_size
+        signature = (
+            tf.TensorSpec([size], tf.string),
+            tf.TensorSpec([size, 4], tf.int32),
+            tf.TensorSpec([size], tf.bool),
+            tf.TensorSpec([size], tf.int32),
+            tf.TensorSpec([size], tf.bool),
+        )
+        options = tf.data.Options()
+        options.deterministic = True
+        options.threading.private_threadpool_size = self.num_threads
+        return (
+            tf.data.Dataset.from_generator(arrays, output_signature=signature)
+            .prefetch(1)
+            .unbatch()
+            .map(self._show, num_parallel_calls=self.num_threads, deterministic=True)
+            .batch(size, drop_remainder=True)
+            .prefetch(1)
+            .with_options(options)
+        )
+
+    def _show(self, encoded: Any, box: Any, mirrored: Any, class_index: Any, mask: Any) -> Any:
+        pixels = tf.image.decode_and_crop_jpeg(encoded, box, channels=3)
+        side = self.image_size
+        image = tf.image.resize(pixels, [side, side], antialias=self.antialias)
+        image = tf.where(mirrored, tf.reverse(image, [1]), image)
+        if self.dtype == "uint8":
+            image = tf.cast(tf.round(tf.clip_by_value(image, 0.0, 255.0)), tf.uint8)
+        else:
+            scale = tf.constant([1 / std for std in self.recipe.std])
+            image = tf.cast((image - tf.constant(self.recipe.mean)) * scale, self.dtype)
+        if self.layout == "NCHW":
+            image = tf.transpose(image, [2, 0, 1])
+        return {"images": image, "class_index": class_index, "mask": mask}

@@ -123,7 +123,8 @@ def random_views(
         crop_height[none] = np.minimum(whole_height, np.rint(whole_width / low))[none]
         crop_width[none] = np.minimum(whole_width, np.rint(whole_height * high))[none]
         top[none] = left[none] = 0.5
-    return _views(heights, widths, crop_height, crop_width, top, left, draws[:, -1] < 0.5)
+    mirrored = draws[:, -1] < 0.5
+    return _views(heights, widths, crop_height, crop_width, top, left, mirrored)
 
 
 def _views(

@@ -95,7 +95,7 @@ class Records:
             ) from error
         except DataDamagedError as error:
             raise DataDamagedError(
-                f"{self.where(number)}: {error}. To see all damage: imagenet-prep verify {self.root}"
+                f"{self.where(number)}: {error}. To see all: imagenet-prep verify {self.root}"
             ) from error
         return image
 

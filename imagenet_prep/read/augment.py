@@ -149,5 +149,4 @@ def _uniform(numbers: npt.NDArray[np.int64], key: np.uint64, count: int) -> npt.
     states = mix(numbers.astype(np.uint64) ^ key)[:, None]
     counters = np.arange(count, dtype=np.uint64)[None, :]
     bits = mix(mix(states ^ counters) ^ key)
-    uniform: npt.NDArray[np.float64] = (bits >> np.uint64(11)) * 2.0**-53
-    return uniform
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

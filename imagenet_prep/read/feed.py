@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # Steps whose images are read before they are asked for.
 _STEPS_AHEAD = 3
-# Images a thread reads at a time: handing one over costs as much as reading it from memory.
-_CHUNK = 16
 
 # A grey JPEG of 8 x 8 pixels: what is decoded where a mask says that there is no image.
 PLACEHOLDER = bytes.fromhex(
@@ -70,7 +68,6 @@ class Feed:
       recipe: constants of the views.
       seed: of the views.
       skip_bad: mask damaged records and list them, instead of raising.
-      num_threads: reads in flight.
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
@@ -82,7 +79,6 @@ class Feed:
     recipe: Recipe
     seed: int
     skip_bad: bool
-    num_threads: int
     skipped: dict[int, str] = field(default_factory=dict)
 
     def steps(self, start: int) -> Steps:
@@ -95,25 +91,25 @@ class Feed:
         Raises:
           DataDamagedError: a record is damaged, and is not to be skipped.
         """
+        # One thread: the kernel is told what comes, and reads it ahead by itself. More of them
+        # only wait for each other's interpreter lock.
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
-        ahead: deque[tuple[list[int], list[Future[list[ImageExample | None]]]]] = deque()
-        with ThreadPoolExecutor(self.num_threads, thread_name_prefix="read") as pool:
+        ahead: deque[tuple[list[int], Future[list[ImageExample | None]]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
             try:
                 for step in range(steps.count + _STEPS_AHEAD):
                     if step < steps.count:
                         positions = steps.positions(step, self.world.rank)
                         mine = [int(numbers[position]) for position in positions]
-                        chunks = [mine[i : i + _CHUNK] for i in range(0, len(mine), _CHUNK)]
-                        ahead.append((mine, [pool.submit(self._read, chunk) for chunk in chunks]))
+                        self.records.will_need(mine)
+                        ahead.append((mine, pool.submit(self._read, mine)))
                     if step >= _STEPS_AHEAD - 1 and ahead:
-                        mine, reads = ahead.popleft()
-                        images = [image for read in reads for image in read.result()]
-                        yield self._assemble(mine, images, epoch)
+                        mine, read = ahead.popleft()
+                        yield self._assemble(mine, read.result(), epoch)
             finally:
-                for _, reads in ahead:
-                    for read in reads:
-                        read.cancel()
+                for _, read in ahead:
+                    read.cancel()
 
     def skip(self, number: int, reason: str) -> None:
         """Masks a record from now on."""

@@ -276,7 +276,6 @@ def make_dataset(
         recipe=RECIPES[recipe],
         seed=seed,
         skip_bad=on_bad_record == "skip",
-        num_threads=min(threads, 8),
     )
     if training and not feed.steps(0).count:
         raise UsageError(

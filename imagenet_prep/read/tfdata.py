@@ -77,14 +77,31 @@ class TfDataBackend:
 
     def _show(self, encoded: Any, box: Any, mirrored: Any, class_index: Any, mask: Any) -> Any:
         pixels = tf.image.decode_and_crop_jpeg(encoded, box, channels=3)
+        # Mirrored here, the pixels are bytes and few.
+        pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
         side = self.image_size
-        image = tf.image.resize(pixels, [side, side], antialias=self.antialias)
-        image = tf.where(mirrored, tf.reverse(image, [1]), image)
-        if self.dtype == "uint8":
-            image = tf.cast(tf.round(tf.clip_by_value(image, 0.0, 255.0)), tf.uint8)
+        if self.antialias:
+            image = tf.image.resize(pixels, [side, side], antialias=True)
         else:
-            scale = tf.constant([1 / std for std in self.recipe.std])
-            image = tf.cast((image - tf.constant(self.recipe.mean)) * scale, self.dtype)
+            image = tf.raw_ops.ResizeBilinear(
+                images=pixels[tf.newaxis], size=[side, side], half_pixel_centers=True
+            )[0]
+        image = tf.ensure_shape(image, [side, side, 3])
+        if self.dtype == "uint8":
+            image = tf.cast(tf.clip_by_value(image + 0.5, 0.0, 255.0), tf.uint8)
+        else:
+            image = tf.cast(self._normalised(image), self.dtype)
         if self.layout == "NCHW":
             image = tf.transpose(image, [2, 0, 1])
         return {"images": image, "class_index": class_index, "mask": mask}
+
+    def _normalised(self, image: Any) -> Any:
+        """Returns (image - mean) / std, a row of pixels at a time.
+
+        Broadcast over three channels only, the same arithmetic takes four times as long.
+        """
+        side = self.image_size
+        scale = [1 / std for std in self.recipe.std] * side
+        shift = [-m / std for m, std in zip(self.recipe.mean, self.recipe.std, strict=True)] * side
+        rows = tf.reshape(image, [side, side * 3])
+        return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [side, side, 3])

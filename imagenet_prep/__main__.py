@@ -15,6 +15,7 @@ VERBS = {
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "verify": "prove that a data set is what its manifest says",
     "show": "look into one shard",
+    "bench-read": "how fast this host feeds a trainer",
 }
 _MODULES = {"prepare": "pipelines.prepare"}
 
@@ -24,7 +25,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in VERBS:
         verb = arguments[0]
-        module = importlib.import_module(_MODULES.get(verb, f"imagenet_prep.{verb}"))
+        module = importlib.import_module(
+            _MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
+        )
         module.main(arguments[1:])
     elif not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.manifest import Manifest
 from imagenet_prep.core.partition import Order
 from imagenet_prep.core.world import World
 from imagenet_prep.read.augment import RECIPES
@@ -51,6 +52,11 @@ class Reader:
         self.epoch = 0
         self.num_classes = len(feed.records.wnids)
         self._examples_read = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is proven of the data set."""
+        return self._feed.records.manifest
 
     @property
     def num_examples(self) -> int:
@@ -102,6 +108,10 @@ class Reader:
                 yield {name: self._convert(value) for name, value in batch.items()}
         self.epoch += 1
         self._examples_read = 0
+
+    def encoded_batches(self) -> Iterator[EncodedBatch]:
+        """Yields an epoch's batches before they are decoded; reading goes on where it was."""
+        return self._feed.batches(self.epoch, 0)
 
     def state(self) -> dict[str, Any]:
         """Returns where reading stands, small enough for JSON; the same on every rank."""

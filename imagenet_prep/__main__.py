@@ -12,6 +12,7 @@ import imagenet_prep
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
+    "download": "get the archives of ILSVRC2012, resumable and proven",
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "verify": "prove that a data set is what its manifest says",
     "show": "look into one shard",

@@ -15,6 +15,7 @@ VERBS = {
     "download": "get the archives of ILSVRC2012, resumable and proven",
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "verify": "prove that a data set is what its manifest says",
+    "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "show": "look into one shard",
 }
 _MODULES = {"prepare": "pipelines.prepare"}

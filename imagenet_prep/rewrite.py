@@ -90,7 +90,7 @@ class LabelWork:
         """Returns the uses, and what is damaged, as the receipt."""
         damage: list[str] = []
         uses = tfrecords.label_uses(task.shard, lambda error: damage.append(str(error)))
-        examples = sum(use.count for use in uses)
+        examples = sum(use.examples for use in uses)
         return engine.Result({"uses": uses, "damage": damage, "examples": examples})
 
 

@@ -18,6 +18,8 @@ _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<QI")
 FRAMING_BYTES = 16
+# Length and its CRC: what lies before a payload.
+HEAD_BYTES = _HEAD.size
 # Larger than any image we accept; a longer claim is a damaged length, not a record.
 MAX_PAYLOAD_BYTES = 1 << 30
 

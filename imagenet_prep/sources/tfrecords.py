@@ -105,7 +105,7 @@ class LabelUse(NamedTuple):
     name: str
     text: str
     label: int
-    count: int
+    examples: int
     where: str
 
 
@@ -272,12 +272,12 @@ def parse(payload: bytes) -> Entry:
     features = example.decode_features(payload)
     if features.keys() == _TFDS_KEYS:
         filename = _text(features, _TFDS_NAME)
-        name = _WNID.match(filename)
+        wnid_of_file = _WNID.match(filename)
         return Entry(
             features=features,
             encoded=_bytes(features, _TFDS_IMAGE),
             label=_int(features, _TFDS_LABEL),
-            name=name[0] if name else "",
+            name=wnid_of_file[0] if wnid_of_file else "",
             text="",
             filename=filename,
             boxes=NO_BOXES,
@@ -365,7 +365,7 @@ def label_uses(shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
         use = counts.get(key)
         if use is None:
             use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
-        counts[key] = use._replace(count=use.count + 1)
+        counts[key] = use._replace(examples=use.examples + 1)
     return list(counts.values())
 
 
@@ -419,12 +419,12 @@ def _fits(use: LabelUse, labelling: Labelling) -> bool:
 
 
 def _examples(uses: Iterable[LabelUse]) -> int:
-    return sum(use.count for use in uses)
+    return sum(use.examples for use in uses)
 
 
 def _own_classes(uses: Sequence[LabelUse], official: ClassList) -> ClassList:
     """Returns the classes that records name: WNIDs sorted, other names by their labels."""
-    named = {use.name: use for use in sorted(uses, key=lambda use: use.count) if use.name}
+    named = {use.name: use for use in sorted(uses, key=lambda use: use.examples) if use.name}
     names = sorted(named)
     if not are_wnids(names):
         names.sort(key=lambda name: named[name].label)

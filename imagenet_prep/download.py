@@ -232,6 +232,8 @@ class Download:
                 stat = self.remote.stat(archive.name)
             except UnavailableError as error:
                 patience.wait(error)
+        if not stat.size:
+            raise StoreError(f"{where}: it is empty. Choose another --base-url.")
         if not self.config.allow_other and archive.size not in (None, stat.size):
             raise SourceError(
                 f"{where}: {stat.size:,} bytes, the official archive has {archive.size:,}. "

@@ -17,6 +17,7 @@ import http.cookiejar
 import os
 import re
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -294,15 +295,20 @@ def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
         return None
     jar = http.cookiejar.MozillaCookieJar(path)
     try:
-        jar.load(ignore_discard=True, ignore_expires=True)
+        with warnings.catch_warnings(action="ignore"):
+            jar.load(ignore_discard=True, ignore_expires=True)
     except http.cookiejar.LoadError:
-        # Its text repeats a line of the file.
+        # Its text repeats a line of the file; so does the warning that goes with it.
         raise UsageError(
             f"{COOKIES_VARIABLE}: {path} is no Netscape cookie file. Export the browser's cookies "
             'as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
         ) from None
     except OSError as error:
         raise UsageError(f"{COOKIES_VARIABLE}: {path}: {error.strerror}") from None
+    for cookie in jar:
+        # So browsers and curl write a session's cookies; to Python they expired in 1970.
+        if cookie.expires == 0:
+            cookie.expires = None
     return jar
 
 

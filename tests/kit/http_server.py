@@ -140,6 +140,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         told: Server = self.server.told  # type: ignore[attr-defined]
         path = self.path.partition("?")[0]
@@ -207,6 +210,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send(self, body: bytes) -> int:
+        if self.command == "HEAD":
+            return 0
         for start in range(0, len(body), 1 << 16):
             self.wfile.write(body[start : start + (1 << 16)])
         return len(body)

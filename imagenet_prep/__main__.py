@@ -16,6 +16,7 @@ VERBS = {
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "verify": "prove that a data set is what its manifest says",
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
+    "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "show": "look into one shard",
 }
 _MODULES = {"prepare": "pipelines.prepare"}

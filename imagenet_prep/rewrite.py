@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import imagenet_prep
 from imagenet_prep import engine
@@ -25,8 +25,10 @@ from imagenet_prep.core.store import LocalStore
 from imagenet_prep.shards.commit import publish, split_of
 from imagenet_prep.shards.writer import write_shard
 from imagenet_prep.sources import tfrecords
+from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.tfrecords import Labelling, ShardFile, TfrecordSet
+from imagenet_prep.sources.tfrecords import TfrecordSet
+from imagenet_prep.survey import ShardTask, identity, num_per_class, settle_labels
 
 _BEGUN = f"{naming.WORK}/run.json"
 
@@ -47,7 +49,7 @@ class Job:
       labelling: what the labels mean, where that is known already.
       lacks: what is known to be untrue of the stored images.
       wnids_only: refuse classes that have other names.
-      force: replace a split that has other settings.
+      force: replace a split that has other settings; None where the verb has no such flag.
       quiet: show no progress.
     """
 
@@ -62,36 +64,13 @@ class Job:
     labelling: Labelling | None = None
     lacks: dict[str, str] = field(default_factory=dict)
     wnids_only: bool = False
-    force: bool = False
+    force: bool | None = None
     quiet: bool = False
 
     def settings_of(self, split: str) -> dict[str, Any]:
         """Returns what decides the bytes of a split; its source goes by names and sizes."""
         files = [[shard.path.name, shard.num_bytes] for shard in self.found.splits[split]]
         return {**self.settings, "source": canonical.digest(files)}
-
-
-class ShardTask(NamedTuple):
-    """One shard to read."""
-
-    shard: ShardFile
-
-    @property
-    def name(self) -> str:
-        """The receipt's name."""
-        return self.shard.name
-
-
-@dataclass(frozen=True)
-class LabelWork:
-    """Lists the classes and labels of a shard, where only the whole set tells what they mean."""
-
-    def __call__(self, task: ShardTask) -> engine.Result:
-        """Returns the uses, and what is damaged, as the receipt."""
-        damage: list[str] = []
-        uses = tfrecords.label_uses(task.shard, lambda error: damage.append(str(error)))
-        examples = sum(use.examples for use in uses)
-        return engine.Result({"uses": uses, "damage": damage, "examples": examples})
 
 
 @dataclass(frozen=True)
@@ -189,53 +168,6 @@ def foresee(job: Job, out: Path) -> dict[str, Any]:
     }
 
 
-def settle_labels(
-    found: TfrecordSet,
-    splits: Sequence[str],
-    store: LocalStore,
-    lanes: engine.Lanes,
-    *,
-    known: ClassList | None = None,
-    quiet: bool = False,
-) -> Labelling:
-    """Returns what the labels of a set mean, from a few shards or, where they do not tell, all.
-
-    Args:
-      found, splits: what to read.
-      store: for receipts.
-      lanes: how much runs at once.
-      known: a class list to prefer where it fits.
-      quiet: show no progress.
-
-    Raises:
-      DataDamagedError: the labels contradict each other, or records are damaged.
-    """
-    labelling = tfrecords.known_labelling(found, splits)
-    if labelling is not None:
-        return labelling
-    shards = [shard for split in splits for shard in found.splits[split]]
-    stage = engine.Stage("labels", identity(shards), store, LabelWork())
-    receipts = engine.run(stage, [*map(ShardTask, shards)], lanes, title="labels", quiet=quiet)
-    if damage := [line for receipt in receipts for line in receipt["damage"]]:
-        raise DataDamagedError("\n".join([f"{found.root}: {len(damage)} damaged:", *damage]))
-    uses = [tfrecords.LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
-    return tfrecords.labelling_of(uses, known)
-
-
-def identity(shards: Sequence[ShardFile]) -> str:
-    """Returns a digest that changes when one of the files is replaced."""
-    return canonical.digest([[s.name, s.num_bytes, s.path.stat().st_mtime_ns] for s in shards])
-
-
-def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
-    """Returns members by class index over the receipts of shards."""
-    counts = [0] * num_classes
-    for receipt in receipts:
-        for index, count in receipt["num_per_class"].items():
-            counts[int(index)] += count
-    return counts
-
-
 class _Output:
     """The folder that runs fill.
 
@@ -266,9 +198,9 @@ class _Output:
             if split in made and made[split].get(name) != value
         ]
         if differences and not self.job.force:
+            advice = "" if self.job.force is None else ", or let --force replace what is there"
             raise UsageError(
-                f"{self.store.root} holds {'; '.join(differences)}. Choose another folder, or let "
-                "--force replace what is there."
+                f"{self.store.root} holds {'; '.join(differences)}. Choose another folder{advice}."
             )
         self._refuse_strangers(made)
         left = [split for split in self.job.splits if not self._is_whole(there, split)]
@@ -413,7 +345,7 @@ class _Output:
         )
         classes = labelling.classes
         root = self.job.found.root
-        if self.job.wnids_only and not tfrecords.are_wnids(classes.wnids):
+        if self.job.wnids_only and not are_wnids(classes.wnids):
             raise UsageError(
                 f"{root}: its classes are called {', '.join(classes.wnids[:3])}, no WNIDs. If that "
                 "is right, leave --dataset_name out."

@@ -12,8 +12,11 @@ import imagenet_prep
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
+    "download": "get the archives of ILSVRC2012, resumable and proven",
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "verify": "prove that a data set is what its manifest says",
+    "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
+    "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "show": "look into one shard",
     "bench-read": "how fast this host feeds a trainer",
 }

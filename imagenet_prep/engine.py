@@ -113,7 +113,7 @@ class Lanes:
 
 
 class Progress:
-    """Shows tasks done, images/s and time left: a bar on a terminal, else a line each 30 s.
+    """Shows tasks done, images/s or MB/s, time left: a bar on a terminal, else a line each 30 s.
 
     Reads receipts only, so it works the same for remote runners.
     """
@@ -122,7 +122,7 @@ class Progress:
         self._title = title
         self._total = total
         self._done = self._first = done
-        self._examples = 0
+        self._examples = self._bytes = 0
         self._start = self._last_line = time.monotonic()
         self._bar: Any = None
         self._quiet = quiet
@@ -143,6 +143,7 @@ class Progress:
         """Counts one finished task."""
         self._done += 1
         self._examples += receipt.get("examples", 0)
+        self._bytes += receipt.get("num_bytes", 0)
         if self._bar is not None:
             self._bar.set_postfix_str(self._rate())
             self._bar.update()
@@ -168,7 +169,9 @@ class Progress:
 
     def _rate(self) -> str:
         seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self._examples / seconds:,.0f} images/s" if self._examples else "starting"
+        if self._examples:
+            return f"{self._examples / seconds:,.0f} images/s"
+        return f"{self._bytes / seconds / 1e6:,.1f} MB/s" if self._bytes else "starting"
 
 
 @dataclass(frozen=True)

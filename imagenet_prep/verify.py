@@ -125,6 +125,16 @@ def verify(config: Config) -> dict[str, Any]:
     }
 
 
+def _mend(manifest: Manifest) -> str:
+    if "adopt" in manifest.config:
+        return "Its shards were adopted: fetch what is damaged from where the set came from."
+    verb = "resize" if "resize" in manifest.config else "prepare"
+    return (
+        "To mend a shard, delete it (and a file too many), then run the same "
+        f"{verb} command again: it makes only what is missing."
+    )
+
+
 def load_manifest(root: Path) -> Manifest:
     """Returns the manifest of the data set in `root`.
 
@@ -140,15 +150,17 @@ def load_manifest(root: Path) -> Manifest:
         return manifest.loads(LocalStore(root).read(naming.MANIFEST), str(path))
     if (root / naming.WORK).is_dir():
         raise IncompleteError(
-            f"{root}: no {naming.MANIFEST} yet: prepare has not finished here. "
-            "Run the same prepare command again to resume."
+            f"{root}: no {naming.MANIFEST} yet: what was writing here has not finished. "
+            "Run the same command again to resume."
         )
     raise UsageError(f"{root}: no {naming.MANIFEST}: not a data set of imagenet-prep")
 
 
 def _expectation(root: Path, manifest: Manifest, level: str, labels_are_sound: bool) -> Expectation:
+    from functools import partial
+
     from imagenet_prep.codec.transform import prove_stored
-    from imagenet_prep.core import naming
+    from imagenet_prep.core import naming, schema
     from imagenet_prep.shards.check import Expectation
 
     wnids: list[str] = []
@@ -161,7 +173,12 @@ def _expectation(root: Path, manifest: Manifest, level: str, labels_are_sound: b
         wnids=wnids,
         label_offset=manifest.label_offset,
         name_of_sha256={s.sha256: s.name for p in manifest.splits.values() for s in p.shards},
-        prove_image=prove_stored,
+        prove_image=partial(
+            prove_stored,
+            any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
+            any_colorspace=schema.COLORSPACE in manifest.lacks,
+        ),
+        lacks=manifest.lacks,
     )
 
 
@@ -231,9 +248,8 @@ def run(argv: Sequence[str]) -> int:
         from imagenet_prep.core.errors import DataDamagedError
 
         raise DataDamagedError(
-            f"{len(problems)} problems in {what} of {config.dataset}, listed above. To mend a "
-            "shard, delete it (and a file too many), then run the same prepare command "
-            "again: it makes only what is missing."
+            f"{len(problems)} problems in {what} of {config.dataset}, listed above. "
+            f"{_mend(load_manifest(Path(config.dataset).expanduser()))}"
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")

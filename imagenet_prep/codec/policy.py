@@ -7,6 +7,9 @@ from dataclasses import dataclass
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
 
+# Versions of these decide the bytes of an image that is encoded.
+DECISIVE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
+
 # ImageNet's largest image is 5980 x 6430 = 38 MP (MLPerf's nvJPEG hints); beyond this a
 # header claims more than any of them, and decoding would take > 192 MB.
 MAX_PIXELS = 64_000_000
@@ -23,12 +26,14 @@ class Policy:
       check: "decode" proves the whole entropy-coded data of images that pass through;
         "header" looks at the headers and the end marker only.
       max_pixels: images that claim more are quarantined undecoded.
+      stretch: make every image a square of `short_side`, whatever its size and aspect.
     """
 
     short_side: int | None = 480
     quality: int = 90
     check: str = CHECK_DECODE
     max_pixels: int = MAX_PIXELS
+    stretch: bool = False
 
     @property
     def only_copies(self) -> bool:
@@ -37,6 +42,8 @@ class Policy:
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Returns (height, width) in pixels after resize; aspect kept, rounded, at least 1."""
+        if self.stretch and self.short_side is not None:
+            return self.short_side, self.short_side
         short = min(height, width)
         if self.short_side is None or short <= self.short_side:
             return height, width

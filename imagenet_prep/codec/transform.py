@@ -39,6 +39,8 @@ _MAX_SIDE = 65_500
 # cannot reach Pillow's more exotic decoders.
 _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
+_RGB = ("YCbCr", "RGB")
+
 # libjpeg's words for bytes left over before a marker. Some encoders pad; mostly a damaged
 # scan has made the decoder lose its place. TensorFlow and DALI train on such images, and the
 # archive's md5 tells damage from how it was published: so they are kept, and listed.
@@ -50,7 +52,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     """Returns the image as it is to be stored.
 
     A sound RGB JPEG that needs no shrinking is returned byte for byte. Everything else is
-    decoded, shrunk if its short side is larger than the policy's, and encoded as 4:2:0.
+    decoded, resized to what the policy says, and encoded as 4:2:0.
     EXIF orientation is not applied: ImageNet's boxes, labels and readers go without it.
 
     Raises:
@@ -63,7 +65,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     _check_pixels(header.height, header.width, policy)
     height, width = policy.resized(header.height, header.width)
     shrinks = (height, width) != (header.height, header.width)
-    repair = None if header.colorspace in ("YCbCr", "RGB") else header.colorspace.lower()
+    repair = None if header.colorspace in _RGB else header.colorspace.lower()
     if repair is None and not shrinks:
         surplus = _prove(data, policy)
         if surplus is None:
@@ -179,7 +181,9 @@ def _shrink(pixels: Pixels, height: int, width: int) -> Pixels:
         half = (pixels.shape[1] // 2, pixels.shape[0] // 2)
         pixels = cast("Pixels", cv2.resize(pixels, half, interpolation=cv2.INTER_AREA))
     fine = max(2, -(-pixels.shape[0] // height))
-    grid = (fine * width, fine * height)
+    # Differs from the other axis only where the aspect is not kept.
+    fine_x = max(fine, pixels.shape[1] // width)
+    grid = (fine_x * width, fine * height)
     pixels = cast("Pixels", cv2.resize(pixels, grid, interpolation=cv2.INTER_CUBIC))
     return cast("Pixels", cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA))
 
@@ -194,20 +198,44 @@ def _check_pixels(height: int, width: int, policy: Policy) -> None:
         raise BadImageError("undecodable", f"{width} x {height} pixels")
 
 
-def prove_stored(encoded: bytes, height: int, width: int) -> None:
+def keep(data: bytes) -> PreparedImage:
+    """Returns a JPEG as it is, whatever its colour space, with the size that it really has.
+
+    Raises:
+      BadImageError: its header says that it is no JPEG, or cannot be read.
+    """
+    header = probe(data)
+    if header.format != JPEG:
+        raise BadImageError("unknown_format", f"no JPEG, starts with {data[:8]!r}")
+    return PreparedImage(data, header.height, header.width, resized=False, repair=None)
+
+
+def is_rgb(encoded: bytes) -> bool:
+    """Returns whether a JPEG's header says that it holds three colours."""
+    return probe(encoded).colorspace in _RGB
+
+
+def prove_stored(
+    encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
+) -> None:
     """Decodes a stored image whole and compares it with what its record says.
+
+    Args:
+      encoded: a JPEG.
+      height, width: pixels.
+      any_size, any_colorspace: records of this set are known to be untrue there.
 
     Raises:
       BadImageError: it is no RGB JPEG, does not decode, or has another size.
     """
     header = probe(encoded)
-    if header.colorspace not in ("YCbCr", "RGB"):
+    if header.format != JPEG or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace or "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
     try:
         pixels = simplejpeg.decode_jpeg(encoded, "RGB")
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
-    if pixels.shape[:2] != (height, width):
+    if not any_size and pixels.shape[:2] != (height, width):
         found = f"{pixels.shape[1]} x {pixels.shape[0]}"
         raise BadImageError("wrong_size", f"is {found}, its record says {width} x {height}")

@@ -29,6 +29,7 @@ def flag(
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
     positional: bool = False,
+    aliases: Sequence[str] = (),
 ) -> Any:
     """Returns a dataclass field that `parse` turns into a flag.
 
@@ -38,12 +39,14 @@ def flag(
       choices: the only values allowed.
       metavar: how the help calls the value.
       positional: given by place instead of by name.
+      aliases: other spellings, e.g. ("-r", "--size").
     """
     metadata = {
         "help": help,
         "choices": choices,
         "metavar": metavar,
         "positional": positional,
+        "aliases": aliases,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -102,7 +105,8 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hi
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
     else:
-        parser.add_argument(f"--{field.name.replace('_', '-')}", required=required, **options)
+        spellings = (*field.metadata["aliases"], f"--{field.name.replace('_', '-')}")
+        parser.add_argument(*spellings, dest=field.name, required=required, **options)
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:

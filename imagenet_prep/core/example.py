@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import types
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, cast
 
@@ -20,6 +21,9 @@ from imagenet_prep.core.image import NO_BOXES, Boxes
 
 Value = list[bytes] | list[float] | list[int]
 Buffer = bytes | memoryview
+
+ABSENT, EMPTY, UNTRUE = "absent", "empty", "untrue"
+NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3
 _KIND_NAMES = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
@@ -83,14 +87,22 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     )
 
 
-def decode(payload: bytes) -> ImageExample:
+def decode(payload: bytes, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     """Returns the example in `payload`, checked against the schema.
+
+    Args:
+      payload: of one record.
+      lacks: what the manifest says that records of this set do not hold, by key: an "absent"
+        one reads as empty or 0, and no constant is held against the schema.
 
     Raises:
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
     features = decode_features(payload)
+    for key in lacks:
+        if lacks[key] == ABSENT:
+            features.setdefault(key, _absent(key, features))
     if missing := [key for key in schema.ALL_KEYS if key not in features]:
         raise DataDamagedError(f"keys missing: {', '.join(missing)}")
     if unknown := sorted(set(features) - set(schema.ALL_KEYS)):
@@ -101,7 +113,7 @@ def decode(payload: bytes) -> ImageExample:
             raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
     constants = {schema.FORMAT: b"JPEG", schema.COLORSPACE: b"RGB", schema.CHANNELS: 3}
     for key, expected in constants.items():
-        if (found := _one(features, key)) != expected:
+        if key not in lacks and (found := _one(features, key)) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
     label = _int(features, schema.LABEL)
     boxes = Boxes(
@@ -127,6 +139,14 @@ def decode(payload: bytes) -> ImageExample:
         text=_text(features, schema.TEXT),
         boxes=boxes,
     )
+
+
+def _absent(key: str, features: Mapping[str, Value]) -> Value:
+    if key == schema.BBOX_LABEL:
+        return [0] * len(features.get(schema.BBOX_XMIN, []))
+    if key in schema.FLOAT_KEYS:
+        return []
+    return [b""] if key in schema.BYTES_KEYS else [0]
 
 
 def encode_features(features: Mapping[str, Value]) -> bytes:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from imagenet_prep.core import canonical
@@ -119,6 +119,8 @@ class Manifest:
       label_offset: stored label = class index + this.
       subset: True where counts are not ILSVRC2012's official ones.
       quarantined, repaired: counts by reason; each image is a line of quarantine.jsonl.
+      lacks: what records that others wrote and `adopt` kept do not hold, by key: "absent",
+        "empty" or "untrue". Left out of the file where records are whole.
     """
 
     schema_version: int
@@ -134,15 +136,22 @@ class Manifest:
     quarantined: dict[str, int]
     repaired: dict[str, int]
     files: list[File]
+    lacks: dict[str, str] = field(default_factory=dict)
 
     def dumps(self) -> bytes:
         """Returns the file's bytes, its own digest included."""
-        return _render(dataclasses.asdict(self))
+        return _render(self._content())
 
     @property
     def digest(self) -> str:
         """The sha256 that names this exact data set."""
-        return canonical.digest(dataclasses.asdict(self))
+        return canonical.digest(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        content = dataclasses.asdict(self)
+        if not self.lacks:
+            del content["lacks"]
+        return content
 
 
 def loads(data: bytes, where: str) -> Manifest:
@@ -204,9 +213,12 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
             raise ManifestError(
                 f"{where}: unknown fields {', '.join(unknown)}. Upgrade imagenet-prep."
             )
-        if missing := sorted(set(hints) - set(value)):
+        optional = {
+            f.name for f in dataclasses.fields(kind) if f.default_factory is not dataclasses.MISSING
+        }
+        if missing := sorted(set(hints) - set(value) - optional):
             raise ManifestError(f"{where}: missing fields {', '.join(missing)}")
-        return kind(**{k: _parse(hints[k], value[k], f"{where}: {k}") for k in hints})
+        return kind(**{k: _parse(hints[k], value[k], f"{where}: {k}") for k in value})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

@@ -7,7 +7,7 @@ supported: every ImageNet consumer reads uncompressed files, and JPEG does not s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 
 import crc32c
@@ -18,6 +18,8 @@ _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<QI")
 FRAMING_BYTES = 16
+# Length and its CRC: what lies before a payload.
+HEAD_BYTES = _HEAD.size
 # Larger than any image we accept; a longer claim is a damaged length, not a record.
 MAX_PAYLOAD_BYTES = 1 << 30
 
@@ -76,12 +78,18 @@ def unframe(data: bytes, size: int) -> bytes:
     return payload
 
 
-def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
+def read_records(
+    stream: BinaryIO,
+    name: str,
+    on_damage: Callable[[DataDamagedError], None] | None = None,
+) -> Iterator[Record]:
     """Yields every record of an open shard, each proven by both of its CRCs.
 
     Args:
       stream: open for reading at the start of the shard.
       name: how errors call the shard.
+      on_damage: is given the error of a record whose payload alone is damaged, which is then
+        left out; without it the error is raised.
 
     Raises:
       DataDamagedError: a CRC differs or the file ends inside a record; the message
@@ -112,7 +120,13 @@ def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
         (data_crc,) = _CRC.unpack(tail)
         expected = masked_crc(payload)
         if data_crc != expected:
-            raise DataDamagedError(f"{where}: data CRC {data_crc:#010x}, expected {expected:#010x}")
-        yield Record(number, offset, payload)
+            error = DataDamagedError(
+                f"{where}: data CRC {data_crc:#010x}, expected {expected:#010x}"
+            )
+            if on_damage is None:
+                raise error
+            on_damage(error)
+        else:
+            yield Record(number, offset, payload)
         offset += length + FRAMING_BYTES
         number += 1

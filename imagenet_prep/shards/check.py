@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagenet_prep.core import example, naming, tfrecord
+from imagenet_prep.core import example, naming, schema, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.manifest import Shard
 
@@ -29,6 +29,7 @@ class Expectation:
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
       prove_image: decodes (encoded, height, width); raises BadImageError.
+      lacks: what the manifest says that records do not hold, by key.
     """
 
     root: Path
@@ -37,6 +38,7 @@ class Expectation:
     label_offset: int
     name_of_sha256: dict[str, str]
     prove_image: Callable[[bytes, int, int], None]
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,7 +128,7 @@ def _check_example(
 ) -> None:
     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
     try:
-        image = example.decode(record.payload)
+        image = example.decode(record.payload, expectation.lacks)
         expectation.prove_image(image.encoded, image.height, image.width)
         class_index = image.stored_label - expectation.label_offset
         if not expectation.wnids:
@@ -137,7 +139,8 @@ def _check_example(
                 f"{len(expectation.wnids) - 1 + expectation.label_offset}"
             )
         report.examples_per_class[class_index] += 1
-        if image.wnid != expectation.wnids[class_index]:
+        known = schema.SYNSET not in expectation.lacks
+        if known and image.wnid != expectation.wnids[class_index]:
             raise DataDamagedError(
                 f"label {image.stored_label} is {expectation.wnids[class_index]}, the record's "
                 f"synset is {image.wnid}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from imagenet_prep.core import canonical, naming
+from imagenet_prep.core.example import ABSENT
 from imagenet_prep.core.image import QUARANTINED, REPAIRED
 from imagenet_prep.core.manifest import (
     SCHEMA_VERSION,
@@ -50,15 +51,58 @@ def commit(
       IncompleteError: the disk is full; without a manifest there is no data set.
     """
     by_shard = {receipt["shard"]: receipt for receipt in receipts}
-    splits = {plan.split: _split(plan, by_shard) for plan in plans}
-    incidents = sorted(
-        (incident for receipt in receipts for incident in receipt["incidents"]),
-        key=lambda incident: str(incident["key"]),
+    splits = {
+        plan.split: split_of([by_shard[name] for name in plan.shard_names], plan.num_per_class)
+        for plan in plans
+    }
+    return publish(
+        store,
+        producer=producer,
+        config=config,
+        plan_digest=canonical.digest([plan.digest for plan in plans]),
+        splits=splits,
+        incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
+        sources=sources,
+        classes=classes,
+        labels_file=labels_file,
+        label_offset=label_offset,
+        subset=subset,
     )
+
+
+def publish(
+    store: LocalStore,
+    *,
+    producer: Producer,
+    config: dict[str, Any],
+    plan_digest: str,
+    splits: dict[str, Split],
+    incidents: Iterable[dict[str, Any]],
+    sources: Sequence[Source],
+    classes: Classes,
+    labels_file: bytes,
+    label_offset: int,
+    subset: bool,
+    lacks: dict[str, str] | None = None,
+) -> Manifest:
+    """Publishes the small files and then dataset.json; returns the manifest.
+
+    Args:
+      store: the data set; all shards and indexes are there.
+      producer, config, plan_digest, splits, sources, classes, label_offset, subset, lacks:
+        for the manifest.
+      incidents: lines of quarantine.jsonl, of all splits, in any order.
+      labels_file: content of labels.txt.
+
+    Raises:
+      IncompleteError: the disk is full.
+    """
+    lacks = lacks or {}
+    incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
-        naming.TFDS_FEATURES: tfds.features(),
+        naming.TFDS_FEATURES: tfds.features([key for key in lacks if lacks[key] == ABSENT]),
         naming.TFDS_INFO: tfds.dataset_info(
             {name: split.shards for name, split in splits.items()}, subset
         ),
@@ -68,7 +112,7 @@ def commit(
         producer=producer,
         config=config,
         config_digest=canonical.digest(config),
-        plan_digest=canonical.digest([plan.digest for plan in plans]),
+        plan_digest=plan_digest,
         label_offset=label_offset,
         subset=subset,
         classes=classes,
@@ -80,6 +124,7 @@ def commit(
             File(name, len(data), hashlib.sha256(data).hexdigest())
             for name, data in sorted(contents.items())
         ],
+        lacks=lacks,
     )
     for name, data in contents.items():
         store.write(name, data)
@@ -87,9 +132,14 @@ def commit(
     return manifest
 
 
-def _split(plan: SplitPlan, by_shard: dict[str, dict[str, Any]]) -> Split:
-    receipts = [by_shard[name] for name in plan.shard_names]
-    examples_per_class = list(plan.num_per_class)
+def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -> Split:
+    """Returns the split whose shards, in order, left these receipts.
+
+    Args:
+      receipts: of `writer.write_shard`, in the order of the shards' names.
+      num_per_class: members by class index, those left out included.
+    """
+    examples_per_class = list(num_per_class)
     for receipt in receipts:
         for incident in receipt["incidents"]:
             if incident["action"] == QUARANTINED:

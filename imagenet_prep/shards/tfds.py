@@ -6,7 +6,7 @@ The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from imagenet_prep.core import schema
@@ -15,10 +15,12 @@ from imagenet_prep.core.manifest import Shard
 _PACKAGE = "tensorflow_datasets.core.features"
 
 
-def features() -> bytes:
-    """Returns features.json: the 15 keys, nested at their slashes."""
+def features(absent: Container[str] = ()) -> bytes:
+    """Returns features.json: the 15 keys without those `absent`, nested at their slashes."""
     root: dict[str, Any] = {}
     for key in schema.ALL_KEYS:
+        if key in absent:
+            continue
         *folders, name = key.split("/")
         node = root
         for folder in folders:

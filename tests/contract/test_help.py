@@ -23,6 +23,7 @@ HEAVY = {
     "keras",
     "numpy",
     "nvidia",
+    "requests",
     "scipy",
     "simplejpeg",
     "tensorflow",

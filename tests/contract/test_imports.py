@@ -14,7 +14,7 @@ FLOORS = "verbs over stages over core, no stage imports another"
 PIPELINES = "pipelines are composed on top: neither stages, engine nor core import them"
 BEAM = "Apache Beam only in engine"
 READERS = "TensorFlow, DALI and Horovod only where shards are read or trained on"
-BOTO3 = "boto3 only in core.store and distribute.s3"
+BOTO3 = "boto3 only in core.store, core.remote and distribute.s3"
 CODECS = "cv2 and simplejpeg only in codec and miniature"
 MINIATURE = "the miniature is imported by demo only"
 

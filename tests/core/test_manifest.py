@@ -204,7 +204,18 @@ def test_an_unknown_field_deep_inside_is_named_with_its_place() -> None:
         manifest.loads(signed(content), "here")
 
 
-@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Manifest)][1:])
+def test_what_records_lack_is_kept_and_left_out_where_they_are_whole() -> None:
+    lacking = dataclasses.replace(SMALL, lacks={"image/class/text": "absent"})
+
+    assert manifest.loads(lacking.dumps(), "here") == lacking
+    assert lacking.digest != SMALL.digest
+    assert b"lacks" not in SMALL.dumps()
+    assert manifest.loads(SMALL.dumps(), "here").lacks == {}
+
+
+@pytest.mark.parametrize(
+    "field", [f.name for f in dataclasses.fields(Manifest) if f.name != "lacks"][1:]
+)
 def test_a_missing_field_is_named(field: str) -> None:
     content = json.loads(SMALL.dumps())
     del content[field]

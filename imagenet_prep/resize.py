@@ -1,0 +1,275 @@
+"""`imagenet-prep resize`: a set of TFRecord shards in, the same set with smaller images out.
+
+One task a shard: its records are read, proven, resized and written in their order, once. The
+command line of the AWS tutorial's tensorflow_image_resizer.py works as it was typed there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core import cli, schema
+
+EXAMPLES = """\
+  imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
+  imagenet-prep resize -i IN -o OUT --short-side 256 --quality 90 --dry-run
+  python -m imagenet_prep.resize -d imagenet -i IN -o OUT --subset_name train \\
+      --num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"""
+
+# The tutorial's flags; its parser allowed every prefix that fits one of them alone.
+_TUTORIAL_FLAGS = (
+    "--dataset_name",
+    "--input_dir",
+    "--output_dir",
+    "--force",
+    "--subset_name",
+    "--stretch",
+    "--size",
+    "--quality",
+    "--start_offset",
+    "--num_preprocess_threads",
+    "--num_intra_threads",
+    "--num_inter_threads",
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run; see the help of each flag."""
+
+    input_dir: str = cli.flag(
+        help="folder with TFRecord shards, flat or in train/ and validation/",
+        metavar="DIR",
+        aliases=("-i", "--input_dir"),
+    )
+    output_dir: str = cli.flag(
+        help="folder of the data set, made if absent; a second run may add a split",
+        metavar="DIR",
+        aliases=("-o", "--output_dir"),
+    )
+    splits: tuple[str, ...] = cli.flag(
+        (schema.TRAIN,),
+        help="splits to make, separated by commas",
+        metavar="NAMES",
+        aliases=("-s", "--subset_name", "--subset-name"),
+    )
+    dataset_name: str | None = cli.flag(
+        None,
+        choices=("imagenet", "flowers"),
+        help="imagenet insists on WNIDs, flowers takes the class list from the records "
+        "(default: what the records hold)",
+        aliases=("-d", "--dataset_name"),
+    )
+    short_side: int = cli.flag(
+        480,
+        help="shrink images whose shorter edge is longer than this many pixels",
+        metavar="PX",
+        aliases=("-r", "--size"),
+    )
+    quality: int = cli.flag(
+        85, help="JPEG quality of images that are encoded", metavar="1-100", aliases=("-Q",)
+    )
+    stretch: bool = cli.flag(
+        False,
+        help="make every image a square of --short-side, its aspect lost, small ones enlarged",
+        aliases=("-R",),
+    )
+    force: bool = cli.flag(
+        False,
+        help="replace a split that resize made in OUTPUT with other settings; nothing else",
+        aliases=("-f",),
+    )
+    start_offset: int = cli.flag(
+        0,
+        help="only 0: finished shards are found without it",
+        metavar="0",
+        aliases=("--start_offset",),
+    )
+    num_preprocess_threads: int = cli.flag(
+        0,
+        help="as --workers, at most one a core",
+        metavar="N",
+        aliases=("--num_preprocess_threads",),
+    )
+    num_intra_threads: int = cli.flag(
+        0,
+        help="accepted, without effect: an image is resized by one thread",
+        metavar="N",
+        aliases=("--num_intra_threads",),
+    )
+    num_inter_threads: int = cli.flag(
+        0, help="accepted, without effect", metavar="N", aliases=("--num_inter_threads",)
+    )
+    on_bad_image: str = cli.flag(
+        "quarantine", choices=("quarantine", "fail"), help="what a bad image does to the run"
+    )
+    max_bad: int | None = cli.flag(
+        None, help="stop when more images than this are bad (default: no limit)", metavar="N"
+    )
+    workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
+    worker_kind: str = cli.flag(
+        "auto", choices=("auto", "threads", "processes"), help="what a worker is"
+    )
+    dry_run: bool = cli.flag(False, help="say what was found and would be made; write nothing")
+    json: bool = cli.flag(False, help="print the result as JSON")
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be meant."""
+        if set(self.splits) - set(schema.SPLITS) or not self.splits:
+            raise ValueError(f"--splits: expected some of {', '.join(schema.SPLITS)}")
+        if self.short_side < 1:
+            raise ValueError(f"--short-side {self.short_side}: expected at least 1")
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"--quality {self.quality}: expected 1 to 100")
+        if self.start_offset:
+            raise ValueError(
+                f"--start_offset {self.start_offset}: not needed. Run the same command again and "
+                "finished shards are kept, whatever their number; so leave it out"
+            )
+        counts = ("workers", "num_preprocess_threads", "num_intra_threads", "num_inter_threads")
+        for name in (*counts, "max_bad"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"--{name.replace('_', '-')}: expected 0 or more")
+
+    @property
+    def allowed_bad_images(self) -> int | None:
+        """How many images may be left out; None for any number."""
+        return 0 if self.on_bad_image == "fail" else self.max_bad
+
+    @property
+    def num_workers(self) -> int:
+        """Lanes, 0 for one a core; the tutorial's 60 threads were the length of a queue."""
+        cores = len(os.sched_getaffinity(0))
+        return self.workers or min(self.num_preprocess_threads, cores)
+
+    def decisive(self) -> dict[str, Any]:
+        """Returns the settings that decide a split's bytes."""
+        return {"short_side": self.short_side, "quality": self.quality, "stretch": self.stretch}
+
+
+def resize(config: Config) -> dict[str, Any]:
+    """Carries out a run, or what is left of it; returns the summary that is printed.
+
+    Raises:
+      ImagenetPrepError: the class says with which exit code the command ends.
+    """
+    # Everything behind the flags costs a second to import: not for --help.
+    from functools import partial
+    from importlib.metadata import version
+
+    from imagenet_prep import rewrite
+    from imagenet_prep.codec.policy import DECISIVE_LIBRARIES, Policy
+    from imagenet_prep.codec.transform import transform
+    from imagenet_prep.core.errors import UsageError
+    from imagenet_prep.engine import Lanes
+    from imagenet_prep.sources import tfrecords
+
+    found = tfrecords.find(Path(config.input_dir).expanduser())
+    splits = tuple(split for split in schema.SPLITS if split in config.splits)
+    if absent := [split for split in splits if split not in found.splits]:
+        raise UsageError(
+            f"{found.root}: no shards of {', '.join(absent)}; there are shards of "
+            f"{', '.join(found.splits)} (see --splits)"
+        )
+    policy = Policy(config.short_side, config.quality, stretch=config.stretch)
+    job = rewrite.Job(
+        verb="resize",
+        found=found,
+        splits=splits,
+        settings=config.decisive(),
+        transform=partial(transform, policy=policy),
+        libraries={name: version(name) for name in DECISIVE_LIBRARIES},
+        lanes=Lanes(config.num_workers, config.worker_kind),
+        allowed_bad_images=config.allowed_bad_images,
+        wnids_only=config.dataset_name == "imagenet",
+        force=config.force,
+        quiet=config.json,
+    )
+    out = Path(config.output_dir).expanduser()
+    return rewrite.foresee(job, out) if config.dry_run else rewrite.run(job, out)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = cli.parse(
+        Config,
+        [_spelled_out(argument) for argument in argv],
+        verb="resize",
+        description="Shrink the images of a set of TFRecord shards, whoever wrote it: by this "
+        "program, slim,\ntensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards "
+        "and order of records\nstay. Killed or interrupted, run it again: it does what is left.",
+        examples=EXAMPLES,
+    )
+    if config.num_intra_threads or config.num_inter_threads:
+        print(
+            "imagenet-prep: --num_intra_threads and --num_inter_threads have no effect here; "
+            "--workers says how many shards are in work.",
+            file=sys.stderr,
+        )
+    summary = resize(config)
+    print(json.dumps(summary, indent=1) if config.json else _render(summary))
+    return 0
+
+
+def _spelled_out(argument: str) -> str:
+    """Returns the tutorial's flag that `argument` abbreviates, or `argument` itself."""
+    name, equals, value = argument.partition("=")
+    fits = [flag for flag in _TUTORIAL_FLAGS if flag.startswith(name)]
+    if not name.startswith("--") or name == "--" or len(fits) != 1:
+        return argument
+    return fits[0] + equals + value
+
+
+def _render(summary: dict[str, Any]) -> str:
+    """Returns the summary for a person."""
+    if "workers" in summary:
+        lines = [
+            f"{name}: {s['shards']} shards, {cli.human_bytes(s['source_bytes'])}, "
+            f"{s['first_file']} ... -> {s['first_shard']} ..."
+            for name, s in summary["splits"].items()
+        ]
+        lines.append(f"labels: {summary['labels']}")
+        lines.append(f"would run on {summary['workers']}; nothing was written")
+        return "\n".join(lines)
+    lines = [
+        f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
+        f"{cli.human_bytes(s['bytes'])}, {s['resized']:,} resized"
+        for name, s in summary["splits"].items()
+    ]
+    for action in ("repaired", "quarantined"):
+        reasons = summary[action]
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
+    if summary["written_examples"]:
+        lines.append(
+            f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "
+            f"{summary['images_per_s']:,.0f} images/s, "
+            f"{cli.human_bytes(summary['read_bytes'])} in, "
+            f"{cli.human_bytes(summary['written_bytes'])} out"
+        )
+    else:
+        lines.append("this run: nothing was left to do")
+    for split in summary["left_in_input"]:
+        lines.append(f"{split}: lies in the input, not in the result; --splits {split} adds it")
+    if summary["subset"]:
+        lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
+    lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    # By its real name, so that worker processes can import what they are sent.
+    from imagenet_prep import resize as program  # noqa: PLW0406 - on purpose, see above
+
+    program.main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""What the labels of an existing set mean: its class list, and where labels begin to count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.sources.labels import ClassList, official_classes
+
+_WNID = re.compile(r"n\d{8}")
+
+# Labels that contradict each other may be as many as there are records.
+_SHOWN = 5
+
+
+class LabelUse(NamedTuple):
+    """One label that one class has in one shard; `where` is the first such record."""
+
+    name: str
+    text: str
+    label: int
+    examples: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What the labels of a set mean.
+
+    Attributes:
+      classes: the class list.
+      offset: label - class index.
+    """
+
+    classes: ClassList
+    offset: int
+
+    def class_index(self, name: str, label: int) -> int:
+        """Returns the class index of a record.
+
+        Raises:
+          DataDamagedError: the class is unknown, or its label is another class's.
+        """
+        if not name:
+            index = label - self.offset
+            if not 0 <= index < len(self.classes.wnids):
+                last = len(self.classes.wnids) - 1 + self.offset
+                raise DataDamagedError(f"label {label}, expected {self.offset} to {last}")
+            return index
+        known = self.classes.index.get(name)
+        if known is None:
+            raise DataDamagedError(
+                f"class {name!r} is not one of the {len(self.classes.wnids)} of this set"
+            )
+        if label - known != self.offset:
+            raise DataDamagedError(f"label {label}, expected {known + self.offset} for {name}")
+        return known
+
+
+def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> Labelling:
+    """Returns the class list and the offset, 0 or 1, that all labels of a set agree with.
+
+    Args:
+      uses: of all shards.
+      known: a class list to prefer where it holds all classes of the set; else the official
+        one is tried, then the classes that the records name.
+
+    Raises:
+      DataDamagedError: there is none; names the records that most others contradict.
+    """
+    uses = list(uses)
+    official = official_classes()
+    lists = [_own_classes(uses, official)]
+    for classes in (official, known):
+        if classes and all(use.name in classes.index for use in uses if use.name):
+            lists.insert(0, classes)
+    # Only TFDS leaves the class to the label, and counts from 0.
+    offsets = (1, 0) if all(use.name for use in uses) else (0,)
+    candidates = [Labelling(classes, offset) for classes in lists for offset in offsets]
+    strays_of = [[use for use in uses if not _fits(use, c)] for c in candidates]
+    strays, best = min(zip(strays_of, candidates, strict=True), key=lambda pair: _examples(pair[0]))
+    if strays:
+        shown = []
+        for use in strays[:_SHOWN]:
+            try:
+                best.class_index(use.name, use.label)
+            except DataDamagedError as error:
+                shown.append(f"{use.where}: {error}")
+        raise DataDamagedError(
+            f"{_examples(strays):,} labels do not fit the others: {'; '.join(shown)}. Labels must "
+            "be the place of their class in the sorted class list, from 0 or from 1 throughout."
+        )
+    return best
+
+
+def are_wnids(names: Iterable[str]) -> bool:
+    """Returns whether classes are called by WordNet ids."""
+    return all(map(_WNID.fullmatch, names))
+
+
+def _fits(use: LabelUse, labelling: Labelling) -> bool:
+    try:
+        labelling.class_index(use.name, use.label)
+    except DataDamagedError:
+        return False
+    return True
+
+
+def _examples(uses: Iterable[LabelUse]) -> int:
+    return sum(use.examples for use in uses)
+
+
+def _own_classes(uses: Sequence[LabelUse], official: ClassList) -> ClassList:
+    """Returns the classes that records name: WNIDs sorted, other names by their labels."""
+    named = {use.name: use for use in sorted(uses, key=lambda use: use.examples) if use.name}
+    names = sorted(named)
+    if not are_wnids(names):
+        names.sort(key=lambda name: named[name].label)
+    words = dict(zip(official.wnids, official.words, strict=True))
+    return ClassList(
+        tuple(names), tuple(named[name].text or words.get(name, name) for name in names)
+    )

@@ -1,0 +1,374 @@
+"""Sets of TFRecord shards that exist already, whoever wrote them: names, records, labels.
+
+Known writers, and how to tell them:
+
+    this program, slim's build_imagenet_data   all 15 keys
+    tensorflow/tpu's imagenet_to_gcs, AWS step 1   no text, no boxes
+    AWS tensorflow_image_resizer   names from 1 to N, empty text, sizes from before the resize
+    slim's build_image_data (flowers)   classes by text, no synset
+    TensorFlow Datasets' imagenet2012   keys image, label, file_name; labels from 0; own names
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core import example, manifest, naming, schema, tfrecord
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, SourceError, UsageError
+from imagenet_prep.core.image import NO_BOXES, Boxes, Member
+from imagenet_prep.sources.labelling import Labelling, LabelUse
+from imagenet_prep.sources.labels import ClassList, official_classes
+
+_PLAIN = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
+_TFDS = re.compile(r"\w+-(train|validation)\.tfrecord-(\d{5})-of-(\d{5})")
+_WNID = re.compile(r"n\d{8}")
+
+_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME = "image", "label", "file_name"
+_TFDS_KEYS = {_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME}
+_NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
+_BOX_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
+
+# Of a list in one sentence.
+_SHOWN = 5
+
+OnDamage = Callable[[DataDamagedError], None]
+
+
+class ShardFile(NamedTuple):
+    """One shard as it lies there.
+
+    Attributes:
+      split: "train" or "validation".
+      number: 0-based, whatever the file's name begins to count from.
+      num_shards: of the split.
+      path: the file.
+      num_bytes: its size.
+    """
+
+    split: str
+    number: int
+    num_shards: int
+    path: Path
+    num_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The name this shard has in a data set of this program."""
+        return naming.shard_name(self.split, self.number, self.num_shards)
+
+
+@dataclass(frozen=True)
+class TfrecordSet:
+    """The shards of one folder.
+
+    Attributes:
+      root: the folder.
+      splits: shards by split, in order, none missing.
+      manifest: of the set, where this program made it.
+    """
+
+    root: Path
+    splits: dict[str, tuple[ShardFile, ...]]
+    manifest: manifest.Manifest | None
+
+
+class Entry(NamedTuple):
+    """What one record says, whatever its writer calls it.
+
+    Attributes:
+      features: all feature lists as they are.
+      encoded: the image's bytes.
+      label: as stored.
+      name: what the class is called: WNID, else text without blanks; "" where only the label
+        says it.
+      text: the class in words; "" where the record does not say.
+      filename: base name of the source image.
+      boxes: bounding boxes.
+    """
+
+    features: dict[str, example.Value]
+    encoded: bytes
+    label: int
+    name: str
+    text: str
+    filename: str
+    boxes: Boxes
+
+
+def find(root: Path) -> TfrecordSet:
+    """Returns the set of shards in `root`, or in train/ and validation/ below it.
+
+    Raises:
+      UsageError: there is none.
+      SourceError: shards are missing, or shards of two sets lie there.
+      ManifestError: its dataset.json is damaged.
+    """
+    if not root.is_dir():
+        raise UsageError(f"{root}: no such folder")
+    files: dict[str, dict[tuple[Path, int], dict[int, Path]]] = {}
+    for folder in (root, *(root / split for split in schema.SPLITS)):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            match = _PLAIN.fullmatch(path.name) or _TFDS.fullmatch(path.name)
+            if match and path.is_file():
+                family = (folder, int(match[3]))
+                files.setdefault(match[1], {}).setdefault(family, {})[int(match[2])] = path
+    if not files:
+        there = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+        raise UsageError(
+            f"{root}: no TFRecord shards here; found {there}. Shards are named "
+            "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
+            "flat or in train/ and validation/."
+        )
+    splits = {
+        split: _in_order(root, split, files[split]) for split in schema.SPLITS if split in files
+    }
+    path = root / naming.MANIFEST
+    there_is = manifest.loads(path.read_bytes(), str(path)) if path.is_file() else None
+    return TfrecordSet(root, splits, there_is)
+
+
+def _in_order(
+    root: Path, split: str, families: dict[tuple[Path, int], dict[int, Path]]
+) -> tuple[ShardFile, ...]:
+    (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
+    strangers = [
+        path for family in families.values() if family is not numbered for path in family.values()
+    ]
+    # The AWS resizer raises its counter before it makes the name.
+    first = 1 if total in numbered and 0 not in numbered else 0
+    expected = range(first, first + total)
+    missing = [number for number in expected if number not in numbered]
+    strangers += [path for number, path in numbered.items() if number not in expected]
+    problems = []
+    if missing:
+        named = ", ".join(f"{number:05d}" for number in missing[:_SHOWN])
+        problems.append(
+            f"{len(missing)} of {total} shards are missing ({named}"
+            f"{', ...' if len(missing) > _SHOWN else ''})"
+        )
+    if strangers:
+        names = ", ".join(str(path.relative_to(root)) for path in sorted(strangers)[:_SHOWN])
+        problems.append(f"{len(strangers)} files too many, of another set or number ({names})")
+    if problems:
+        raise SourceError(
+            f"{root}: {split}: {'; '.join(problems)}. Names count from {first} to "
+            f"{first + total - 1}. Bring what is missing, or move away what does not belong here."
+        )
+    return tuple(
+        ShardFile(split, number - first, total, path, path.stat().st_size)
+        for number, path in sorted(numbered.items())
+    )
+
+
+def entries(
+    shard: ShardFile, on_damage: OnDamage | None = None
+) -> Iterator[tuple[tfrecord.Record, Entry]]:
+    """Yields (record, what it says) in the order of the records, each proven by both CRCs.
+
+    Args:
+      shard: to read.
+      on_damage: is given what is wrong with a record, which is then left out; without it the
+        first error is raised.
+
+    Raises:
+      DataDamagedError: names shard, record and byte offset.
+    """
+    name = shard.path.name
+    seen = 0
+
+    def report(error: DataDamagedError) -> None:
+        nonlocal seen
+        seen += 1
+        if on_damage is None:
+            raise error
+        on_damage(error)
+
+    try:
+        with open(shard.path, "rb") as stream:
+            for record in tfrecord.read_records(stream, name, report):
+                seen += 1
+                try:
+                    entry = parse(record.payload)
+                except DataDamagedError as error:
+                    report(DataDamagedError(f"{where(shard, record)}: {error}"))
+                else:
+                    yield record, entry
+    except DataDamagedError as error:
+        if not seen and shard.path.read_bytes()[:2] == b"\x1f\x8b":
+            error = DataDamagedError(f"{error}. It is compressed by gzip: unpack it first")
+        report(error)
+    except OSError as error:
+        report(DataDamagedError(f"{name}: cannot be read: {error.strerror}"))
+    else:
+        if not seen:
+            report(DataDamagedError(f"{name}: holds no record"))
+
+
+def split_of(name: str) -> str:
+    """Returns the split of a shard's file name, "" where it is none."""
+    match = _PLAIN.fullmatch(name) or _TFDS.fullmatch(name)
+    return match[1] if match else ""
+
+
+def where(shard: ShardFile, record: tfrecord.Record) -> str:
+    """Returns how errors call a record."""
+    return f"{shard.path.name}: record {record.number} at byte {record.offset:,}"
+
+
+def parse(payload: bytes) -> Entry:
+    """Returns what a record says.
+
+    Raises:
+      DataDamagedError: not a tf.train.Example, or its keys are no known writer's.
+    """
+    features = example.decode_features(payload)
+    if features.keys() == _TFDS_KEYS:
+        filename = _text(features, _TFDS_NAME)
+        wnid_of_file = _WNID.match(filename)
+        return Entry(
+            features=features,
+            encoded=_bytes(features, _TFDS_IMAGE),
+            label=_int(features, _TFDS_LABEL),
+            name=wnid_of_file[0] if wnid_of_file else "",
+            text="",
+            filename=filename,
+            boxes=NO_BOXES,
+        )
+    if missing := sorted(_NEEDED_KEYS - features.keys()):
+        raise DataDamagedError(
+            f"keys missing: {', '.join(missing)}; there are {', '.join(sorted(features)) or 'none'}"
+        )
+    if unknown := sorted(features.keys() - set(schema.ALL_KEYS)):
+        raise DataDamagedError(f"keys of no known writer: {', '.join(unknown)}")
+    text = _text(features, schema.TEXT) if features.get(schema.TEXT) else ""
+    wnid = _text(features, schema.SYNSET) if features.get(schema.SYNSET) else ""
+    name = wnid or "_".join(text.split())
+    if not name:
+        raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} says its class")
+    filename = _text(features, schema.FILENAME).rpartition("/")[2]
+    if not filename:
+        raise DataDamagedError(f"{schema.FILENAME} is empty")
+    return Entry(
+        features=features,
+        encoded=_bytes(features, schema.ENCODED),
+        label=_int(features, schema.LABEL),
+        name=name,
+        text=text,
+        filename=filename,
+        boxes=_boxes(features),
+    )
+
+
+def read(shard: ShardFile, labelling: Labelling) -> Iterator[tuple[Member, bytes]]:
+    """Yields (member, its encoded bytes) in the order of the records.
+
+    Raises:
+      DataDamagedError: names shard, record and byte offset.
+    """
+    for record, entry in entries(shard):
+        yield member(shard, record, entry, labelling), entry.encoded
+
+
+def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: Labelling) -> Member:
+    """Returns a record as a source image; its byte range is the image's in the shard.
+
+    Raises:
+      DataDamagedError: its label contradicts its class.
+    """
+    try:
+        index = labelling.class_index(entry.name, entry.label)
+    except DataDamagedError as error:
+        raise DataDamagedError(f"{where(shard, record)}: {error}") from error
+    is_train = shard.split == schema.TRAIN
+    key = f"{labelling.classes.wnids[index]}/{entry.filename}" if is_train else entry.filename
+    start = record.offset + tfrecord.HEAD_BYTES + record.payload.find(entry.encoded)
+    return Member(key, shard.path.name, start, len(entry.encoded), index, entry.boxes)
+
+
+def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
+    """Returns what the labels mean, or None where only the whole set can tell.
+
+    A set of ours says so in its manifest. Another is ILSVRC2012 where the first and last
+    shard of its splits agree with the official class list: a class's place in a shorter
+    list differs the more, the later it stands. Reading then holds every record against it.
+
+    Raises:
+      ManifestError: labels.txt is not what the manifest says.
+    """
+    if found.manifest is not None:
+        return Labelling(listed_classes(found.root, found.manifest), found.manifest.label_offset)
+    shards = dict.fromkeys(
+        shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1])
+    )
+    # Damage is for those who read everything to name.
+    uses = [use for shard in shards for use in label_uses(shard, lambda _: None)]
+    official = official_classes()
+    if not uses or not all(use.name in official.index for use in uses if use.name):
+        return None
+    offsets = {use.label - official.index[use.name] if use.name else 0 for use in uses}
+    return Labelling(official, offsets.pop()) if offsets in ({0}, {1}) else None
+
+
+def label_uses(shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
+    """Returns each pair of class and label in a shard, how often, and where first."""
+    counts: dict[tuple[str, int], LabelUse] = {}
+    for record, entry in entries(shard, on_damage):
+        key = entry.name, entry.label
+        use = counts.get(key)
+        if use is None:
+            use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
+        counts[key] = use._replace(examples=use.examples + 1)
+    return list(counts.values())
+
+
+def listed_classes(root: Path, made: manifest.Manifest) -> ClassList:
+    """Returns the class list of a data set of ours.
+
+    Raises:
+      ManifestError: labels.txt is not what the manifest says.
+    """
+    path = root / naming.LABELS
+    expected = {file.name: file.sha256 for file in made.files}
+    data = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(data).hexdigest() != expected[naming.LABELS]:
+        raise ManifestError(f"{path}: missing, or not what {naming.MANIFEST} says. Fetch it again.")
+    rows = [line.partition(" ") for line in data.decode().splitlines()]
+    return ClassList(tuple(row[0] for row in rows), tuple(row[2] for row in rows))
+
+
+def _boxes(features: dict[str, example.Value]) -> Boxes:
+    sides = [features.get(key, []) for key in _BOX_SIDES]
+    if not any(sides):
+        return NO_BOXES
+    if len({len(side) for side in sides}) != 1:
+        raise DataDamagedError("the bounding box lists differ in length")
+    return Boxes(*(tuple(float(value) for value in side) for side in sides))
+
+
+def _one(features: dict[str, example.Value], key: str, kind: type) -> bytes | float | int:
+    values = features[key]
+    if len(values) != 1 or type(values[0]) is not kind:
+        raise DataDamagedError(f"{key} is not one {'integer' if kind is int else 'byte string'}")
+    return values[0]
+
+
+def _bytes(features: dict[str, example.Value], key: str) -> bytes:
+    value = _one(features, key, bytes)
+    assert isinstance(value, bytes)
+    return value
+
+
+def _int(features: dict[str, example.Value], key: str) -> int:
+    return int(_one(features, key, int))
+
+
+def _text(features: dict[str, example.Value], key: str) -> str:
+    try:
+        return _bytes(features, key).decode()
+    except UnicodeDecodeError as error:
+        raise DataDamagedError(f"{key} is not UTF-8: {error}") from error

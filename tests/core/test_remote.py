@@ -1,0 +1,193 @@
+"""Remote files: what a server says of them, byte ranges, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import datetime as dt
+import email.utils
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import remote
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.core.remote import Remote, Stat, UnavailableError, check_base, open_remote
+from tests.kit.http_server import serve
+
+DATA = bytes(range(256)) * 40
+SECRET = "open-sesame"
+
+
+def open_here(base: object) -> Remote:
+    return open_remote(str(base), connections=2, timeout_s=5)
+
+
+def read(source: Remote, offset: int, size: int, stat: Stat) -> bytes:
+    return b"".join(source.read("x", offset, size, stat))
+
+
+def retry_after(header: str) -> float:
+    caught = pytest.raises(UnavailableError)
+    with serve({"x": DATA}, plan=lambda *_: "429", retry_after=header) as server, caught as error:
+        open_here(server.url).stat("x")
+    return error.value.retry_after_s
+
+
+def test_a_web_server_tells_size_and_content_and_sends_ranges() -> None:
+    with serve({"x": DATA}) as server:
+        source = open_here(server.url + "/")
+        stat = source.stat("x")
+        assert read(source, 100, 200, stat) == DATA[100:300]
+        assert read(source, 0, len(DATA), stat) == DATA
+        server.ranges = False
+        assert source.stat("x") == stat._replace(ranges=False)
+
+    assert (stat.size, stat.ranges) == (len(DATA), True)
+    assert stat.validator.startswith('"')
+    assert source.where("x") == f"{server.url}/x"
+
+
+def test_bytes_arrive_as_they_are_stored() -> None:
+    """Many servers mark a .tar.gz with Content-Encoding: gzip; to unpack it would damage it."""
+    with serve({"x": DATA}) as server:
+        source = open_here(server.url)
+        read(source, 0, 10, source.stat("x"))
+
+    assert {r.headers["Accept-Encoding"] for r in server.requests} == {"identity"}
+
+
+@pytest.mark.parametrize("name", ["with blank", "ü#?%41&"])
+def test_names_are_quoted(tmp_path: Path, name: str) -> None:
+    with serve({}) as server, pytest.raises(StoreError, match="404"):
+        open_here(server.url).stat(name)
+
+    assert "?" not in server.requests[0].path
+    assert " " not in server.requests[0].path
+
+
+@pytest.mark.parametrize("fault", ["cut", "stall", "short", "reset", "wrong range", "no range"])
+def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str) -> None:
+    with serve({"x": DATA}, stall_s=0.0) as server:
+        source = open_here(server.url)
+        stat = source.stat("x")
+        server.plan = lambda *_: fault
+        got = b""
+        with pytest.raises(UnavailableError):
+            for chunk in source.read("x", 1000, 9000, stat):
+                got += chunk
+
+    assert DATA[1000:10_000].startswith(got)
+    assert len(got) < 9000
+
+
+@pytest.mark.parametrize("seconds", [0, 7, 3600])
+def test_retry_after_is_seconds_or_a_date(seconds: int) -> None:
+    date = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=seconds)
+    for value in (str(seconds), email.utils.format_datetime(date, usegmt=True)):
+        assert retry_after(value) == pytest.approx(seconds, abs=60)
+
+
+@pytest.mark.parametrize("value", ["soon", "", "-5", "1e9"])
+def test_a_retry_after_that_means_nothing_is_none(value: str) -> None:
+    assert retry_after(value) == 0.0
+
+
+def test_a_changed_file_is_noticed_by_its_tag_or_size() -> None:
+    with serve({"x": DATA}) as server:
+        source = open_here(server.url)
+        stat = source.stat("x")
+        server.files["/x"] = DATA[::-1]
+        with pytest.raises(IncompleteError, match="has changed"):
+            read(source, 0, 100, stat)
+        server.etags = False
+        server.files["/x"] = DATA + b"more"
+        with pytest.raises(IncompleteError, match="has changed"):
+            read(source, 0, 100, stat)
+        server.files["/x"] = b"less"
+        with pytest.raises(IncompleteError, match="has changed"):
+            read(source, 100, 100, stat)
+
+
+def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    source = open_here(tmp_path)
+    stat = source.stat("x")
+    assert read(source, 5, 10, stat) == DATA[5:15]
+    (tmp_path / "x").write_bytes(DATA[:100])
+    with pytest.raises(IncompleteError, match="has changed"):
+        read(source, 0, 200, stat)
+
+
+def test_a_missing_file_in_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="x: No such file or directory"):
+        open_here(tmp_path).stat("x")
+
+
+@pytest.mark.parametrize(
+    "base", ["http://ann:open-sesame@host/x", "https://host/x?sig=open-sesame"]
+)
+def test_an_address_with_a_secret_is_refused_without_repeating_it(base: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check_base(base)
+
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["/data", "data", "~/x", "https://host/a%20b/", "s3://bucket/a"])
+def test_good_addresses_pass(base: str) -> None:
+    check_base(base)
+
+    assert remote.is_remote(base) == ("://" in base)
+
+
+def test_public_addresses_hold_no_secret() -> None:
+    shown = remote.public("https://ann:open-sesame@host:8080/a/b?sig=open-sesame#open-sesame")
+
+    assert shown == "https://host:8080/a/b"
+
+
+def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def authorized(headers: Mapping[str, str]) -> bool:
+        return headers.get("Authorization") == f"Bearer {SECRET}"
+
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, SECRET)
+    with serve({"x": DATA}, authorized=authorized) as server, serve({"x": DATA}) as other:
+        assert open_here(server.url).stat("x").size == len(DATA)
+        server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+    assert "Authorization" in server.requests[-1].headers
+    assert "Authorization" not in other.requests[-1].headers
+
+
+def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login ann password {SECRET}\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with serve({"x": DATA}, authorized=lambda h: "Basic" in h.get("Authorization", "")) as server:
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+
+def test_cookies_come_from_a_browsers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cookies = tmp_path / "cookies.txt"
+    line = f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}"
+    cookies.write_text(f"# Netscape HTTP Cookie File\n{line}\n")
+    monkeypatch.setenv(remote.COOKIES_VARIABLE, str(cookies))
+    with serve({"x": DATA}, authorized=lambda h: SECRET in h.get("Cookie", "")) as server:
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+
+def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cookies = tmp_path / "cookies.txt"
+    cookies.write_text(f"# Netscape HTTP Cookie File\n{SECRET}\n")
+    monkeypatch.setenv(remote.COOKIES_VARIABLE, str(cookies))
+    with pytest.raises(UsageError, match="no Netscape cookie file") as caught:
+        open_here("http://127.0.0.1")
+    assert SECRET not in str(caught.value)
+
+    monkeypatch.setenv(remote.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="nowhere: No such file"):
+        open_here("http://127.0.0.1")

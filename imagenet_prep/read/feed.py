@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -95,6 +96,11 @@ class Feed:
         # only wait for each other's interpreter lock.
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
+        windows = self.order.windows(epoch)
+        if start < len(numbers):
+            first, _ = self.records.place(int(numbers[start]))
+            windows = list(dropwhile(lambda shards: first not in shards, windows))
+        self.records.follow(windows)
         ahead: deque[tuple[list[int], Future[list[ImageExample | None]]]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
             try:

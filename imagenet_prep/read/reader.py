@@ -21,6 +21,7 @@ BACKENDS = ("auto", "tfdata", "dali")
 FRAMEWORKS = ("tensorflow", "numpy", "dlpack")
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
 _STATE_VERSION = 1
+_REMOTE_WINDOW = 16
 
 
 class Backend(Protocol):
@@ -224,7 +225,9 @@ def make_dataset(
     layout: str = "NHWC",
     antialias: bool | None = None,
     device: str = "cpu",
-    shuffle_window: int = 0,
+    shuffle_window: int | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_gb: float | None = None,
     num_threads: int = 0,
     on_bad_record: str = "raise",
 ) -> Reader:
@@ -235,7 +238,7 @@ def make_dataset(
     (`Reader.dropped_per_epoch`), evaluation pads its last step and masks the padding.
 
     Args:
-      data_dir: folder of the data set.
+      data_dir: folder of the data set, or its s3:// or http(s):// address.
       split: "train" or "validation".
       batch_size: examples a step and rank.
       image_size: height and width of the images in pixels.
@@ -250,8 +253,12 @@ def make_dataset(
       layout: "NHWC" or "NCHW".
       antialias: filter before shrinking, as Pillow does; by default in evaluation only.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
-      shuffle_window: shards whose examples are shuffled with each other; 0 is all of them.
-        A few (16) keep reads local on disks that seek.
+      shuffle_window: shards whose examples are shuffled with each other; 0 is all of them, and
+        the default for a folder. A few keep reads near each other on disks that seek, and let
+        a remote set be read while it is fetched: there the default is 16.
+      cache_dir: where the ranks of a node keep a remote set; by default what
+        IMAGENET_PREP_CACHE names, or ~/.cache/imagenet-prep.
+      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set.
       num_threads: images decoded at once; 0 is one a core this process may use, shared
         among the ranks of a host.
       on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`.
@@ -275,7 +282,9 @@ def make_dataset(
             raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
     world = world or World.from_environment()
     training = split == schema.TRAIN if training is None else training
-    records = Records(Path(data_dir).expanduser(), split)
+    records, remote = _open(os.fspath(data_dir), split, cache_dir, cache_gb)
+    if shuffle_window is None:
+        shuffle_window = _REMOTE_WINDOW if remote else 0
     threads = num_threads or max(1, len(os.sched_getaffinity(0)) // world.local_size)
     feed = Feed(
         records=records,
@@ -318,6 +327,30 @@ def make_dataset(
     return Reader(
         feed, DaliBackend(**common, device_id=device_id, largest=largest), _dali_to(framework)
     )
+
+
+def _open(
+    data_dir: str,
+    split: str,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_gb: float | None,
+) -> tuple[Records, bool]:
+    """Returns the records of a split, and whether they lie elsewhere."""
+    if "://" not in data_dir:
+        if cache_dir is not None or cache_gb is not None:
+            raise UsageError(f"{data_dir} is a folder: cache_dir and cache_gb are for remote sets")
+        return Records(Path(data_dir).expanduser(), split), False
+    from imagenet_prep.core.remote import check_base
+    from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE, NodeCache
+
+    try:
+        check_base(data_dir)
+    except ValueError as error:
+        raise UsageError(f"data_dir: {error}") from None
+    folder = Path(cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER).expanduser()
+    limit = None if cache_gb is None else round(cache_gb * 1e9)
+    cache = NodeCache(data_dir, folder, limit)
+    return Records(cache.root, split, cache), True
 
 
 def _choose_backend(backend: str, device: str) -> str:

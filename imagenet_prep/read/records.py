@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from imagenet_prep.read.cache import NodeCache
 
 
 class Records:
@@ -31,8 +33,13 @@ class Records:
       examples_per_shard: records of each shard.
     """
 
-    def __init__(self, root: Path, split: str) -> None:
+    def __init__(self, root: Path, split: str, cache: NodeCache | None = None) -> None:
         """Opens a split: reads the manifest and compares every shard's size with it.
+
+        Args:
+          root: folder of the data set.
+          split: "train" or "validation".
+          cache: brings the shards into `root` one by one, where they lie elsewhere.
 
         Raises:
           UsageError: no manifest, or no such split.
@@ -51,32 +58,47 @@ class Records:
             raise UsageError(f"{root}: no split {split!r}; there are: {there}")
         self.root = root
         self.split = split
+        self._cache = cache
         self._shards = self.manifest.splits[split].shards
         self.examples_per_shard = tuple(shard.examples for shard in self._shards)
         self._first = np.cumsum((0, *self.examples_per_shard))
         lines = (root / naming.LABELS).read_text("utf-8").splitlines()
         self.wnids = tuple(line.partition(" ")[0] for line in lines)
-        self._wnid_bytes = {wnid.encode(): index for index, wnid in enumerate(self.wnids)}
-        self._check_sizes()
+        if cache is None:
+            self._check_sizes()
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
         self._indexes: dict[int, npt.NDArray[np.int64]] = {}
+        self._window_of: dict[int, int] = {}
         _allow_open_files(len(self._shards))
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
+    def follow(self, windows: Sequence[Sequence[int]]) -> None:
+        """Notes which shards an epoch reads together, one window after the other."""
+        if self._cache is not None:
+            self._window_of = {s: number for number, each in enumerate(windows) for s in each}
+            self._cache.follow([[self._shards[shard] for shard in each] for each in windows])
+            self._close_all_but(set())
+
     def close(self) -> None:
         """Closes the shards."""
+        if self._cache is not None:
+            self._cache.close()
+        self._close_all_but(set())
+
+    def _close_all_but(self, shards: set[int]) -> None:
         with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
-            self._descriptors.clear()
+            for shard in set(self._descriptors) - shards:
+                os.close(self._descriptors.pop(shard))
 
     def will_need(self, numbers: Iterable[int]) -> None:
         """Tells the kernel which examples come soon."""
+        if self._cache is not None:
+            return  # just fetched, so in memory; and nothing may wait for it here
         for number in numbers:
-            shard, record = self._place(number)
+            shard, record = self.place(number)
             offset, size = (int(value) for value in self._index(shard)[record])
             # Advice only: a file system that ignores it is merely slower.
             with contextlib.suppress(OSError):
@@ -88,7 +110,7 @@ class Records:
         Raises:
           DataDamagedError: the message names shard, record and byte offset.
         """
-        shard, record = self._place(number)
+        shard, record = self.place(number)
         offset, size = (int(value) for value in self._index(shard)[record])
         try:
             data = os.pread(self._descriptor(shard), size, offset)
@@ -111,11 +133,11 @@ class Records:
 
     def where(self, number: int) -> str:
         """Returns an example's shard, record and byte offset, for errors."""
-        shard, record = self._place(number)
+        shard, record = self.place(number)
         offset = int(self._index(shard)[record, 0])
         return f"{self.root / self._shards[shard].name}: record {record} at byte {offset:,}"
 
-    def _place(self, number: int) -> tuple[int, int]:
+    def place(self, number: int) -> tuple[int, int]:
         """Returns (shard, record) of an example."""
         shard = int(np.searchsorted(self._first, number, side="right")) - 1
         return shard, number - int(self._first[shard])
@@ -143,6 +165,11 @@ class Records:
             )
 
     def _descriptor(self, shard: int) -> int:
+        if self._cache is not None and shard not in self._descriptors:
+            self._cache.need(self._shards[shard])
+            # What the cache removes takes up room as long as it is open.
+            window = self._window_of[shard]
+            self._close_all_but({s for s in self._descriptors if self._window_of[s] >= window})
         with self._lock:
             if shard not in self._descriptors:
                 path = self.root / self._shards[shard].name
@@ -158,6 +185,8 @@ class Records:
 
     def _read_index(self, shard: int) -> npt.NDArray[np.int64]:
         there = self._shards[shard]
+        if self._cache is not None:
+            self._cache.need(there)
         name = naming.index_name(there.name)
         try:
             numbers = np.array((self.root / name).read_bytes().split(), np.int64)

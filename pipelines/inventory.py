@@ -1,76 +1,106 @@
-"""From archives to plans: index the tars, check the counts, deal the members out to shards."""
+"""From a source to plans: list the images, check the counts, deal them out to shards."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member, parse_member
+from imagenet_prep.core.image import NO_BOXES, Boxes, Member, parse_member
 from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.shards import plan
-from imagenet_prep.sources import ilsvrc
-from pipelines.tasks import IndexWork, Job
+from imagenet_prep.sources import boxes, labels, source
+from imagenet_prep.sources.source import IndexTask
+from pipelines.tasks import UNPACKED, BoxWork, IndexWork, Job
 
 PLAN_FOLDER = f"{naming.WORK}/plan"
 
 
-def take_inventory(job: Job, store: LocalStore, *, quiet: bool) -> list[plan.SplitPlan]:
-    """Writes the plan files of all splits below `store` and returns their summaries.
+class Inventory(NamedTuple):
+    """What is to be written.
+
+    Attributes:
+      plans: of the splits; their files lie in the plan folder.
+      taken: images by name of the part they come from; of annotations, images with boxes.
+    """
+
+    plans: list[plan.SplitPlan]
+    taken: Counter[str]
+
+
+def take_inventory(job: Job, store: LocalStore, *, quiet: bool, unpack: bool = True) -> Inventory:
+    """Writes the plan files of all splits below `store`, and unpacks what must be unpacked.
+
+    Args:
+      job: the request.
+      store: the data set.
+      quiet: show no progress.
+      unpack: False to look only, so that nothing large is written.
 
     Raises:
-      SourceError: an archive is damaged, or is not the whole of ILSVRC2012 and no subset
-        was asked for.
+      SourceError: the source is damaged, or is not whole and no subset was asked for.
       UsageError: more shards than images, or no image of the chosen classes.
     """
     wnids = _chosen_wnids(job)
-    splits = [split for split in schema.SPLITS if split in job.config.splits]
-    tasks = [
-        task
-        for split in splits
-        for task in ilsvrc.index_tasks(job.source, job.reader, split)
-        if task.wnid is None or task.wnid in wnids
-    ]
-    digest = canonical.digest(
-        [
-            [[n, p.stat().st_size, p.stat().st_mtime_ns] for n, p in job.source.archives.items()],
-            job.source.classes.digest,
-            job.source.validation_class_index,
-        ]
-    )
-    folder = f"{naming.WORK}/index-{digest[:16]}/members"
-    work = IndexWork(job.source, job.reader, store, folder)
-    stage = engine.Stage("index", digest, store, work)
+    stage, tasks = index_stage(job, store, unpack=unpack)
     # Reading headers waits for the disk, so threads do; processes would only start twice.
     lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
     receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
+    lookup = _read_boxes(job, store, lanes, quiet=quiet)
     plan_folder = store.path(PLAN_FOLDER)
     with storage_errors("create", plan_folder):
         plan_folder.mkdir(parents=True, exist_ok=True)
     plans = []
-    for split in splits:
-        mine = [
-            (task, receipt)
-            for task, receipt in zip(tasks, receipts, strict=True)
-            if task.split == split
-        ]
+    taken: Counter[str] = Counter()
+    for split in _splits(job):
+        mine = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
         examples = _count(job, split, [receipt for _, receipt in mine], wnids)
-        lists = [store.path(work.member_list(task)) for task, _ in mine]
+        work = stage.function
+        assert isinstance(work, IndexWork)
+        lists = [(task, store.path(work.member_list(task))) for task, _ in mine]
         plans.append(
             plan.write(
                 plan_folder,
                 split,
-                _by_class(job, lists, wnids),
+                _by_class(job, lists, wnids, lookup, taken),
                 num_classes=len(job.source.classes.wnids),
                 num_shards=_num_shards(job, split, examples),
                 seed=job.config.seed,
             )
         )
-    return plans
+    return Inventory(plans, taken)
+
+
+def index_stage(
+    job: Job, store: LocalStore, *, unpack: bool = True
+) -> tuple[engine.Stage[IndexTask], list[IndexTask]]:
+    """Returns what lists the images, and its tasks."""
+    digest = job.index_digest
+    wnids = _chosen_wnids(job)
+    chosen = {i for i, wnid in enumerate(job.source.classes.wnids) if wnid in wnids}
+    tasks = [
+        task
+        for split in _splits(job)
+        for task in job.source.index_tasks(split)
+        if task.class_index is None or task.class_index in chosen
+    ]
+    work = IndexWork(
+        job.source,
+        store,
+        f"{naming.WORK}/index-{digest[:16]}/members",
+        f"{UNPACKED}/{digest[:16]}" if unpack else None,
+    )
+    return engine.Stage("index", digest, store, work), tasks
+
+
+def _splits(job: Job) -> list[str]:
+    return [split for split in schema.SPLITS if split in job.config.splits]
 
 
 def _chosen_wnids(job: Job) -> frozenset[str]:
@@ -93,10 +123,10 @@ def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]], wnids: froz
     for receipt in receipts:
         for index, count in receipt["num_per_class"].items():
             counts[int(index)] += count
-    problems = ilsvrc.count_problems(split, classes, counts)
+    problems = job.source.count_problems(split, counts)
     if problems and not job.config.asks_for_subset:
         raise SourceError(
-            f"{job.config.source}: not the whole of ILSVRC2012: {'; '.join(problems)}. "
+            f"{job.config.source}: not whole: {'; '.join(problems)}. "
             "Get the missing part, or pass --allow-subset if this is what you want."
         )
     limit = job.config.subset_per_class
@@ -110,19 +140,94 @@ def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]], wnids: froz
     return used
 
 
-def _by_class(job: Job, lists: Sequence[Path], wnids: frozenset[str]) -> Iterator[list[Member]]:
-    """Yields the chosen members of each class in class-index order."""
-    # A list holds one class of train, or all of validation: 50,000 members at most.
-    for path in sorted(lists):
-        by_class: dict[int, list[Member]] = {}
-        for line in path.read_bytes().splitlines():
-            member = parse_member(line)
-            by_class.setdefault(member.class_index, []).append(member)
-        for index in sorted(by_class):
-            if job.source.classes.wnids[index] in wnids:
-                limit = job.config.subset_per_class
-                members = by_class[index]
-                yield plan.permute(members, job.config.seed)[:limit] if limit else members
+class _BoxLookup(NamedTuple):
+    """The boxes that were read, found class by class."""
+
+    store: LocalStore
+    work: BoxWork
+    parts: dict[str, source.Part]
+
+    def of(self, split: str, group: str) -> dict[str, Boxes]:
+        """Returns the boxes by stem; of a class of train, or of all validation."""
+        path = self.store.path(self.work.box_list(split, group))
+        return boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
+
+
+def _read_boxes(
+    job: Job, store: LocalStore, lanes: engine.Lanes, *, quiet: bool
+) -> _BoxLookup | None:
+    if job.annotations is None:
+        return None
+    digest = canonical.digest(job.annotations.identity)
+    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
+    stage = engine.Stage("boxes", digest, store, work)
+    receipts = engine.run(stage, job.annotations.tasks(), lanes, title="boxes", quiet=quiet)
+    total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
+    if not quiet:
+        print(
+            f"boxes: {total['boxes']:,} in {total['images']:,} annotations; {total['dropped']:,} "
+            "more without an area were dropped",
+            file=sys.stderr,
+        )
+    return _BoxLookup(store, work, job.annotations.parts)
+
+
+def _by_class(
+    job: Job,
+    lists: Sequence[tuple[IndexTask, Path]],
+    wnids: frozenset[str],
+    lookup: _BoxLookup | None,
+    taken: Counter[str],
+) -> Iterator[list[Member]]:
+    """Yields the chosen members of each class in class-index order, with their boxes.
+
+    Raises:
+      SourceError: an image comes twice, or the validation labels are not ILSVRC2012's.
+    """
+    classes = job.source.classes
+    ordered: dict[int, Path] = {}
+    # Lines, not members: 1.28 million members would take a gigabyte.
+    mixed: dict[int, bytearray] = {}
+    for task, path in lists:
+        if task.class_index is not None:
+            ordered[task.class_index] = path
+            continue
+        for line in path.read_bytes().splitlines(keepends=True):
+            mixed.setdefault(parse_member(line).class_index, bytearray()).extend(line)
+    split = lists[0][0].split
+    part_of = {task.name: task.part for task, _ in lists}
+    numbers: dict[int, int] = {}
+    validation_boxes = lookup.of(split, split) if lookup and split == schema.VALIDATION else {}
+    for index, wnid in enumerate(classes.wnids):
+        lines = ordered[index].read_bytes() if index in ordered else mixed.pop(index, b"")
+        members = source.sorted_by_key(map(parse_member, lines.splitlines()), job.config.source)
+        _note_numbers(members, numbers, job.config.source)
+        if wnid not in wnids or not members:
+            continue
+        if limit := job.config.subset_per_class:
+            members = plan.permute(members, job.config.seed)[:limit]
+        for member in members:
+            # What was unpacked lies in a file named after its task.
+            taken[part_of.get(member.archive, lists[0][0].part)] += 1
+        if lookup is not None and split in lookup.parts:
+            found = validation_boxes or lookup.of(split, wnid)
+            members = [
+                member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
+                for member in members
+            ]
+            taken[lookup.parts[split].name] += sum(bool(m.boxes.xmin) for m in members)
+        yield members
+    labels.check_validation(classes, numbers, job.config.source)
+
+
+def _note_numbers(members: Sequence[Member], numbers: dict[int, int], where: str) -> None:
+    """Adds class index by number for images that are called as ILSVRC2012's validation is."""
+    for member in members:
+        match = source.VALIDATION_NAME.match(member.key)
+        if match is None:
+            continue
+        if numbers.setdefault(int(match[1]), member.class_index) != member.class_index:
+            raise SourceError(f"{where}: {member.key!r} comes twice, in two classes")
 
 
 def _num_shards(job: Job, split: str, examples: int) -> int:

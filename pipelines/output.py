@@ -5,32 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import imagenet_prep
 from imagenet_prep import engine
-from imagenet_prep.codec.transform import transform
-from imagenet_prep.core import canonical, cli, manifest, naming
-from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
+from imagenet_prep.core import canonical, manifest, naming
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.image import QUARANTINED
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.core.store import ArchiveReader, LocalStore
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import commit
-from imagenet_prep.sources import ilsvrc
-from pipelines.inventory import PLAN_FOLDER
-from pipelines.tasks import HashTask, Job, ShardTask, WriteWork
+from pipelines import space
+from pipelines.inventory import PLAN_FOLDER, Inventory
+from pipelines.tasks import UNPACKED, HashTask, Job, ShardTask, WriteWork
 
 _BEGUN = f"{naming.WORK}/run.json"
-
-# Images sampled a split to foresee the output's size; 64 keep the error near 10 %.
-_SAMPLE_IMAGES = 64
-_SPACE_MARGIN = 1.15
-# With this many times the source's size free, nothing needs to be foreseen: shrinking makes
-# images smaller, and those that are only repaired are few.
-_PLENTY = 2
-# Keys, names and framing of a record, without the image: 330...480 bytes as measured.
-_RECORD_OVERHEAD_BYTES = 480
 
 
 class Output:
@@ -58,11 +47,13 @@ class Output:
         path = self.store.path(naming.MANIFEST)
         there = manifest.loads(self.store.read(naming.MANIFEST), str(path))
         sizes = self.job.sizes
-        differences = _differences(there.config, self.job.config.decisive()) + [
+        differences = _differences(there.config, self.job.decisive()) + [
             f"{source.name} was {source.num_bytes:,} bytes, is {sizes[source.name]:,}"
             for source in there.sources
             if source.name in sizes and source.num_bytes != sizes[source.name]
         ]
+        known = {source.name for source in there.sources}
+        differences += [f"{name} was not there" for name in sizes if name not in known]
         if differences:
             raise UsageError(
                 f"{self.store.root} holds another data set: {'; '.join(differences)}. "
@@ -116,17 +107,18 @@ class Output:
             )
 
     def _settings(self) -> dict[str, dict[str, Any]]:
-        return {"config": self.job.config.decisive(), "libraries": self.job.libraries}
+        return {"config": self.job.decisive(), "libraries": self.job.libraries}
 
-    def write(self, plans: Sequence[plan.SplitPlan]) -> manifest.Manifest:
+    def write(self, inventory: Inventory) -> manifest.Manifest:
         """Writes the shards that are missing, then commits the whole."""
+        plans = inventory.plans
         stage = self._stage(plans)
         tasks: list[HashTask | ShardTask] = [
             *self.job.hash_tasks(),
             *(ShardTask(name) for split in plans for name in split.shard_names),
         ]
         pending = {task.name for task in tasks if stage.receipt(task.name) is None}
-        self._check_space(plans, pending)
+        space.check_shards(self.job, self.store, plans, pending)
         # From here on the folder belongs to these settings; a run refused before leaves it free.
         self.store.write(_BEGUN, canonical.dumps(self._settings()))
         receipts = engine.run(
@@ -138,7 +130,13 @@ class Output:
             quiet=self.job.config.json,
         )
         self._new = [receipt for receipt in receipts if receipt.get("shard") in pending]
-        return self._commit(plans, receipts)
+        committed = self._commit(inventory, receipts)
+        self.remove_unpacked()
+        return committed
+
+    def remove_unpacked(self) -> None:
+        """Removes the images that were unpacked: a finished set needs them no more."""
+        self.store.remove_tree(UNPACKED)
 
     def summary(self, committed: manifest.Manifest) -> dict[str, Any]:
         """Returns what the user is told at the end."""
@@ -168,20 +166,24 @@ class Output:
 
     def _stage(self, plans: Sequence[plan.SplitPlan]) -> engine.Stage[Any]:
         config, classes = self.job.config, self.job.source.classes
-        must_match = classes.official and not config.allow_subset
         work = WriteWork(
-            reader=self.job.reader,
+            reader=self.job.reader(self.store),
+            proofs=ArchiveReader({p.name: p.path for p in self.job.parts if p.path is not None}),
             store=self.store,
             plan_folder=self.store.path(PLAN_FOLDER),
             policy=self.job.policy,
             classes=tuple(zip(classes.wnids, classes.words, strict=True)),
             label_offset=config.label_offset,
             fail_on_bad_image=config.on_bad_image == "fail",
-            expected_md5=ilsvrc.OFFICIAL_MD5 if must_match else {},
+            expected_md5={
+                part.name: part.md5
+                for part in self.job.parts
+                if part.md5 is not None and not config.allow_subset
+            },
         )
         digest = canonical.digest(
             [
-                config.decisive(),
+                self.job.decisive(),
                 self.job.libraries,
                 [split.digest for split in plans],
                 classes.render().decode(),
@@ -190,32 +192,8 @@ class Output:
         )
         return engine.Stage("write", digest, self.store, work)
 
-    def _check_space(self, plans: Sequence[plan.SplitPlan], pending: set[str]) -> None:
-        """Refuses to start what the disk cannot hold, before any of it is written.
-
-        Raises:
-          StoreError: too little space; the message says how much is missing.
-        """
-        free = self.store.free_bytes()
-        overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
-        if free > _PLENTY * (sum(split.source_bytes for split in plans) + overhead):
-            return
-        needed = _SPACE_MARGIN * sum(
-            _foreseen_bytes(self.job, self.store, split)
-            * sum(name in pending for name in split.shard_names)
-            / split.num_shards
-            for split in plans
-            if not pending.isdisjoint(split.shard_names)
-        )
-        if needed > free:
-            raise StoreError(
-                f"{self.store.root}: about {cli.human_bytes(needed)} are still to be written, "
-                f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, choose "
-                "another --out or a smaller --short-side."
-            )
-
     def _commit(
-        self, plans: Sequence[plan.SplitPlan], receipts: Sequence[dict[str, Any]]
+        self, inventory: Inventory, receipts: Sequence[dict[str, Any]]
     ) -> manifest.Manifest:
         config, classes = self.job.config, self.job.source.classes
         md5 = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
@@ -224,57 +202,19 @@ class Output:
             producer=manifest.Producer(
                 "imagenet-prep", imagenet_prep.__version__, self.job.libraries
             ),
-            config=config.decisive(),
-            plans=plans,
+            config=self.job.decisive(),
+            plans=inventory.plans,
             receipts=[receipt for receipt in receipts if "shard" in receipt],
             sources=[
-                manifest.Source(name, self.job.sizes[name], md5.get(name), split.examples)
-                for split in plans
-                for name in (ilsvrc.ARCHIVES[split.split],)
+                manifest.Source(p.name, p.num_bytes, md5.get(p.name), inventory.taken[p.name])
+                for p in self.job.parts
             ],
             classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
             labels_file=classes.render(),
             label_offset=config.label_offset,
             subset=config.asks_for_subset,
+            name=self.job.source.name,
         )
-
-
-def foresee(
-    job: Job, store: LocalStore, plans: Sequence[plan.SplitPlan], out: Path
-) -> dict[str, Any]:
-    """Returns what a run would write to `out`, from plans that lie in `store`."""
-    foreseen = {split.split: round(_foreseen_bytes(job, store, split)) for split in plans}
-    return {
-        "out": str(out),
-        "splits": {
-            split.split: {
-                "examples": split.examples,
-                "shards": split.num_shards,
-                "source_bytes": split.source_bytes,
-                "estimated_bytes": foreseen[split.split],
-            }
-            for split in plans
-        },
-        "estimated_bytes": sum(foreseen.values()),
-        "free_bytes": LocalStore(out).free_bytes(),
-        "workers": f"{job.lanes.count} {job.lanes.resolved_kind}",
-    }
-
-
-def _foreseen_bytes(job: Job, store: LocalStore, split: plan.SplitPlan) -> float:
-    """Returns about how many bytes a split's shards take, from a sample run through the codec."""
-    overhead = _RECORD_OVERHEAD_BYTES * split.examples
-    if job.policy.short_side is None:
-        return split.source_bytes + overhead
-    sizes = []
-    for member in plan.read(store.path(PLAN_FOLDER), split.shard_names[0])[:_SAMPLE_IMAGES]:
-        data = job.reader.read(member.archive, member.offset, member.size)
-        try:
-            sizes.append(len(transform(data, job.policy).encoded))
-        except BadImageError:
-            continue
-    mean = sum(sizes) / len(sizes) if sizes else split.source_bytes / split.examples
-    return mean * split.examples + overhead
 
 
 def _differences(there: dict[str, Any], asked: dict[str, Any]) -> list[str]:

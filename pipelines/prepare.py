@@ -29,8 +29,13 @@ EXAMPLES = """\
 class Config:
     """Settings of one run; see the help of each flag."""
 
-    source: str = cli.flag(help="folder with the ILSVRC2012 archives", metavar="DIR")
+    source: str = cli.flag(help="folder with the archives or images", metavar="DIR")
     out: str = cli.flag(help="folder of the data set, made if absent", metavar="DIR")
+    source_kind: str = cli.flag(
+        "auto",
+        choices=("auto", "ilsvrc", "folder", "parquet", "cifar10"),
+        help="layout of the source; auto recognises it and says what it saw",
+    )
     splits: tuple[str, ...] = cli.flag(
         schema.SPLITS, help="splits to make, separated by commas", metavar="NAMES"
     )
@@ -55,6 +60,7 @@ class Config:
         help="proof asked of sources: decode every image and hash the archives, or trust "
         "archives proven before and look at headers",
     )
+    no_boxes: bool = cli.flag(False, help="leave out bounding boxes that lie beside the source")
     seed: int = cli.flag(0, help="decides which image lies in which shard", metavar="N")
     label_offset: int = cli.flag(
         schema.DEFAULT_LABEL_OFFSET,
@@ -157,22 +163,28 @@ def prepare(config: Config) -> dict[str, Any]:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.core.store import LocalStore
-    from pipelines.inventory import take_inventory
-    from pipelines.output import Output, foresee
+    from pipelines import space
+    from pipelines.inventory import index_stage, take_inventory
+    from pipelines.output import Output
     from pipelines.tasks import Job
 
     job = Job.of(config)
+    if not config.json:
+        print(f"source: {job.seen}", file=sys.stderr)
     if config.dry_run:
         with tempfile.TemporaryDirectory() as scratch:
-            plans = take_inventory(job, LocalStore(Path(scratch)), quiet=True)
-            return foresee(job, LocalStore(Path(scratch)), plans, Path(config.out).expanduser())
+            store = LocalStore(Path(scratch))
+            inventory = take_inventory(job, store, quiet=True, unpack=False)
+            return space.foresee(job, store, inventory.plans, Path(config.out).expanduser())
     output = Output(job, LocalStore(Path(config.out).expanduser()))
     if (manifest := output.committed()) is not None:
+        output.remove_unpacked()
         return output.summary(manifest)
     with output.store.lock():
         output.clear()
-        plans = take_inventory(job, output.store, quiet=config.json)
-        return output.summary(output.write(plans))
+        space.check_unpacking(job, output.store, *index_stage(job, output.store))
+        inventory = take_inventory(job, output.store, quiet=config.json)
+        return output.summary(output.write(inventory))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -209,6 +221,9 @@ def _render(summary: dict[str, Any]) -> str:
             f"{s['shards']} shards, about {cli.human_bytes(s['estimated_bytes'])}"
             for name, s in summary["splits"].items()
         ]
+        if summary["unpacked_bytes"]:
+            unpacked = cli.human_bytes(summary["unpacked_bytes"])
+            lines.append(f"unpacked while it runs: about {unpacked}")
         lines.append(
             f"disk: about {cli.human_bytes(summary['estimated_bytes'])} needed, "
             f"{cli.human_bytes(summary['free_bytes'])} free at {summary['out']}"

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from imagenet_prep.codec.policy import CHECK_HEADER, Policy
-from imagenet_prep.codec.transform import transform
-from imagenet_prep.core import naming
+from imagenet_prep.codec.policy import CHECK_HEADER, DECISIVE_LIBRARIES, Policy
+from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
+from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.core.image import Member, dump_member
 from imagenet_prep.core.store import ArchiveReader, LocalStore, storage_errors
 from imagenet_prep.engine import PROCESSES, Lanes, Output, Result
 from imagenet_prep.shards import plan, writer
-from imagenet_prep.sources import ilsvrc
+from imagenet_prep.sources import boxes, detect, source
+from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 
 if TYPE_CHECKING:
     from pipelines.prepare import Config
+
+# Images that had to be unpacked lie here until the data set is committed.
+UNPACKED = f"{naming.WORK}/unpacked"
 
 _HASH_CHUNK_BYTES = 4 << 20
 # Where images only pass through, a third of the time is Python's: for this many bytes worker
 # processes end earlier than threads, though they start 1 s later (benchmarks/README.md).
 _WORTH_PROCESSES_BYTES = 8 << 30
-_DECISIVE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
 
 
 @dataclass(frozen=True)
@@ -35,17 +40,18 @@ class Job:
 
     Attributes:
       config: the settings as given.
-      source, reader: the archives.
-      sizes: bytes by archive name.
+      source: where images come from.
+      seen: the same in a line for people.
+      annotations: bounding boxes beside it, where they are there and wanted.
       policy: for the codec.
       lanes: how much runs at once.
       libraries: versions that decide a shard's bytes.
     """
 
     config: Config
-    source: ilsvrc.Ilsvrc2012
-    reader: ArchiveReader
-    sizes: dict[str, int]
+    source: Source
+    seen: str
+    annotations: boxes.Annotations | None
     policy: Policy
     lanes: Lanes
     libraries: dict[str, str]
@@ -55,67 +61,161 @@ class Job:
         """Returns the job that a command line asks for.
 
         Raises:
-          ImagenetPrepError: an archive or the devkit is missing, unreadable or damaged.
+          ImagenetPrepError: what is needed is missing, unreadable or damaged.
         """
-        source = ilsvrc.find(Path(config.source).expanduser(), config.splits)
-        reader = ArchiveReader(source.archives)
-        sizes = {name: reader.size(name) for name in source.archives}
+        root = Path(config.source).expanduser()
+        splits = [split for split in schema.SPLITS if split in config.splits]
+        found, seen = detect.find(
+            root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
+        )
+        annotations = None
+        if not config.no_boxes and root.is_dir():
+            annotations = boxes.find(root, splits, official=found.classes.official)
         policy = Policy(
             None if config.keep_original else config.short_side, config.quality, config.check
         )
         kind = config.worker_kind
-        if kind == "auto" and policy.only_copies and sum(sizes.values()) > _WORTH_PROCESSES_BYTES:
+        num_bytes = sum(part.num_bytes for part in found.parts)
+        if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
             kind = PROCESSES
         return cls(
             config=config,
-            source=source,
-            reader=reader,
-            sizes=sizes,
+            source=found,
+            seen=seen + ("; with bounding boxes" if annotations else ""),
+            annotations=annotations,
             policy=policy,
             lanes=Lanes(config.workers, kind, config.beam_args),
-            libraries={name: version(name) for name in _DECISIVE_LIBRARIES},
+            libraries={name: version(name) for name in DECISIVE_LIBRARIES},
         )
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What the images and boxes come from."""
+        return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Bytes by part name."""
+        return {part.name: part.num_bytes for part in self.parts}
+
+    @cached_property
+    def index_digest(self) -> str:
+        """Of what decides the members."""
+        return canonical.digest(self.source.identity)
+
+    def decisive(self) -> dict[str, Any]:
+        """Returns the settings that decide the data set's bytes, resolved for this source."""
+        encoding = {} if self.source.encoding is None else {"encoded_from_pixels": RAW_ENCODING}
+        return {**self.config.decisive(), "boxes": self.annotations is not None, **encoding}
+
     def hash_tasks(self) -> list[HashTask]:
-        """Returns the archives to prove, longest first; none where headers are trusted."""
+        """Returns the files to prove, longest first; none where headers are trusted."""
         if self.policy.check == CHECK_HEADER:
             return []
-        return [HashTask(name) for name in sorted(self.sizes, key=lambda n: -self.sizes[n])]
+        files = [part for part in self.parts if part.path is not None]
+        return [HashTask(part.name) for part in sorted(files, key=lambda part: -part.num_bytes)]
+
+    def reader(self, store: LocalStore) -> Reader:
+        """Returns what reads the members, from the source or from what was unpacked."""
+        if isinstance(self.source, Stored):
+            return self.source.reader
+        splits = [split for split in schema.SPLITS if split in self.config.splits]
+        tasks = [task for split in splits for task in self.source.index_tasks(split)]
+        folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
+        return ArchiveReader({task.name: folder / task.name for task in tasks})
 
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Lists the images of one tar into a file of JSON lines beside the receipt.
+    """Lists the images of one piece into a file of JSON lines beside the receipt.
 
     Attributes:
-      source, reader: the archives.
+      source: what is listed.
+      store: the data set.
+      folder: where the lists go, relative to the data set.
+      unpacked: where images go that must be unpacked; None to count and drop them.
+    """
+
+    source: Source
+    store: LocalStore
+    folder: str
+    unpacked: str | None
+
+    def __call__(self, task: IndexTask) -> Result:
+        """Returns how many images of each class the piece holds, and the bytes unpacked."""
+        outputs = []
+        if isinstance(self.source, Packed):
+            if self.unpacked is None:
+                members = self._unpack(task, None)
+            else:
+                images = self.store.temporary()
+                members = self._unpack(task, images)
+                outputs.append(Output(images, f"{self.unpacked}/{task.name}"))
+        else:
+            assert isinstance(self.source, Stored)
+            members = self.source.index(task)
+        num_per_class = Counter(str(member.class_index) for member in members)
+        temporary = self.store.temporary()
+        with storage_errors("write", temporary):
+            temporary.write_bytes(b"".join(map(dump_member, members)))
+        # The list comes last: whoever sees it finds what it lists.
+        outputs.append(Output(temporary, self.member_list(task)))
+        return Result({"num_per_class": num_per_class}, tuple(outputs))
+
+    def member_list(self, task: IndexTask) -> str:
+        """Returns the name of a task's list, relative to the data set."""
+        return f"{self.folder}/{task.name}.jsonl"
+
+    def _unpack(self, task: IndexTask, images: Path | None) -> list[Member]:
+        """Returns the images of a piece, which lie one after the other in the file `images`."""
+        assert isinstance(self.source, Packed)
+        members: list[Member] = []
+        offset = 0
+        # One image at a time: a Parquet file may be larger than memory.
+        path = images or Path(os.devnull)
+        try:
+            with storage_errors("write", path), open(path, "wb", buffering=1 << 20) as file:
+                for key, class_index, data in self.source.images(task):
+                    file.write(data)
+                    members.append(Member(key, task.name, offset, len(data), class_index))
+                    offset += len(data)
+                file.flush()
+                if images is not None:
+                    os.fsync(file.fileno())
+        except BaseException:
+            if images is not None:
+                images.unlink(missing_ok=True)
+            raise
+        return source.sorted_by_key(members, task.part)
+
+
+@dataclass(frozen=True)
+class BoxWork:
+    """Reads annotations into files of lines, one a class of train and one for validation.
+
+    Attributes:
       store: the data set.
       folder: where the lists go, relative to the data set.
     """
 
-    source: ilsvrc.Ilsvrc2012
-    reader: ArchiveReader
     store: LocalStore
     folder: str
 
-    def __call__(self, task: ilsvrc.IndexTask) -> Result:
-        """Returns how many images of each class the tar holds."""
-        members = ilsvrc.index(task, self.source, self.reader)
-        num_per_class: dict[str, int] = {}
-        for member in members:
-            index = str(member.class_index)
-            num_per_class[index] = num_per_class.get(index, 0) + 1
-        temporary = self.store.temporary()
-        with storage_errors("write", temporary):
-            temporary.write_bytes(b"".join(map(dump_member, members)))
-        return Result(
-            {"num_per_class": num_per_class},
-            (Output(temporary, self.member_list(task)),),
-        )
+    def __call__(self, task: boxes.BoxTask) -> Result:
+        """Returns how many annotations and boxes there are."""
+        found = boxes.read(task)
+        outputs = []
+        for group, lines in found.lines.items():
+            temporary = self.store.temporary()
+            with storage_errors("write", temporary):
+                temporary.write_bytes(lines)
+            outputs.append(Output(temporary, self.box_list(task.split, group)))
+        counts = {"images": found.images, "boxes": found.boxes, "dropped": found.dropped}
+        return Result(counts, tuple(outputs))
 
-    def member_list(self, task: ilsvrc.IndexTask) -> str:
-        """Returns the name of a task's list, relative to the data set."""
-        return f"{self.folder}/{task.name}.jsonl"
+    def box_list(self, split: str, group: str) -> str:
+        """Returns the name of a list, relative to the data set."""
+        return f"{self.folder}/{split}/{group}.jsonl"
 
 
 class HashTask(NamedTuple):
@@ -145,7 +245,8 @@ class WriteWork:
     """Writes shards, and proves archives in between.
 
     Attributes:
-      reader: the archives.
+      reader: reads the members.
+      proofs: reads the files whose md5 is asked for.
       store: the data set.
       plan_folder: holds a file of members for each shard.
       policy: for the codec.
@@ -155,7 +256,8 @@ class WriteWork:
       expected_md5: by archive name, where it must be that one.
     """
 
-    reader: ArchiveReader
+    reader: Reader
+    proofs: ArchiveReader
     store: LocalStore
     plan_folder: Path
     policy: Policy
@@ -176,9 +278,11 @@ class WriteWork:
         members = plan.read(self.plan_folder, task.shard)
         # Records are in hash order; the disk is told in offset order, once, for all of
         # them. So it is swept in one direction and nothing needs to be spooled.
-        for archive in sorted({member.archive for member in members}):
-            ranges = sorted((m.offset, m.size) for m in members if m.archive == archive)
-            self.reader.will_need(archive, ranges)
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for member in members:
+            ranges.setdefault(member.archive, []).append((member.offset, member.size))
+        for archive in sorted(ranges):
+            self.reader.will_need(archive, sorted(ranges[archive]))
         shard, index = self.store.temporary(), self.store.temporary()
         content = writer.write_shard(
             task.shard,
@@ -197,11 +301,11 @@ class WriteWork:
         )
 
     def _hash(self, task: HashTask) -> Result:
-        size = self.reader.size(task.archive)
+        size = self.proofs.size(task.archive)
         md5 = hashlib.md5(usedforsecurity=False)
         for offset in range(0, size, _HASH_CHUNK_BYTES):
             length = min(_HASH_CHUNK_BYTES, size - offset)
-            md5.update(self.reader.read(task.archive, offset, length))
+            md5.update(self.proofs.read(task.archive, offset, length))
         expected = self.expected_md5.get(task.archive)
         if expected is not None and md5.hexdigest() != expected:
             raise SourceError(

@@ -37,6 +37,7 @@ def commit(
     labels_file: bytes,
     label_offset: int,
     subset: bool,
+    name: str = tfds.IMAGENET,
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
@@ -46,6 +47,7 @@ def commit(
       plans: of all splits.
       receipts: of all shards of all plans, in any order.
       labels_file: content of labels.txt.
+      name: what dataset_info.json calls the data set.
 
     Raises:
       IncompleteError: the disk is full; without a manifest there is no data set.
@@ -67,6 +69,7 @@ def commit(
         labels_file=labels_file,
         label_offset=label_offset,
         subset=subset,
+        name=name,
     )
 
 
@@ -84,6 +87,7 @@ def publish(
     label_offset: int,
     subset: bool,
     lacks: dict[str, str] | None = None,
+    name: str = tfds.IMAGENET,
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
@@ -93,6 +97,7 @@ def publish(
         for the manifest.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       labels_file: content of labels.txt.
+      name: what dataset_info.json calls the data set.
 
     Raises:
       IncompleteError: the disk is full.
@@ -104,7 +109,7 @@ def publish(
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
         naming.TFDS_FEATURES: tfds.features([key for key in lacks if lacks[key] == ABSENT]),
         naming.TFDS_INFO: tfds.dataset_info(
-            {name: split.shards for name, split in splits.items()}, subset
+            name, {name: split.shards for name, split in splits.items()}, subset
         ),
     }
     manifest = Manifest(

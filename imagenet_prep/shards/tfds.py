@@ -12,6 +12,9 @@ from typing import Any
 from imagenet_prep.core import schema
 from imagenet_prep.core.manifest import Shard
 
+# As tensorflow_datasets calls it.
+IMAGENET = "imagenet2012"
+
 _PACKAGE = "tensorflow_datasets.core.features"
 
 
@@ -29,12 +32,13 @@ def features(absent: Container[str] = ()) -> bytes:
     return _render(_nested(root))
 
 
-def dataset_info(splits: dict[str, Sequence[Shard]], subset: bool) -> bytes:
+def dataset_info(name: str, splits: dict[str, Sequence[Shard]], subset: bool) -> bytes:
     """Returns dataset_info.json for shards in the order of their names."""
+    title = "ILSVRC2012" if name == IMAGENET else name
     return _render(
         {
-            "name": "imagenet2012_subset" if subset else "imagenet2012",
-            "description": "ILSVRC2012 as TFRecords in the inception/slim schema.",
+            "name": f"{name}_subset" if subset else name,
+            "description": f"{title} as TFRecords in the inception/slim schema.",
             "version": "1.0.0",
             "fileFormat": "tfrecord",
             "splits": [

@@ -5,17 +5,17 @@ Finds the archives in a folder and lists their images by offset. Nothing is extr
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import Member
 from imagenet_prep.core.store import ArchiveReader
-from imagenet_prep.sources import labels, tar
+from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources.source import IndexTask
 
 ARCHIVES = {
     schema.TRAIN: "ILSVRC2012_img_train.tar",
@@ -28,35 +28,110 @@ OFFICIAL_MD5 = {
     "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
 }
 
-_VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
-_WNID_PREFIX = re.compile(r"^(n\d{8})_")
-
 
 @dataclass(frozen=True)
-class Ilsvrc2012:
+class Ilsvrc2012(source.Stored):
     """The archives of one data set.
 
     Attributes:
       archives: path by archive name.
-      classes: the class list; a class index is a position in it.
       validation_class_index: class index of each validation image, in file-name order;
         empty where no validation split is read.
     """
 
     archives: dict[str, Path]
-    classes: labels.ClassList
     validation_class_index: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        """What dataset_info.json calls it."""
+        return "imagenet2012"
 
-class IndexTask(NamedTuple):
-    """One tar whose headers are read: bytes [start, stop) of `archive`."""
+    @cached_property
+    def reader(self) -> ArchiveReader:
+        """Reads the archives."""
+        return ArchiveReader(self.archives)
 
-    name: str
-    split: str
-    archive: str
-    start: int
-    stop: int
-    wnid: str | None
+    @property
+    def identity(self) -> list[object]:
+        """What decides the members, as JSON."""
+        return [*super().identity, self.validation_class_index]
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns one task a tar: a class of train, or the whole of validation.
+
+        Raises:
+          SourceError: the outer tar is damaged, or holds what is not a class of the list.
+        """
+        archive = ARCHIVES[split]
+        size = self.reader.size(archive)
+        if split == schema.VALIDATION:
+            return [IndexTask(split, split, archive, None, 0, size)]
+        tasks = [self._class_task(split, archive, inner) for inner in self._inner_tars(archive)]
+        names = [task.name for task in tasks]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SourceError(f"{archive}: holds {', '.join(twice)} twice")
+        return tasks
+
+    def index(self, task: IndexTask) -> list[Member]:
+        """Returns the images of one tar, sorted by key.
+
+        Raises:
+          SourceError: the tar is damaged or empty, a key comes twice, a name contradicts its
+            class, or a validation image has no label.
+        """
+        files = tar.members(self.reader, task.part, task.start, task.stop)
+        members = source.sorted_by_key((self._member(task, file) for file in files), task.part)
+        if not members:
+            raise SourceError(
+                f"{task.part}: byte {task.start:,}: {task.name} holds no image. "
+                "The archive is not whole: compare its md5 and download it again."
+            )
+        return members
+
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        """Returns how counts differ from ILSVRC2012's."""
+        return count_problems(split, self.classes, num_per_class)
+
+    def _inner_tars(self, archive: str) -> Iterator[tar.TarMember]:
+        return tar.members(self.reader, archive, 0, self.reader.size(archive))
+
+    def _class_task(self, split: str, archive: str, inner: tar.TarMember) -> IndexTask:
+        wnid, dot, kind = inner.name.rpartition("/")[2].rpartition(".")
+        if not dot or kind != "tar":
+            raise SourceError(
+                f"{archive}: byte {inner.offset:,}: member {inner.name!r}, expected <WNID>.tar. "
+                "This is not the train archive of ILSVRC2012."
+            )
+        if wnid not in self.classes.index:
+            raise SourceError(
+                f"{archive}: byte {inner.offset:,}: class {wnid!r} is not in the class list of "
+                f"{len(self.classes.wnids)} classes. Archive and devkit do not belong together."
+            )
+        stop = inner.offset + inner.size
+        index = self.classes.index[wnid]
+        return IndexTask(f"{split}-{wnid}", split, archive, index, inner.offset, stop)
+
+    def _member(self, task: IndexTask, file: tar.TarMember) -> Member:
+        base = file.name.rpartition("/")[2]
+        where = f"{task.part}: byte {file.offset:,}: {file.name!r}"
+        index = task.class_index
+        if index is None:
+            index = self._validation_class(base, where)
+        key = source.key_of(task.split, self.classes.wnids[index], base, self.classes, where)
+        return Member(key, task.part, file.offset, file.size, index)
+
+    def _validation_class(self, base: str, where: str) -> int:
+        number = source.VALIDATION_NAME.match(base)
+        if number is None:
+            raise SourceError(f"{where}: expected ILSVRC2012_val_<8 digits>.JPEG")
+        position = int(number[1])
+        if not 1 <= position <= len(self.validation_class_index):
+            raise SourceError(
+                f"{where}: the devkit has labels for images 1 to "
+                f"{len(self.validation_class_index):,}. Archive and devkit do not belong together."
+            )
+        return self.validation_class_index[position - 1]
 
 
 def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
@@ -85,64 +160,13 @@ def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
         )
     if devkit_path.is_file():
         devkit = labels.read_devkit(devkit_path)
-        return Ilsvrc2012(wanted, devkit.classes, devkit.validation_class_index)
-    return Ilsvrc2012(wanted, labels.official_classes(), ())
-
-
-def index_tasks(source: Ilsvrc2012, reader: ArchiveReader, split: str) -> list[IndexTask]:
-    """Returns one task a tar: a class of train, or the whole of validation.
-
-    Raises:
-      SourceError: the outer tar is damaged, or holds what is not a class of the list.
-    """
-    archive = ARCHIVES[split]
-    size = reader.size(archive)
-    if split == schema.VALIDATION:
-        return [IndexTask(split, split, archive, 0, size, None)]
-    tasks = []
-    for inner in tar.members(reader, archive, 0, size):
-        wnid, dot, kind = inner.name.rpartition("/")[2].rpartition(".")
-        if not dot or kind != "tar":
-            raise SourceError(
-                f"{archive}: byte {inner.offset:,}: member {inner.name!r}, expected <WNID>.tar. "
-                "This is not the train archive of ILSVRC2012."
-            )
-        if wnid not in source.classes.index:
-            raise SourceError(
-                f"{archive}: byte {inner.offset:,}: class {wnid!r} is not in the class list of "
-                f"{len(source.classes.wnids)} classes. Archive and devkit do not belong together."
-            )
-        name = f"{split}-{wnid}"
-        tasks.append(IndexTask(name, split, archive, inner.offset, inner.offset + inner.size, wnid))
-    names = [task.name for task in tasks]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError(f"{archive}: holds {', '.join(twice)} twice")
-    return tasks
-
-
-def index(task: IndexTask, source: Ilsvrc2012, reader: ArchiveReader) -> list[Member]:
-    """Returns the images of one tar, sorted by key.
-
-    Raises:
-      SourceError: the tar is damaged or empty, a key comes twice, a name contradicts its
-        class, or a validation image has no label.
-    """
-    found: dict[str, Member] = {}
-    for file in tar.members(reader, task.archive, task.start, task.stop):
-        member = _member(task, source, file)
-        if member.key in found:
-            raise SourceError(
-                f"{task.archive}: {member.key!r} comes twice, at bytes "
-                f"{found[member.key].offset:,} and {member.offset:,}. "
-                "ImageNet has no duplicates: the archive was put together wrongly."
-            )
-        found[member.key] = member
-    if not found:
-        raise SourceError(
-            f"{task.archive}: byte {task.start:,}: {task.wnid or task.split} holds no image. "
-            "The archive is not whole: compare its md5 and download it again."
-        )
-    return [found[key] for key in sorted(found)]
+        classes, truth = devkit.classes, devkit.validation_class_index
+    else:
+        classes, truth = labels.official_classes(), ()
+    # Other class lists come from other archives, which have md5s of their own.
+    md5 = OFFICIAL_MD5 if classes.official else {}
+    parts = tuple(source.file_part(path, md5.get(name)) for name, path in wanted.items())
+    return Ilsvrc2012(classes, parts, wanted, truth)
 
 
 def count_problems(
@@ -162,7 +186,7 @@ def count_problems(
     if total != expected:
         problems.append(f"{split} has {total:,} images, expected {expected:,}")
     if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
-        problems.append(f"{split} misses {_some(absent)}")
+        problems.append(f"{split} misses {source.some(absent)}")
     low, high = schema.OFFICIAL_CLASS_RANGE[split]
     odd = [
         f"{wnid} with {count:,}"
@@ -170,36 +194,9 @@ def count_problems(
         if count and not low <= count <= high
     ]
     if odd:
-        problems.append(f"{split} expects {low} to {high} images a class, got {_some(odd)}")
+        problems.append(f"{split} expects {low} to {high} images a class, got {source.some(odd)}")
     return problems
-
-
-def _member(task: IndexTask, source: Ilsvrc2012, file: tar.TarMember) -> Member:
-    base = file.name.rpartition("/")[2]
-    where = f"{task.archive}: byte {file.offset:,}: {file.name!r}"
-    if task.wnid is not None:
-        prefix = _WNID_PREFIX.match(base)
-        if prefix is not None and prefix[1] != task.wnid:
-            raise SourceError(f"{where}: lies in {task.wnid}.tar but is named after {prefix[1]}")
-        index = source.classes.index[task.wnid]
-        return Member(f"{task.wnid}/{base}", task.archive, file.offset, file.size, index)
-    number = _VALIDATION_NAME.match(base)
-    if number is None:
-        raise SourceError(f"{where}: expected ILSVRC2012_val_<8 digits>.JPEG")
-    position = int(number[1])
-    if not 1 <= position <= len(source.validation_class_index):
-        raise SourceError(
-            f"{where}: the devkit has labels for images 1 to "
-            f"{len(source.validation_class_index):,}. Archive and devkit do not belong together."
-        )
-    index = source.validation_class_index[position - 1]
-    return Member(base, task.archive, file.offset, file.size, index)
 
 
 def _expected(splits: Sequence[str]) -> str:
     return ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
-
-
-def _some(items: Sequence[Any]) -> str:
-    shown = ", ".join(str(item) for item in items[:5])
-    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"

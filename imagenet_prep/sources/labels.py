@@ -7,11 +7,13 @@ list the result is held against known answers.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import lzma
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +24,7 @@ from typing import Any
 from imagenet_prep.core.errors import SourceError
 
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 
 # sha256 of ILSVRC2012's 1000 sorted WNIDs, one a line.
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
@@ -44,10 +47,10 @@ CANARIES = (
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a data set, sorted by WNID.
+    """The classes of a data set; ILSVRC2012's are sorted by WNID.
 
     Attributes:
-      wnids: WordNet ids; the position is the class index.
+      wnids: WordNet ids, or other names without blanks; the position is the class index.
       words: the same classes in words.
     """
 
@@ -96,8 +99,43 @@ def official_classes() -> ClassList:
     return ClassList(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
 
 
+def classes_called(names: Sequence[str], where: str) -> ClassList:
+    """Returns the class list of a data set that has names only, in their order.
+
+    WNIDs of ILSVRC2012 get its words. Blanks become "_" in the id, since labels.txt and its
+    readers take the first word of a line for it.
+
+    Raises:
+      SourceError: two classes have the same name.
+    """
+    words = dict(zip(*dataclasses.astuple(official_classes()), strict=True))
+    ids = tuple("_".join(name.split()) for name in names)
+    if odd := sorted(name for name, count in Counter(ids).items() if count > 1 or not name):
+        raise SourceError(
+            f"{where}: {odd[0]!r} is not the name of exactly one class (blanks count as '_'). "
+            "Rename one of them."
+        )
+    return ClassList(ids, tuple(words.get(name, " ".join(name.split())) for name in names))
+
+
+def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
+    """Holds all 50,000 validation labels against known ones, wherever they came from.
+
+    Args:
+      classes: the class list; another than the official one is not checked.
+      class_index: by the number in the file name; another number of images is not checked.
+      where: how errors call the source.
+
+    Raises:
+      SourceError: they differ; training on them would score 0.001.
+    """
+    if classes.official and class_index.keys() == set(range(1, 50_001)):
+        numbers = tuple(class_index[number] for number in range(1, 50_001))
+        check_canaries(Devkit(classes, numbers), Path(where))
+
+
 def read_devkit(path: Path) -> Devkit:
-    """Returns the class list and the validation labels of a devkit archive.
+    """Returns the class list and the validation labels of a devkit, an archive or a folder.
 
     Raises:
       SourceError: not the ILSVRC2012 task 1/2 devkit, or its parts contradict each other.
@@ -150,8 +188,12 @@ def _digest(wnids: Sequence[str]) -> str:
 
 
 def _devkit_files(path: Path) -> tuple[bytes, bytes]:
-    wanted = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
+    wanted = {"meta.mat": b"", GROUND_TRUTH: b""}
     try:
+        if path.is_dir():
+            return (path / "data/meta.mat").read_bytes(), (
+                path / "data" / GROUND_TRUTH
+            ).read_bytes()
         with tarfile.open(path) as archive:
             for member in archive:
                 base = member.name.rpartition("/")[2]

@@ -8,10 +8,9 @@ million, so plain ustar headers are read here at ten times that rate. What is no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.core.store import ArchiveReader
 
 _BLOCK = 512
 _ZERO = bytes(_BLOCK)
@@ -28,6 +27,13 @@ _REFUSED = {
 _MAX_NAME_BYTES = 1 << 20
 
 
+class Reader(Protocol):
+    """Reads byte ranges of archives, here from the start to the end."""
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        """Returns exactly `size` bytes; raises SourceError where they are not there."""
+
+
 class TarMember(NamedTuple):
     """One regular file: its name, and the byte range of its content in the archive."""
 
@@ -36,7 +42,7 @@ class TarMember(NamedTuple):
     size: int
 
 
-def members(reader: ArchiveReader, archive: str, start: int, stop: int) -> Iterator[TarMember]:
+def members(reader: Reader, archive: str, start: int, stop: int) -> Iterator[TarMember]:
     """Yields the regular files of the tar that lies in bytes [start, stop) of an archive.
 
     Raises:

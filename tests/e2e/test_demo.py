@@ -19,14 +19,14 @@ def test_the_demo_goes_all_the_way_and_a_second_time_too(tmp_path: Path) -> None
     before = everything(tmp_path)
     second = command.run("demo", "here", *SMALL, cwd=tmp_path)
 
-    assert (first.code, first.err) == (0, "")
+    assert (first.code, first.complaints) == (0, "")
     assert (dataset / "dataset.json").is_file()
     steps = ["1. ", "2. imagenet-prep prepare ", "3. imagenet-prep verify ", "4. "]
     places = [first.out.index(f"\n{step}") for step in steps]
     assert places == sorted(places)
     assert "sound: " in first.out
     assert "\nNext:\n" in first.out
-    assert (second.code, second.err) == (0, "")
+    assert (second.code, second.complaints) == (0, "")
     assert "nothing was left" in second.out
     assert everything(tmp_path) == before
     assert command.run("verify", dataset, "--level", "decode").code == 0
@@ -42,7 +42,7 @@ def test_the_commands_that_the_demo_ends_with_work_as_they_are_printed(tmp_path:
     for words in commands[:2]:  # the third needs the real archives
         assert words[0] == "imagenet-prep"
         again = command.run(*words[1:], cwd=tmp_path)
-        assert (again.code, again.err) == (0, "")
+        assert (again.code, again.complaints) == (0, "")
     assert (tmp_path / "image.jpg").read_bytes().startswith(b"\xff\xd8\xff")
 
 
@@ -56,7 +56,7 @@ def test_without_a_folder_the_demo_makes_one_in_the_working_directory(tmp_path: 
 def test_the_demo_works_in_a_folder_with_an_odd_name(weird_tmp_path: Path) -> None:
     result = command.run("demo", weird_tmp_path / "demo", *SMALL)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert (weird_tmp_path / "demo" / "dataset-60-96" / "dataset.json").is_file()
 
 

@@ -152,7 +152,7 @@ def test_a_finished_set_on_a_read_only_disk_needs_no_writing(
         remount(tmp_path / "disk", "ro")
         result = command.run("prepare", *arguments(reference.source, out))
 
-        assert (result.code, result.err) == (0, "")
+        assert (result.code, result.complaints) == (0, "")
         assert "nothing was left" in result.out
 
 

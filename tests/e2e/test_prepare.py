@@ -38,7 +38,7 @@ def test_prepare_ends_with_zero_and_a_summary_for_people(mini: Miniature, tmp_pa
         split: sum(i.fate != "quarantined" for i in mini.of(split).values()) for split in SPLITS
     }
     lines = result.out.splitlines()
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert lines[0].startswith(f"train: {kept['train']} examples in 8 shards, ")
     assert lines[1].startswith(f"validation: {kept['validation']} examples in 3 shards, ")
     assert lines[2].startswith(f"repaired: {fates['repaired']} (")
@@ -54,7 +54,7 @@ def test_json_is_one_document_on_stdout_and_nothing_on_stderr(
     out = tmp_path / "out"
     result = command.run("prepare", "--source", mini.root, "--out", out, *SETTINGS, "--json")
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     summary = result.json
     there = manifest(out)
     assert summary["manifest"] == f"{out}/dataset.json"

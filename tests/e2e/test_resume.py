@@ -39,7 +39,7 @@ def test_a_second_run_changes_nothing_and_says_so(reference: Reference, prepared
     before = everything(prepared)
     result = command.run(*arguments(reference.source, prepared))
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert "nothing was left" in result.out
     assert everything(prepared) == before
 
@@ -47,7 +47,7 @@ def test_a_second_run_changes_nothing_and_says_so(reference: Reference, prepared
 def test_a_second_run_in_json_counts_no_work(reference: Reference, prepared: Path) -> None:
     result = command.run(*arguments(reference.source, prepared, "--json"))
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert (result.json["written_examples"], result.json["written_bytes"]) == (0, 0)
 
 
@@ -80,7 +80,7 @@ def test_a_deleted_file_alone_is_made_again(
     result = command.run(*arguments(reference.source, prepared))
 
     after = stamps(prepared)
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert contents(prepared) == reference.contents
     others = {name for name in shard_names(before) if not lost.endswith(name)}
     assert len(others) in (10, 11)

@@ -30,7 +30,7 @@ def test_a_dry_run_writes_nothing_at_all(reference: Reference, tmp_path: Path) -
         *("prepare", *places, *SETTINGS, "--dry-run"), env={"TMPDIR": str(scratch)}, cwd=tmp_path
     )
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert "nothing was written" in result.out
     assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
     assert list(scratch.iterdir()) == []
@@ -44,7 +44,7 @@ def test_a_dry_run_over_a_finished_set_leaves_it_alone(
     places = ("--source", reference.source, "--out", prepared)
     result = command.run("prepare", *places, *SETTINGS, "--dry-run")
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert everything(prepared) == before
 
 

@@ -30,7 +30,7 @@ def test_odd_folder_names_are_no_obstacle(
     flags = ("--workers", "2", "--worker-kind", kind)
     result = command.run("prepare", "--source", source, "--out", out, *SETTINGS, *flags)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert contents(out) == reference.contents
     assert str(out) in result.out
     verified = command.run("verify", out, "--level", "decode", *flags)
@@ -54,7 +54,7 @@ def test_the_locale_does_not_show(
     arguments = ("--source", reference.source, "--out", out, *SETTINGS)
     result = command.run("prepare", *arguments, env=env)
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert contents(out) == reference.contents
 
 
@@ -73,7 +73,7 @@ def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: 
     arguments = ("--source", reference.source, "--out", out, *SETTINGS)
     result = command.run("prepare", *arguments, program=("-c", code))
 
-    assert (result.code, result.err) == (0, "")
+    assert (result.code, result.complaints) == (0, "")
     assert contents(out) == reference.contents
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,11 @@ class Finished(NamedTuple):
     code: int
     out: str
     err: str
+
+    @property
+    def complaints(self) -> str:
+        """Stderr without the line in which prepare says what it took the source for."""
+        return re.sub(r"\Asource: .*\n", "", self.err)
 
     @property
     def json(self) -> Any:

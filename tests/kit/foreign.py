@@ -219,11 +219,21 @@ def _varint(value: int) -> bytes:
     return out + bytes([value])
 
 
+def look(data: bytes) -> tuple[tuple[int, int], str]:
+    """Returns ((width, height), mode) of an image, by Pillow."""
+    image = _opened(data)
+    return image.size, image.mode
+
+
+def _opened(data: bytes) -> Pillow.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one of the odd kinds has broken EXIF
+        return Pillow.open(io.BytesIO(data))
+
+
 def _as_jpeg(data: bytes, short_side: int | None = None) -> bytes:
     buffer = io.BytesIO()
-    with warnings.catch_warnings(), Pillow.open(io.BytesIO(data)) as opened:
-        warnings.simplefilter("ignore")  # one of the odd kinds has broken EXIF
-        image = opened.convert("RGB")
+    image = _opened(data).convert("RGB")
     factor = min(1.0, (short_side or min(image.size)) / min(image.size))
     image = image.resize([max(1, round(side * factor)) for side in image.size])
     image.save(buffer, "JPEG", quality=85)

@@ -66,6 +66,8 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
         argv += [f"-master.port={master}", f"-volume.port={volume}", "-volume.max=50"]
         argv += ["-master.volumeSizeLimitMB=64", "-filer", f"-filer.port={filer}"]
         argv += ["-s3", f"-s3.port={s3}", f"-s3.config={config}"]
+        # Both would listen on a fixed port, and end the second server of a machine.
+        argv += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder)
             try:

@@ -34,9 +34,7 @@ def mini(shared_cache: Path) -> Miniature:
 
 def indexed(folder: Path, split: str) -> list[Member]:
     source = ilsvrc.find(folder, [split])
-    reader = ArchiveReader(source.archives)
-    tasks = ilsvrc.index_tasks(source, reader, split)
-    return [member for task in tasks for member in ilsvrc.index(task, source, reader)]
+    return [member for task in source.index_tasks(split) for member in source.index(task)]
 
 
 def renamed(info: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
@@ -92,11 +90,11 @@ def test_filename_is_the_base_name_of_the_key(mini: Miniature) -> None:
 
 def test_one_task_a_class_and_one_for_validation(mini: Miniature) -> None:
     source = ilsvrc.find(mini.root, schema.SPLITS)
-    reader = ArchiveReader(source.archives)
-    train = ilsvrc.index_tasks(source, reader, "train")
-    validation = ilsvrc.index_tasks(source, reader, "validation")
+    train = source.index_tasks("train")
+    validation = source.index_tasks("validation")
 
-    assert [task.wnid for task in train] == [wnid for wnid, _ in mini.classes]
+    assert [task.class_index for task in train] == list(range(len(mini.classes)))
+    assert [task.name for task in train] == [f"train-{wnid}" for wnid, _ in mini.classes]
     assert [task.name for task in validation] == ["validation"]
     assert len({task.name for task in [*train, *validation]}) == 5
 
@@ -195,7 +193,7 @@ def test_a_member_named_after_another_class_is_named(
 
     with pytest.raises(
         SourceError,
-        match=rf"'{second}_\d+\.JPEG': lies in {first}\.tar but is named after {second}",
+        match=rf"'{second}_\d+\.JPEG': is of class {first} but is named after {second}",
     ):
         indexed(folder, "train")
 

@@ -1,0 +1,249 @@
+"""Bounding boxes: PASCAL VOC annotations of ILSVRC2012, from its archives or Kaggle's folders.
+
+544,546 small XML files. They are read once, into a file of lines for each class of train and
+one for validation, which is joined with the images by base name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+from imagenet_prep.core import canonical, schema
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.image import NO_BOXES, Boxes
+from imagenet_prep.sources import folder, source, tar
+
+ARCHIVES = {
+    schema.TRAIN: "ILSVRC2012_bbox_train_v2.tar.gz",
+    schema.VALIDATION: "ILSVRC2012_bbox_val_v3.tgz",
+}
+# As quoted by torchvision and image-net.org's download page.
+OFFICIAL_MD5 = {
+    "ILSVRC2012_bbox_train_v2.tar.gz": "9271167e2176350e65cfe4e546f14b17",
+    "ILSVRC2012_bbox_val_v3.tgz": "f4cd18b5ea29fe6bbea62ec9c20d80f0",
+}
+KAGGLE = "Annotations/CLS-LOC"
+_KAGGLE_FOLDERS = {schema.TRAIN: "train", schema.VALIDATION: "val"}
+
+_STEM = {
+    schema.TRAIN: re.compile(r"^(n\d{8})_\w+$"),
+    schema.VALIDATION: re.compile(r"^(ILSVRC2012_val)_\d{8}$"),
+}
+# The largest of ILSVRC2012 has 14 kB; an inner archive of the train annotations 100 kB.
+_MAX_XML_BYTES = 1 << 20
+_MAX_INNER_BYTES = 64 << 20
+_INNER_SUFFIXES = (".tar.gz", ".tgz")
+_SIDES = ("xmin", "xmax", "ymin", "ymax")
+_ADVICE = "Download the annotations again, or leave them out with --no-boxes."
+
+
+class BoxTask(NamedTuple):
+    """An archive or a folder of annotations that is read at once."""
+
+    name: str
+    split: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The annotations beside a source.
+
+    Attributes:
+      parts: by split, in the order of the splits.
+      paths: archive or folder by split.
+    """
+
+    parts: dict[str, source.Part]
+    paths: dict[str, Path]
+
+    @property
+    def identity(self) -> list[object]:
+        """What decides the boxes, as JSON."""
+        return [[part.name, part.num_bytes, part.stamp] for part in self.parts.values()]
+
+    def tasks(self) -> list[BoxTask]:
+        """Returns one task an archive, and one a class folder."""
+        tasks = []
+        for split, path in self.paths.items():
+            below = source.subfolders(path) if path.is_dir() else []
+            tasks += [BoxTask(f"{split}-{name}", split, path / name) for name in below]
+            tasks += [BoxTask(split, split, path)] * (not below)
+        return tasks
+
+
+class Found(NamedTuple):
+    """What one task has read.
+
+    Attributes:
+      lines: by WNID in train, by split in validation: a line an image, see `parse`.
+      images, boxes: how many.
+      dropped: boxes without an area, or that lie outside their image.
+    """
+
+    lines: dict[str, bytearray]
+    images: int
+    boxes: int
+    dropped: int
+
+
+def find(root: Path, splits: Sequence[str], *, official: bool) -> Annotations | None:
+    """Returns the annotations of `splits` that lie beside a source; None without any."""
+    base, _ = folder.split_folders(root)
+    parts, paths = {}, {}
+    for split in splits:
+        archive, below = root / ARCHIVES[split], base / KAGGLE / _KAGGLE_FOLDERS[split]
+        if archive.is_file():
+            md5 = OFFICIAL_MD5[archive.name] if official else None
+            parts[split], paths[split] = source.file_part(archive, md5), archive
+        elif below.is_dir():
+            name = f"{KAGGLE}/{below.name}"
+            parts[split] = source.folder_part(name, [("", source.scan(below))])
+            paths[split] = below
+    return Annotations(parts, paths) if paths else None
+
+
+def read(task: BoxTask) -> Found:
+    """Returns the boxes of an archive or a folder.
+
+    Raises:
+      SourceError: it is damaged, or holds what is no annotation of its split.
+    """
+    lines: dict[str, bytearray] = {}
+    images = num_boxes = dropped = 0
+    for name, data in _files(task.path):
+        where = f"{task.path}: {name}"
+        stem = name.rpartition("/")[2].removesuffix(".xml")
+        match = _STEM[task.split].match(stem)
+        if match is None:
+            raise SourceError(f"{where}: is not named like an image of {task.split}. {_ADVICE}")
+        found, bad = _parse_xml(data, where)
+        group = match[1] if task.split == schema.TRAIN else task.split
+        lines.setdefault(group, bytearray()).extend(canonical.dumps([stem, found]) + b"\n")
+        images += 1
+        num_boxes += len(found.xmin)
+        dropped += bad
+    return Found(lines, images, num_boxes, dropped)
+
+
+def parse(lines: bytes, where: str) -> dict[str, Boxes]:
+    """Returns the boxes by the stem of the image's name from what `read` has listed.
+
+    Raises:
+      SourceError: an image has two annotations.
+    """
+    found: dict[str, Boxes] = {}
+    for line in lines.splitlines():
+        stem, sides = json.loads(line)
+        if stem in found:
+            raise SourceError(f"{where}: {stem}.xml comes twice. {_ADVICE}")
+        found[stem] = Boxes(*map(tuple, sides))
+    return found
+
+
+def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, bytes) of the XML files in an archive or a folder."""
+    try:
+        if path.is_dir():
+            for file in source.scan(path):
+                if file.path.endswith(".xml"):
+                    with open(path / file.path, "rb") as opened:
+                        yield file.path, opened.read(_MAX_XML_BYTES + 1)
+        else:
+            with gzip.open(path) as stream:
+                yield from _archived(stream, path.name)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path}: cannot be read: {error}. {_ADVICE}") from error
+
+
+def _archived(stream: Any, name: str) -> Iterator[tuple[str, bytes]]:
+    """Yields the XML files of a tar, and of the packed tars in it."""
+    reader = _Forward(stream)
+    for member in tar.members(reader, name, 0, _Forward.END):
+        if member.name.endswith(".xml"):
+            size = min(member.size, _MAX_XML_BYTES + 1)
+            yield member.name, reader.read(name, member.offset, size)
+        elif member.name.endswith(_INNER_SUFFIXES):
+            if member.size > _MAX_INNER_BYTES:
+                raise SourceError(f"{name}: {member.name} has {member.size:,} bytes. {_ADVICE}")
+            inner = reader.read(name, member.offset, member.size)
+            with gzip.open(io.BytesIO(inner)) as packed:
+                yield from _archived(packed, f"{name}: {member.name}")
+    # The checksum of the compression lies behind the end of the tar.
+    reader.finish()
+
+
+class _Forward:
+    """Reads a stream by offsets that only grow, so that a packed tar needs no second copy."""
+
+    # The unpacked size is not known; a member beyond the end is found when it is read.
+    END = 1 << 62
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._position = 0
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        self._skip(offset - self._position)
+        data: bytes = self._stream.read(size)
+        self._position += len(data)
+        if len(data) < size:
+            raise SourceError(f"{archive}: ends at byte {self._position:,}. {_ADVICE}")
+        return data
+
+    def finish(self) -> None:
+        while self._stream.read(1 << 20):
+            pass
+
+    def _skip(self, num_bytes: int) -> None:
+        while num_bytes > 0 and (data := self._stream.read(min(num_bytes, 1 << 20))):
+            num_bytes -= len(data)
+            self._position += len(data)
+
+
+def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
+    """Returns the boxes relative to the annotated size, and how many had no area.
+
+    Corners are pixels, in either order; what lies outside the image is cut off.
+    """
+    if len(data) > _MAX_XML_BYTES:
+        raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
+    try:
+        # As text the encoding that a file declares is ignored, and can hide nothing.
+        text = data.decode("utf-8")
+        # Entities can grow without bound, or name files of this machine.
+        if "<!DOCTYPE" in text:
+            raise SourceError(f"{where}: has a document type, which annotations do not. {_ADVICE}")
+        root = ET.fromstring(text)  # noqa: S314 - without a DOCTYPE there are no entities
+        width, height = (float(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
+        corners = [
+            [float(box.findtext(side, "")) for side in _SIDES] for box in root.iter("bndbox")
+        ]
+    except (ValueError, ET.ParseError) as error:
+        raise SourceError(f"{where}: is no PASCAL VOC annotation: {error}. {_ADVICE}") from error
+    if not (0 < width < float("inf") and 0 < height < float("inf")):
+        raise SourceError(f"{where}: annotates an image of {width:g} x {height:g}. {_ADVICE}")
+    kept = []
+    for corner in corners:
+        x1, x2 = sorted(_relative(value, width) for value in corner[:2])
+        y1, y2 = sorted(_relative(value, height) for value in corner[2:])
+        if x1 < x2 and y1 < y2:
+            kept.append((x1, x2, y1, y2))
+    if not kept:
+        return NO_BOXES, len(corners)
+    return Boxes(*zip(*kept, strict=True)), len(corners) - len(kept)
+
+
+def _relative(value: float, side: float) -> float:
+    if value != value:
+        raise ValueError("a corner is not a number")
+    return min(max(value / side, 0.0), 1.0)

@@ -1,0 +1,252 @@
+"""CIFAR-10's python version: pickles of raw pixels, in the archive or extracted.
+
+The classes keep CIFAR's own order, so that labels stay 0 ... 9 as published. Pixels have no
+format, so each image is encoded once. The pickles are read by an unpickler that builds nothing
+but lists, dicts, numbers and bytes: others run whatever their file says.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.sources import labels, source
+from imagenet_prep.sources.source import IndexTask, PackedImage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+ARCHIVE = "cifar-10-python.tar.gz"
+FOLDER = "cifar-10-batches-py"
+# As published at cs.toronto.edu/~kriz/cifar.html.
+ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
+
+BATCHES = {
+    schema.TRAIN: tuple(f"data_batch_{number}" for number in range(1, 6)),
+    schema.VALIDATION: ("test_batch",),
+}
+_META = "batches.meta"
+_OFFICIAL_NUM_PER_CLASS = {schema.TRAIN: 5000, schema.VALIDATION: 1000}
+_SIDE = 32
+_PIXEL_BYTES = 3 * _SIDE * _SIDE
+# A batch of 10,000 images has 31 MB.
+_MAX_BATCH_BYTES = 64 << 20
+
+Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
+
+
+@dataclass(frozen=True)
+class Cifar10(source.Packed):
+    """The batches of CIFAR-10.
+
+    Attributes:
+      path: the archive, or the folder it was extracted to.
+      encode: pixels [height, width, 3] uint8 RGB to the bytes of an image file; picklable.
+      encoded_as: what `encode` does, in words.
+    """
+
+    path: Path
+    encode: Encode
+    encoded_as: str
+
+    @property
+    def name(self) -> str:
+        """What dataset_info.json calls it."""
+        return "cifar10"
+
+    @property
+    def encoding(self) -> str:
+        """How the pixels were encoded."""
+        return self.encoded_as
+
+    @property
+    def identity(self) -> list[object]:
+        """What decides the members, as JSON."""
+        return [*super().identity, self.encoding]
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns one task a batch."""
+        return [IndexTask(batch, split, self.path.name) for batch in BATCHES[split]]
+
+    def unpacked_bytes(self, task: IndexTask) -> int:
+        """Returns the bytes of a batch's pixels, which the encoded images do not exceed."""
+        return len(BATCHES[task.split]) * _OFFICIAL_NUM_PER_CLASS[task.split] * _PIXEL_BYTES
+
+    def images(self, task: IndexTask) -> Iterator[PackedImage]:
+        """Yields the images of one batch, encoded.
+
+        Raises:
+          SourceError: the batch is damaged, or holds what is not in a batch.
+        """
+        where = f"{self.path}: {task.name}"
+        batch = _load(_read(self.path, task.name), where)
+        pixels, classes, names = (batch.get(key) for key in ("data", "labels", "filenames"))
+        if (
+            not isinstance(pixels, _Array)
+            or not isinstance(classes, list)
+            or not isinstance(names, list)
+            or not len(classes) == len(names) == len(pixels.data) / _PIXEL_BYTES
+        ):
+            raise SourceError(
+                f"{where}: expected data [N, {_PIXEL_BYTES}] uint8, N labels and N filenames. "
+                f"Use the original {ARCHIVE} (md5 {ARCHIVE_MD5})."
+            )
+        for row, (label, name) in enumerate(zip(classes, names, strict=True)):
+            if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
+                raise SourceError(f"{where}: row {row:,}: label {label!r}, expected 0 to 9")
+            # CIFAR's names are not promised to be unique; with the place they are.
+            stem = _text(name).rpartition("/")[2].rpartition(".")[0]
+            base = f"{task.name}_{row:05d}_{stem}.jpg"
+            yield PackedImage(
+                f"{self.classes.wnids[label]}/{base}", label, self._encode(pixels, row)
+            )
+
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        """Returns how counts differ from CIFAR-10's."""
+        expected = _OFFICIAL_NUM_PER_CLASS[split]
+        odd = [
+            f"{name} with {count:,}"
+            for name, count in zip(self.classes.wnids, num_per_class, strict=True)
+            if count != expected
+        ]
+        return [f"{split} expects {expected:,} images a class, got {source.some(odd)}"] * bool(odd)
+
+    def _encode(self, pixels: _Array, row: int) -> bytes:
+        import numpy as np
+
+        planes = np.frombuffer(pixels.data, np.uint8, _PIXEL_BYTES, row * _PIXEL_BYTES)
+        return self.encode(np.ascontiguousarray(planes.reshape(3, _SIDE, _SIDE).transpose(1, 2, 0)))
+
+
+def locate(root: Path) -> Path | None:
+    """Returns the archive or the extracted folder at or in `root`, if one is there."""
+    candidates = (root, root / ARCHIVE, root / FOLDER)
+    for path in candidates:
+        if (path / _META).is_file() or (path.is_file() and path.name == ARCHIVE):
+            return path
+    return None
+
+
+def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
+    """Returns the batches and the class list.
+
+    Raises:
+      UsageError: they are not there.
+      SourceError: batches.meta is damaged.
+    """
+    path = locate(root)
+    if path is None:
+        raise UsageError(f"--source {root}: neither {ARCHIVE} nor {FOLDER}/ is there.")
+    where = f"{path}: {_META}"
+    names = _load(_read(path, _META), where).get("label_names")
+    if not isinstance(names, list) or len(names) != 10:
+        raise SourceError(f"{where}: label_names is {names!r}, expected ten names")
+    classes = labels.classes_called([_text(name) for name in names], where)
+    if path.is_dir():
+        part = source.folder_part(path.name, [("", source.scan(path))])
+    else:
+        part = source.file_part(path, ARCHIVE_MD5)
+    return Cifar10(classes, (part,), path, encode, encoding)
+
+
+def _read(path: Path, name: str) -> bytes:
+    """Returns one small file of the archive or folder."""
+    try:
+        if path.is_dir():
+            with open(path / name, "rb") as file:
+                data = file.read(_MAX_BATCH_BYTES + 1)
+        else:
+            with tarfile.open(path) as archive:
+                member = archive.extractfile(f"{FOLDER}/{name}")
+                data = member.read(_MAX_BATCH_BYTES + 1) if member else b""
+    except (OSError, KeyError, tarfile.TarError, zlib.error, EOFError) as error:
+        raise SourceError(
+            f"{path}: {name} cannot be read: {error}. Download {ARCHIVE} again (md5 {ARCHIVE_MD5})."
+        ) from error
+    if len(data) > _MAX_BATCH_BYTES:
+        raise SourceError(f"{path}: {name} has more than {_MAX_BATCH_BYTES:,} bytes: no batch")
+    return data
+
+
+class _Array:
+    """What a pickled numpy array leaves behind: its bytes. Nothing of numpy's is called."""
+
+    data = b""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        # (version, shape, dtype, is_fortran, bytes), numpy's array.__reduce__.
+        data = state[4]
+        if state[2].kind != "u1" or state[3] or not isinstance(data, bytes):
+            raise pickle.UnpicklingError("an array that is not uint8 in C order")
+        self.data = data
+
+
+class _Dtype:
+    def __init__(self, kind: str, *_: object) -> None:
+        self.kind = _text(kind)
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _reconstruct(*_: object) -> _Array:
+    return _Array()
+
+
+def _latin1(text: str, _: str) -> bytes:
+    """How Python 3 writes bytes for Python 2 to read."""
+    return text.encode("latin1")
+
+
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Returns our stand-in for what numpy's arrays are made of; refuses the rest."""
+        if (module, name) not in _STAND_INS:
+            raise pickle.UnpicklingError(f"asks for {module}.{name}")
+        return _STAND_INS[module, name]
+
+
+def _load(data: bytes, where: str) -> dict[str, Any]:
+    """Returns a pickled dict with text keys.
+
+    Raises:
+      SourceError: it is no such pickle, or asks for code to be run.
+    """
+    try:
+        content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+        return {_text(key): value for key, value in content.items()}
+    except Exception as error:
+        # A pickle is a program: a broken one raises whatever it runs into.
+        raise SourceError(
+            f"{where}: is not one of CIFAR-10's pickles: {error}. Nothing of it was run. "
+            f"Use the original {ARCHIVE} (md5 {ARCHIVE_MD5})."
+        ) from error
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    if isinstance(value, str):
+        return value
+    raise pickle.UnpicklingError(f"{value!r} where a name is expected")

@@ -1,0 +1,90 @@
+"""Recognises what kind of source a folder holds, from what lies in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.sources import cifar10, folder, ilsvrc, parquet
+from imagenet_prep.sources.cifar10 import Encode
+from imagenet_prep.sources.source import Source, some
+
+AUTO = "auto"
+ILSVRC, FOLDER, PARQUET, CIFAR10 = "ilsvrc", "folder", "parquet", "cifar10"
+
+LAYOUTS = {
+    ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
+    FOLDER: "train/CLASS/*.JPEG and val/CLASS/*.JPEG, or val/*.JPEG beside its labels; "
+    "Kaggle's ILSVRC/Data/CLS-LOC",
+    PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
+    CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
+}
+
+
+def find(
+    root: Path, splits: Sequence[str], kind: str, *, encode: Encode, encoding: str
+) -> tuple[Source, str]:
+    """Returns the source, and in a line what was seen.
+
+    Args:
+      root: what --source names.
+      splits: to be read.
+      kind: one of LAYOUTS, or "auto" to recognise it.
+      encode, encoding: for pixels that come without a format, see `cifar10.Cifar10`.
+
+    Raises:
+      UsageError: nothing is recognised, or something that is needed is not there.
+      SourceError: what is there is damaged or contradicts itself.
+    """
+    kinds = recognised(root) if kind == AUTO else [kind]
+    if not kinds:
+        raise UsageError(_nothing(root))
+    source: Source
+    if kinds[0] == ILSVRC:
+        source = ilsvrc.find(root, splits)
+    elif kinds[0] == FOLDER:
+        source = folder.find(root, splits)
+    elif kinds[0] == PARQUET:
+        source = parquet.find(root, splits)
+    else:
+        source = cifar10.find(root, encode, encoding)
+    classes = source.classes
+    whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
+    parts = [part.name for part in source.parts]
+    line = f"{kinds[0]}: {some(parts)}; {len(classes.wnids):,} classes ({whose})"
+    if kinds[1:]:
+        line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"
+    return source, line
+
+
+def recognised(root: Path) -> list[str]:
+    """Returns the kinds that a folder looks like, archives before what is made from them."""
+    found = []
+    if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
+        found.append(ILSVRC)
+    if root.is_dir():
+        if folder.split_folders(root)[1]:
+            found.append(FOLDER)
+        if parquet.folder(root) is not None:
+            found.append(PARQUET)
+    if cifar10.locate(root) is not None:
+        found.append(CIFAR10)
+    return found
+
+
+def _nothing(root: Path) -> str:
+    if not root.exists():
+        return f"--source {root}: no such folder. {_layouts()}"
+    if not root.is_dir():
+        return f"--source {root}: is a file. {_layouts()}"
+    held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    return (
+        f"--source {root}: holds {', '.join(held[:20]) or 'nothing'}: no data set that is known. "
+        f"{_layouts()}"
+    )
+
+
+def _layouts() -> str:
+    lines = "".join(f"\n  {kind:8} {layout}" for kind, layout in LAYOUTS.items())
+    return f"Known are:{lines}\nGet one of these, or name the folder that holds it."

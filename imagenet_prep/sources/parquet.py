@@ -1,0 +1,247 @@
+"""Parquet files with a column of image files and one of labels, as Hugging Face has imagenet-1k.
+
+DIR/train-NNNNN-of-NNNNN.parquet and DIR/validation-..., DIR being the source or its `data`;
+columns image {bytes, path} and label. Rows are compressed in groups, so images are unpacked,
+batch by batch, before they are read in another order. The test split has no labels and is
+left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.sources import ilsvrc, labels, source
+from imagenet_prep.sources.source import IndexTask, PackedImage
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+
+_NAME = re.compile(
+    rf"^(?P<split>{'|'.join(schema.SPLITS)})-(?P<index>\d{{5}})-of-(?P<count>\d{{5}})\.parquet$"
+)
+# Hugging Face appends the WNID to the base name, in validation too.
+_APPENDED_WNID = re.compile(r"^(?P<stem>.+)_(?P<wnid>n\d{8})(?P<suffix>\.[A-Za-z]+)$")
+
+# 64 images of ImageNet are 7 MB; row groups may be larger than memory.
+_BATCH_ROWS = 64
+_PAGE_BUFFER_BYTES = 1 << 20
+# Rows whose names decide whether the class list is the official one.
+_PROBE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class Parquet(source.Packed):
+    """The files of one data set.
+
+    Attributes:
+      files: path by part name.
+      splits: part names by split, in order.
+      absent: files that the names speak of and that are not there, by split.
+      num_bytes: of all images, by part name.
+    """
+
+    files: dict[str, Path]
+    splits: dict[str, tuple[str, ...]]
+    absent: dict[str, int]
+    num_bytes: dict[str, int]
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns one task a file."""
+        return [IndexTask(name, split, name) for name in self.splits[split]]
+
+    def unpacked_bytes(self, task: IndexTask) -> int:
+        """Returns the bytes of a file's images, as its footer says."""
+        return self.num_bytes[task.part]
+
+    def images(self, task: IndexTask) -> Iterator[PackedImage]:
+        """Yields the images of one file in the order of their rows.
+
+        Raises:
+          SourceError: the file is damaged, a row has no image or no label of a class, or the
+            WNID in a path contradicts the label.
+        """
+        path = self.files[task.part]
+        with _opened(path) as file:
+            for row, (label, image) in enumerate(_rows(file, ["label", "image"])):
+                yield self._image(task, f"{path}: row {row:,}", row, label, image)
+
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        """Returns how counts differ from ILSVRC2012's, and whether files are missing."""
+        problems = []
+        if self.absent[split]:
+            there = len(self.splits[split])
+            problems.append(f"{split} has {there} of {there + self.absent[split]} files")
+        if self.classes.official:
+            problems += ilsvrc.count_problems(split, self.classes, num_per_class)
+        return problems
+
+    def _image(self, task: IndexTask, where: str, row: int, label: Any, image: Any) -> PackedImage:
+        if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
+            raise SourceError(
+                f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. "
+                "The file does not belong here, or it is damaged: download it again."
+            )
+        data = (image or {}).get("bytes")
+        if data is None:
+            raise SourceError(
+                f"{where}: holds no image bytes, only the path {(image or {}).get('path')!r}. "
+                "Save the data set with its images embedded."
+            )
+        class_id = self.classes.wnids[label]
+        # Where no names were kept the place in the data set is one.
+        base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
+        if (appended := _APPENDED_WNID.match(base)) is not None:
+            if appended["wnid"] != class_id and source.WNID.match(class_id):
+                raise SourceError(
+                    f"{where}: label {label} is {class_id}, but the path {base!r} says "
+                    f"{appended['wnid']}. Labels and images do not belong together."
+                )
+            base = appended["stem"] + appended["suffix"]
+        key = source.key_of(task.split, class_id, base, self.classes, where)
+        return PackedImage(key, label, data)
+
+
+def folder(root: Path) -> Path | None:
+    """Returns the folder that holds Parquet files of train or validation, if one does."""
+    for candidate in (root / "data", root):
+        if candidate.is_dir() and any(_NAME.match(path.name) for path in candidate.iterdir()):
+            return candidate
+    return None
+
+
+def find(root: Path, splits: Sequence[str]) -> Parquet:
+    """Returns the files that `splits` need, and the class list.
+
+    Raises:
+      UsageError: a split has no file, or nothing names the classes.
+      SourceError: a file is damaged or lacks the columns, or is there of two counts.
+    """
+    there = folder(root) or root
+    names = sorted(path.name for path in there.iterdir()) if there.is_dir() else []
+    matches = [match for name in names if (match := _NAME.match(name))]
+    found = {
+        split: tuple(match.string for match in matches if match["split"] == split)
+        for split in splits
+    }
+    if missing := [split for split in splits if not found[split]]:
+        raise UsageError(
+            f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
+            f"it holds {source.some(names) or 'nothing'}. Choose other --splits, or another folder."
+        )
+    absent = {}
+    for split in splits:
+        counts = {int(match["count"]) for match in matches if match["split"] == split}
+        if len(counts) > 1:
+            raise SourceError(
+                f"{there}: {split} files of {' and of '.join(map(str, sorted(counts)))} lie "
+                "together. Leave those of one data set."
+            )
+        absent[split] = counts.pop() - len(found[split])
+    files = {name: there / name for split in splits for name in found[split]}
+    num_bytes = {}
+    for name, path in files.items():
+        with _opened(path) as file:
+            num_bytes[name] = _image_bytes(file)
+    classes = _classes(next(iter(files.values())))
+    parts = tuple(source.file_part(path) for path in files.values())
+    return Parquet(classes, parts, files, found, absent, num_bytes)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[ParquetFile]:
+    """Yields an open file with the columns that we need; turns pyarrow's errors into ours."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
+
+    try:
+        # Not memory-mapped and not read ahead: memory stays that of a few pages.
+        with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
+            columns = file.schema_arrow
+            image = columns.field("image").type if "image" in columns.names else pa.null()
+            fields = {field.name for field in image} if pa.types.is_struct(image) else set()
+            if not {"bytes", "path"} <= fields or "label" not in columns.names:
+                raise SourceError(
+                    f"{path}: has the columns {', '.join(columns.names) or 'none'}; expected "
+                    "image {bytes, path} and label, as Hugging Face's image data sets have them."
+                )
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{path}: cannot be read as Parquet: {error}. "
+            "It is damaged or not whole: download it again."
+        ) from error
+
+
+def _rows(file: ParquetFile, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False):
+        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+
+
+def _image_bytes(file: ParquetFile) -> int:
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == "image.bytes")
+
+
+def _base(image: dict[str, Any]) -> str:
+    return str(image["path"] or "").rpartition("/")[2]
+
+
+def _classes(path: Path) -> labels.ClassList:
+    """Returns the official list where the names of images prove it, else the schema's names.
+
+    The proof: the path of each of the first rows carries a WNID, and its place among
+    ILSVRC2012's sorted WNIDs is the row's label. The other rows are held to it later.
+    """
+    official = labels.official_classes()
+    with _opened(path) as file:
+        names = _class_names(file, path)
+        if names and all(source.WNID.match(name) for name in names):
+            return labels.classes_called(names, str(path))
+        verdicts: Counter[bool] = Counter()
+        # Without image.bytes this reads a few kB.
+        for label, image in _rows_of_names(file):
+            match = _APPENDED_WNID.match(_base(image or {"path": None}))
+            verdicts[match is not None and official.index.get(match["wnid"]) == label] += 1
+            if verdicts.total() == _PROBE_ROWS:
+                break
+    if verdicts[True] > verdicts[False]:
+        return official
+    if names:
+        return labels.classes_called(names, str(path))
+    raise UsageError(
+        f"{path}: nothing names its classes: no class names in the schema's metadata "
+        "(huggingface: features: label: names), and no WNIDs of ILSVRC2012 in the paths that fit "
+        "the labels. Save the data set with its ClassLabel feature."
+    )
+
+
+def _rows_of_names(file: ParquetFile) -> Iterator[tuple[Any, Any]]:
+    columns = ["label", "image.path"]
+    for batch in file.iter_batches(_PROBE_ROWS, columns=columns, use_threads=False):
+        rows = batch.to_pylist()
+        yield from ((row["label"], row["image"]) for row in rows)
+
+
+def _class_names(file: ParquetFile, path: Path) -> list[str]:
+    """Returns the names in the metadata that Hugging Face's `datasets` writes; [] without."""
+    text = (file.schema_arrow.metadata or {}).get(b"huggingface")
+    if text is None:
+        return []
+    try:
+        names = json.loads(text)["info"]["features"]["label"].get("names", [])
+        return [str(name) for name in names]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError(
+            f"{path}: the schema's metadata 'huggingface' is not what `datasets` writes: {error!r}."
+            " Save the file again."
+        ) from error

@@ -1,0 +1,284 @@
+"""What every kind of source offers: a class list, its files, and images with keys and classes.
+
+Images lie in files as they are (`Stored`: tars, folders), or have to be unpacked first
+(`Packed`: Parquet, CIFAR-10). Keys are the same whatever the layout, and so are the shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.core.image import Member
+from imagenet_prep.sources.labels import ClassList
+
+VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
+WNID = re.compile(r"^n\d{8}$")
+_WNID_PREFIX = re.compile(r"^(n\d{8})_")
+
+
+class Part(NamedTuple):
+    """An archive, a file or a folder that a source is made of; a line of the manifest.
+
+    Attributes:
+      name: how the manifest and errors call it.
+      num_bytes: of the file, or of all images in the folder.
+      stamp: differs when the content may have changed: a time in ns, or a digest.
+      md5: the published one, where it must be that very file.
+      path: of a file that can be hashed; None for a folder.
+    """
+
+    name: str
+    num_bytes: int
+    stamp: int | str
+    md5: str | None = None
+    path: Path | None = None
+
+
+class IndexTask(NamedTuple):
+    """A piece of a source that is listed at once.
+
+    Attributes:
+      name: unique, fit for a file name.
+      split: "train" or "validation".
+      part: name of the part that it lies in.
+      class_index: where it holds this class and no other; None where it may hold any.
+      start, stop: byte range of the part, where the piece is one.
+    """
+
+    name: str
+    split: str
+    part: str
+    class_index: int | None = None
+    start: int = 0
+    stop: int = 0
+
+
+class PackedImage(NamedTuple):
+    """One image on its way out of a packed file."""
+
+    key: str
+    class_index: int
+    data: bytes
+
+
+class Reader(Protocol):
+    """Reads the bytes of members by archive, offset and size; picklable."""
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        """Returns exactly `size` bytes; raises SourceError where they are not there."""
+
+    def will_need(self, archive: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """Announces (offset, size) ranges that are read soon."""
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A data set as it lies there. Picklable.
+
+    Attributes:
+      classes: the class list; a class index is a position in it.
+      parts: what it is made of.
+    """
+
+    classes: ClassList
+    parts: tuple[Part, ...]
+
+    @property
+    def name(self) -> str:
+        """What dataset_info.json calls the data set."""
+        return "imagenet2012" if self.classes.official else "images"
+
+    @property
+    def encoding(self) -> str | None:
+        """How pixels that came without a format were encoded; None where none did."""
+        return None
+
+    @property
+    def identity(self) -> list[object]:
+        """What decides the members, as JSON: while it stays, an index needs no renewal."""
+        return [
+            type(self).__name__,
+            [[part.name, part.num_bytes, part.stamp] for part in self.parts],
+            self.classes.digest,
+        ]
+
+    @abstractmethod
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns the pieces of a split, in class order where they hold one class each."""
+
+    @abstractmethod
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        """Returns how counts by class index differ from the published ones, in words."""
+
+
+class Stored(Source):
+    """A source whose images are read where they lie."""
+
+    @property
+    @abstractmethod
+    def reader(self) -> Reader:
+        """Reads the members."""
+
+    @abstractmethod
+    def index(self, task: IndexTask) -> list[Member]:
+        """Returns the images of a piece, sorted by key; raises SourceError."""
+
+
+class Packed(Source):
+    """A source whose images have to be unpacked before they can be read in another order."""
+
+    @abstractmethod
+    def images(self, task: IndexTask) -> Iterator[PackedImage]:
+        """Yields the images of a piece in their order there; raises SourceError."""
+
+    @abstractmethod
+    def unpacked_bytes(self, task: IndexTask) -> int:
+        """Returns about how many bytes the images of a piece take."""
+
+
+def file_part(path: Path, md5: str | None = None) -> Part:
+    """Returns a file as a part.
+
+    Raises:
+      ImagenetPrepError: it cannot be opened.
+    """
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+    except OSError as error:
+        raise ImagenetPrepError(
+            f"{path}: cannot be opened: {error.strerror}. Check the path and the permissions."
+        ) from error
+    return Part(path.name, status.st_size, status.st_mtime_ns, md5, path)
+
+
+def key_of(split: str, class_id: str, base: str, classes: ClassList, where: str) -> str:
+    """Returns an image's key: the same in every layout.
+
+    ILSVRC2012's validation images are called by their base name, which is unique; all
+    others by class and base name.
+
+    Raises:
+      SourceError: the base name begins with the WNID of another class.
+    """
+    prefix = _WNID_PREFIX.match(base)
+    if prefix is not None and prefix[1] != class_id and prefix[1] in classes.index:
+        raise SourceError(
+            f"{where}: is of class {class_id} but is named after {prefix[1]}. "
+            "One of them is wrong: compare with the original archives."
+        )
+    if split == schema.VALIDATION and VALIDATION_NAME.match(base):
+        return base
+    return f"{class_id}/{base}"
+
+
+def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
+    """Returns members in the order of their keys, which must differ.
+
+    Raises:
+      SourceError: a key comes twice.
+    """
+    found: dict[str, Member] = {}
+    for member in members:
+        if (other := found.setdefault(member.key, member)) is not member:
+            raise SourceError(f"{where}: {duplicate(other, member)}")
+    return [found[key] for key in sorted(found)]
+
+
+def duplicate(one: Member, other: Member) -> str:
+    """Returns what is said of two members with the same key."""
+    if one.archive == other.archive:
+        places = f"at bytes {one.offset:,} and {other.offset:,}"
+    else:
+        places = f"in {one.archive} and in {other.archive}"
+    return (
+        f"{one.key!r} comes twice, {places}. An image has one place: this was put together wrongly."
+    )
+
+
+class File(NamedTuple):
+    """A file below a folder: path relative to it, bytes, time of its last change in ns."""
+
+    path: str
+    num_bytes: int
+    mtime_ns: int
+
+
+def scan(folder: Path) -> list[File]:
+    """Returns all files below a folder, sorted by path; hidden ones are left out.
+
+    Links to files are followed. A linked folder below is refused, for it may lead in a circle.
+
+    Raises:
+      SourceError: a link leads nowhere, a folder cannot be read, or a name is not UTF-8.
+    """
+    files: list[File] = []
+    folders = [""]
+    try:
+        while folders:
+            below = folders.pop()
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    path = below + entry.name
+                    if entry.name.startswith("."):
+                        continue
+                    _refuse_unprintable(folder, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(f"{path}/")
+                        continue
+                    if entry.is_dir():
+                        raise SourceError(
+                            f"{folder / path}: is a link to a folder. Put the folder itself there."
+                        )
+                    status = entry.stat()
+                    files.append(File(path, status.st_size, status.st_mtime_ns))
+    except OSError as error:
+        raise SourceError(
+            f"{error.filename}: cannot be read: {error.strerror}. "
+            "Check links, permissions and the disk."
+        ) from error
+    return sorted(files)
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones."""
+    with os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    for name in names:
+        _refuse_unprintable(folder, name)
+    return names
+
+
+def _refuse_unprintable(folder: Path, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it: records hold text."
+        ) from error
+
+
+def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
+    """Returns scanned folders as one part; its stamp is a digest of names, sizes and times."""
+    digest = hashlib.blake2b(digest_size=16)
+    num_bytes = 0
+    for group, files in groups:
+        digest.update(f"{group}\0".encode())
+        digest.update(repr(files).encode())
+        num_bytes += sum(file.num_bytes for file in files)
+    return Part(name, num_bytes, digest.hexdigest())
+
+
+def some(items: Sequence[object]) -> str:
+    """Returns the first few items, separated by commas, and how many more there are."""
+    shown = ", ".join(map(str, items[:5]))
+    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"

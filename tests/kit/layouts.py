@@ -1,0 +1,238 @@
+"""The miniature ILSVRC2012 in the other layouts that images come in: same images, same labels."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagenet_prep.sources import labels
+from tests.kit.miniature import Miniature
+
+Image = tuple[str, str, bytes]
+"""Split, key, bytes."""
+
+
+def images(mini: Miniature) -> list[Image]:
+    """Returns every image of the miniature, read from its tars by the standard library."""
+    found: list[Image] = []
+    with tarfile.open(mini.root / "ILSVRC2012_img_train.tar") as outer:
+        for member in outer:
+            wnid = member.name.removesuffix(".tar")
+            with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+                found += [
+                    ("train", f"{wnid}/{file.name}", inner.extractfile(file).read())
+                    for file in inner
+                ]
+    with tarfile.open(mini.root / "ILSVRC2012_img_val.tar") as flat:
+        found += [("validation", file.name, flat.extractfile(file).read()) for file in flat]
+    return found
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") -> Path:
+    """Writes train/WNID/* and a validation folder.
+
+    Args:
+      mini: the images.
+      root: created.
+      truth: where validation labels are: "folders", "devkit", "devkit_folder", "synsets", "csv".
+      val: name of the validation folder.
+    """
+    wnid_of = {key: image.wnid for key, image in mini.of("validation").items()}
+    for split, key, data in images(mini):
+        if split == "train":
+            write(root / "train" / key, data)
+        elif truth == "folders":
+            write(root / val / wnid_of[key] / key, data)
+        else:
+            write(root / val / key, data)
+    if truth == "devkit":
+        shutil.copy(mini.root / labels.DEVKIT, root)
+    elif truth == "devkit_folder":
+        with tarfile.open(mini.root / labels.DEVKIT) as archive:
+            archive.extractall(root, filter="data")
+    elif truth == "synsets":
+        text = "".join(f"{wnid_of[key]}\n" for key in sorted(wnid_of))
+        write(root / "imagenet_2012_validation_synset_labels.txt", text.encode())
+    elif truth == "csv":
+        write(root / "LOC_val_solution.csv", solution(mini))
+    return root
+
+
+def make_kaggle(mini: Miniature, root: Path, classes: Sequence[tuple[str, str]]) -> Path:
+    """Writes what Kaggle's imagenet-object-localization-challenge unpacks to."""
+    data_folder = root / "ILSVRC" / "Data" / "CLS-LOC"
+    for split, key, data in images(mini):
+        write(data_folder / {"train": "train", "validation": "val"}[split] / key, data)
+    write(data_folder / "test" / "ILSVRC2012_test_00000001.JPEG", b"no label")
+    mapping = "".join(f"{wnid} {words}\n" for wnid, words in classes)
+    write(root / "LOC_synset_mapping.txt", mapping.encode())
+    write(root / "LOC_val_solution.csv", solution(mini))
+    return root
+
+
+def solution(mini: Miniature) -> bytes:
+    """Returns LOC_val_solution.csv, in no order, as Kaggle's is."""
+    rows = [
+        f"{key.removesuffix('.JPEG')},{image.wnid} 1 2 30 40 \n"
+        for key, image in mini.of("validation").items()
+    ]
+    return ("ImageId,PredictionString\n" + "".join(rows)).encode()
+
+
+def hugging_face_rows(mini: Miniature, split: str, wnids: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the rows of imagenet-1k: shuffled over classes, the WNID appended to each path."""
+    wnid_of = {key: image.wnid for key, image in mini.of(split).items()}
+    rows = []
+    for its_split, key, data in images(mini):
+        if its_split == split:
+            stem, dot, suffix = key.rpartition("/")[2].rpartition(".")
+            path = f"{stem}_{wnid_of[key]}{dot}{suffix}"
+            label = wnids.index(wnid_of[key])
+            rows.append({"image": {"bytes": data, "path": path}, "label": label})
+    return [rows[i] for i in np.random.default_rng(3).permutation(len(rows))]
+
+
+def make_parquet(
+    mini: Miniature, root: Path, wnids: Sequence[str], names: Sequence[str], *, num_files: int = 3
+) -> Path:
+    """Writes data/train-*.parquet, data/validation-*.parquet and a test split without labels."""
+    for split in ("train", "validation"):
+        rows = hugging_face_rows(mini, split, wnids)
+        size = -(-len(rows) // num_files)
+        for index in range(num_files):
+            part = rows[index * size : (index + 1) * size]
+            name = f"{split}-{index:05d}-of-{num_files:05d}.parquet"
+            write_parquet(root / "data" / name, part, names)
+    test = [{"image": {"bytes": b"?", "path": "ILSVRC2012_test_00000001.JPEG"}, "label": -1}]
+    write_parquet(root / "data" / "test-00000-of-00001.parquet", test, names)
+    return root
+
+
+def write_parquet(
+    path: Path, rows: Iterable[Mapping[str, Any]], names: Sequence[str], *, group: int = 10
+) -> None:
+    """Writes one file as Hugging Face's `datasets` does: small row groups, names in the schema."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": list(names), "_type": "ClassLabel"},
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})} if names else None
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = pa.schema([("image", image), ("label", pa.int64())], metadata=metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(list(rows), schema=columns)
+    pq.write_table(table, path, row_group_size=group, compression="snappy")
+
+
+CIFAR_NAMES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+
+
+def cifar_batch(num: int, seed: int) -> dict[str, Any]:
+    """Returns a batch of smooth pictures: data [num, 3072] uint8 in planes, labels, filenames."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (num, 3, 5, 5))
+    y, x = np.meshgrid(np.linspace(0, 3.999, 32), np.linspace(0, 3.999, 32), indexing="ij")
+    top, left = y.astype(int), x.astype(int)
+    fy, fx = y - top, x - left
+    smooth = (
+        coarse[:, :, top, left] * (1 - fy) * (1 - fx)
+        + coarse[:, :, top + 1, left] * fy * (1 - fx)
+        + coarse[:, :, top, left + 1] * (1 - fy) * fx
+        + coarse[:, :, top + 1, left + 1] * fy * fx
+    )
+    data = smooth.astype(np.uint8).reshape(num, 3072)
+    classes = [i % 10 for i in range(num)]
+    files = [f"{CIFAR_NAMES[c]}_s_{i:06d}.png".encode() for i, c in enumerate(classes)]
+    return {"data": data, "labels": classes, "filenames": files, "batch_label": b"a batch"}
+
+
+def make_cifar10(root: Path, *, num: int = 20) -> Path:
+    """Writes cifar-10-batches-py with `num` images a batch; Python 2's pickle protocol."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    batches = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+    for seed, name in enumerate(batches):
+        content = {key.encode(): value for key, value in cifar_batch(num, seed).items()}
+        write(folder / name, pickle.dumps(content, protocol=2))
+    meta = {b"label_names": [name.encode() for name in CIFAR_NAMES], b"num_vis": 3072}
+    write(folder / "batches.meta", pickle.dumps(meta, protocol=2))
+    return root
+
+
+def voc_xml(
+    width: int, height: int, boxes: Sequence[tuple[int, int, int, int]], wnid: str
+) -> bytes:
+    """Returns an annotation as ILSVRC2012 has it; boxes are (xmin, ymin, xmax, ymax) in pixels."""
+    objects = "".join(
+        f"\t<object>\n\t\t<name>{wnid}</name>\n\t\t<pose>Unspecified</pose>\n"
+        "\t\t<truncated>0</truncated>\n\t\t<difficult>0</difficult>\n\t\t<bndbox>\n"
+        f"\t\t\t<xmin>{b[0]}</xmin>\n\t\t\t<ymin>{b[1]}</ymin>\n"
+        f"\t\t\t<xmax>{b[2]}</xmax>\n\t\t\t<ymax>{b[3]}</ymax>\n\t\t</bndbox>\n\t</object>\n"
+        for b in boxes
+    )
+    return (
+        f"<annotation>\n\t<folder>{wnid}</folder>\n\t<filename>%s</filename>\n"
+        "\t<source>\n\t\t<database>ILSVRC_2012</database>\n\t</source>\n"
+        f"\t<size>\n\t\t<width>{width}</width>\n\t\t<height>{height}</height>\n"
+        "\t\t<depth>3</depth>\n\t</size>\n\t<segmented>0</segmented>\n"
+        f"{objects}</annotation>\n"
+    ).encode()
+
+
+def annotations(mini: Miniature) -> dict[str, dict[str, bytes]]:
+    """Returns XML by "WNID/stem.xml" of every other train image, and by "val/stem.xml" of all."""
+    found: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
+    for number, image in enumerate(sorted(mini.images, key=lambda image: image.key)):
+        stem = image.key.rpartition("/")[2].rpartition(".")[0]
+        boxes = [(10 + number % 7, 5, 90, 80), (100, 20, 140, 110)][: 1 + number % 2]
+        xml = voc_xml(160, 120, boxes, image.wnid)
+        if image.split == "validation":
+            found["validation"][f"val/{stem}.xml"] = xml
+        elif number % 2:
+            found["train"][f"{image.wnid}/{stem}.xml"] = xml
+    return found
+
+
+def make_box_archives(mini: Miniature, root: Path) -> None:
+    """Writes the two annotation archives beside a source."""
+    found = annotations(mini)
+    write_tgz(root / "ILSVRC2012_bbox_train_v2.tar.gz", found["train"])
+    write_tgz(root / "ILSVRC2012_bbox_val_v3.tgz", found["validation"])
+
+
+def make_kaggle_boxes(mini: Miniature, root: Path) -> None:
+    """Writes Kaggle's Annotations folders below `root`/ILSVRC."""
+    folder = root / "ILSVRC" / "Annotations" / "CLS-LOC"
+    found = annotations(mini)
+    for name, xml in found["train"].items():
+        write(folder / "train" / name, xml)
+    for name, xml in found["validation"].items():
+        write(folder / name, xml)
+
+
+def write_tgz(path: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a packed tar of these files."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))

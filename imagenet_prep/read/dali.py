@@ -97,17 +97,25 @@ class DaliBackend:
             )
             return images, class_index, mask
 
+        self._new_pipeline = show
         self._pipeline = show()
         self._pipeline.build()
+        self._idle = True
 
     def batches(
         self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
     ) -> Iterator[dict[str, Any]]:
         """Yields `images`, `class_index` and `mask` of each step."""
+        if self._idle:
+            self._pipeline.reset()
+        else:
+            # Left in the middle of an epoch, or broken: it still holds batches of that order.
+            self._pipeline = self._new_pipeline()
         self._feed = feed()
-        self._pipeline.reset()
-        for _ in range(steps):
+        self._idle = False
+        for step in range(steps):
             images, class_index, mask = self._pipeline.run()
+            self._idle = step == steps - 1
             yield {
                 "images": images.as_tensor(),
                 "class_index": class_index.as_tensor(),

@@ -7,13 +7,13 @@ lock of its name fetches, the others wait for the file.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +72,7 @@ class NodeCache:
         self.manifest = manifest.loads(content, self._remote.where(naming.MANIFEST))
         self.root = folder / self.manifest.digest[:16]
         self._store = LocalStore(self.root)
+        self._all_shards = [s for split in self.manifest.splits.values() for s in split.shards]
         for file in self.manifest.files:
             if file.name == naming.LABELS:
                 self._bring(file.name, file.num_bytes, file.sha256)
@@ -86,7 +87,7 @@ class NodeCache:
         Raises:
           UsageError: two windows at once are more than the limit.
         """
-        sizes = [sum(shard.num_bytes + shard.index_bytes for shard in each) for each in windows]
+        sizes = [sum(map(_size, each)) for each in windows]
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
             raise UsageError(
@@ -149,9 +150,9 @@ class NodeCache:
                     return
                 shard = self._wanted.popleft()
                 self._in_work.add(shard.name)
+                self._make_room()
             error: Exception | None = None
             try:
-                self._make_room(shard.num_bytes + shard.index_bytes)
                 self._bring(naming.index_name(shard.name), shard.index_bytes, shard.index_sha256)
                 self._bring(shard.name, shard.num_bytes, shard.sha256)
             except Exception as raised:  # noqa: BLE001 - `need` raises it, where it is waited for
@@ -193,24 +194,33 @@ class NodeCache:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Removes shards that are not read now or next, until `num_bytes` more fit."""
+    def _make_room(self) -> None:
+        """Removes shards that are not read now or next, until those in work fit.
+
+        The caller holds the lock. What is removed while another rank has it open can still be
+        read there.
+        """
         if self._limit is None:
             return
-        with self._news:
-            near = {s.name for each in self._windows[self._window : self._window + 2] for s in each}
-        there = [path for path in self.root.iterdir() if naming.parse_shard_name(path.name)]
-        taken = sum(path.stat().st_size for path in there)
-        for path in sorted(there, key=lambda path: path.stat().st_mtime):
-            if taken + num_bytes <= self._limit:
+        there = {}
+        for shard in self._all_shards:
+            with contextlib.suppress(FileNotFoundError):
+                there[shard.name] = (self.root / shard.name).stat()
+        taken = sum(_size(shard) for shard in self._all_shards if shard.name in there)
+        coming = self._in_work - set(there)
+        taken += sum(_size(shard) for shard in self._all_shards if shard.name in coming)
+        near = {s.name for each in self._windows[self._window : self._window + 2] for s in each}
+        far = [s for s in self._all_shards if s.name in there and s.name not in near]
+        for shard in sorted(far, key=lambda shard: there[shard.name].st_mtime):
+            if taken <= self._limit:
                 return
-            if path.name not in near:
-                taken -= path.stat().st_size
-                path.unlink(missing_ok=True)
-                with self._news:
-                    self._here.discard(path.name)
+            # The index goes too: a shard counts with it, and comes back with it.
+            for name in (shard.name, naming.index_name(shard.name)):
+                (self.root / name).unlink(missing_ok=True)
+            self._here.discard(shard.name)
+            taken -= _size(shard)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _only_one(self, name: str) -> Iterator[None]:
         """Holds a file's lock among all ranks of the node; the kernel frees a dead holder's."""
         path = self.root / naming.WORK / "locks" / name.replace("/", "-")
@@ -237,3 +247,7 @@ class NodeCache:
                 return attempt()
             except UnavailableError as error:
                 patience.wait(error)
+
+
+def _size(shard: Shard) -> int:
+    return shard.num_bytes + shard.index_bytes

@@ -140,8 +140,14 @@ class Reader:
                     "order would be another one. Use the same data set and settings, or start "
                     "from epoch 0."
                 )
-        self.epoch = int(state["epoch"])
-        self._examples_read = int(state["examples_read"])
+        epoch, read = state.get("epoch"), state.get("examples_read")
+        sound = type(epoch) is int and type(read) is int
+        if not sound or epoch < 0 or not 0 <= read <= self.num_examples:
+            raise UsageError(
+                f"the state has epoch {epoch!r} and examples_read {read!r}: expected at least 0, and "
+                f"0 to {self.num_examples:,}. It is damaged; use another one, or start from epoch 0."
+            )
+        self.epoch, self._examples_read = epoch, read
 
     def close(self) -> None:
         """Closes the shards."""
@@ -178,8 +184,10 @@ class _Following:
             batch = self._fed.get(later)
             if batch is None:
                 continue
-            for number, encoded in zip(batch.numbers, batch.encoded, strict=True):
-                problem = _undecodable(encoded) if number >= 0 else None
+            for number, encoded, box in zip(
+                batch.numbers, batch.encoded, batch.views.boxes, strict=True
+            ):
+                problem = _unusable(encoded, box.tolist()) if number >= 0 else None
                 if problem is None:
                     continue
                 where = self._feed.records.where(int(number))
@@ -195,8 +203,8 @@ class _Following:
 _REMEMBERED_STEPS = 12
 
 
-def _undecodable(encoded: bytes) -> str | None:
-    """Returns what is wrong with a JPEG, or None."""
+def _unusable(encoded: bytes, box: list[int]) -> str | None:
+    """Returns what is wrong with a JPEG of which a box should be shown, or None."""
     import io
 
     from PIL import Image
@@ -204,6 +212,9 @@ def _undecodable(encoded: bytes) -> str | None:
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
             image.load()
+            top, left, height, width = box
+            if top + height > image.height or left + width > image.width:
+                return f"the picture is {image.width} x {image.height}, its record says larger"
     except Exception as error:  # noqa: BLE001 - Pillow raises many kinds for broken files
         return f"does not decode: {error}"
     return None
@@ -280,6 +291,10 @@ def make_dataset(
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+    numbers = {"batch_size": (batch_size, 1), "image_size": (image_size, 1)}
+    for name, (number, least) in (numbers | {"num_threads": (num_threads, 0)}).items():
+        if number < least:
+            raise UsageError(f"{name}={number}: expected at least {least}")
     world = world or World.from_environment()
     training = split == schema.TRAIN if training is None else training
     records, remote = _open(os.fspath(data_dir), split, cache_dir, cache_gb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import resource
 import threading
@@ -64,6 +65,13 @@ class Records:
         self._first = np.cumsum((0, *self.examples_per_shard))
         lines = (root / naming.LABELS).read_text("utf-8").splitlines()
         self.wnids = tuple(line.partition(" ")[0] for line in lines)
+        found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
+        if found != self.manifest.classes.digest:
+            raise DataDamagedError(
+                f"{root / naming.LABELS}: its {len(lines):,} classes are not the manifest's "
+                f"{self.manifest.classes.count:,}. Copy the file again from where the data set was "
+                "made."
+            )
         if cache is None:
             self._check_sizes()
         self._lock = threading.Lock()

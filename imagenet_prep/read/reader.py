@@ -140,12 +140,13 @@ class Reader:
                     "order would be another one. Use the same data set and settings, or start "
                     "from epoch 0."
                 )
-        epoch, read = state.get("epoch"), state.get("examples_read")
-        sound = type(epoch) is int and type(read) is int
-        if not sound or epoch < 0 or not 0 <= read <= self.num_examples:
+        epoch: Any = state.get("epoch")
+        read: Any = state.get("examples_read")
+        counts = isinstance(epoch, int) and isinstance(read, int)
+        if not (counts and epoch >= 0 and 0 <= read <= self.num_examples):
             raise UsageError(
-                f"the state has epoch {epoch!r} and examples_read {read!r}: expected at least 0, and "
-                f"0 to {self.num_examples:,}. It is damaged; use another one, or start from epoch 0."
+                f"the state is damaged: epoch {epoch!r}, examples_read {read!r} of "
+                f"{self.num_examples:,}. Use another one, or start from epoch 0."
             )
         self.epoch, self._examples_read = epoch, read
 

@@ -170,9 +170,10 @@ def test_passing_faults_are_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_TIMEOUT_S", 0.5)
+    feed = open_feed(server.url, tmp_path)
     server.plan = SeededFaults(7, 12, kinds=("cut", "503", "reset", "short", "429"))
 
-    assert len(read(open_feed(server.url, tmp_path))) == NUM_TRAIN // 4 * 4
+    assert len(read(feed)) == NUM_TRAIN // 4 * 4
     assert {r.fault for r in server.requests} > {""}
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import resource
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,7 @@ class Records:
             self._check_sizes()
         self._lock = threading.Lock()
         self._descriptors: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._descriptors)
         self._indexes: dict[int, npt.NDArray[np.int64]] = {}
         self._window_of: dict[int, int] = {}
         _allow_open_files(len(self._shards))
@@ -210,6 +212,11 @@ class Records:
             f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "
             f"{there.num_bytes:,} bytes. Run imagenet-prep verify {self.root}"
         )
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
 
 
 def _allow_open_files(count: int) -> None:

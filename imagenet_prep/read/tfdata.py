@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,7 @@ from imagenet_prep.read.augment import Recipe
 from imagenet_prep.read.feed import EncodedBatch
 
 
-@dataclass(frozen=True)
+@dataclass
 class TfDataBackend:
     """Turns encoded batches into tensors.
 
@@ -33,19 +34,31 @@ class TfDataBackend:
     layout: str
     antialias: bool
     num_threads: int
+    _feed: Callable[[], Iterator[EncodedBatch]] | None = field(default=None, init=False)
 
     def batches(
         self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
     ) -> Iterator[dict[str, Any]]:
         """Yields `images`, `class_index` and `mask` of each step."""
-        if steps:
-            yield from iter(self.dataset(feed).take(steps))
+        self._feed = feed
+        try:
+            shown = iter(self._dataset)
+            for _ in range(steps):
+                yield next(shown)
+        finally:
+            self._feed = None
 
-    def dataset(self, feed: Callable[[], Iterator[EncodedBatch]]) -> Any:
-        """Returns a tf.data.Dataset of batches over what `feed` yields."""
+    @functools.cached_property
+    def _dataset(self) -> Any:
+        """A tf.data.Dataset of batches over what `_feed` yields.
+
+        Made once: TensorFlow keeps for ever what a generator given to it refers to, which would
+        be the encoded images of every epoch.
+        """
 
         def arrays() -> Iterator[tuple[Any, ...]]:
-            for batch in feed():
+            assert self._feed is not None
+            for batch in self._feed():
                 yield (
                     batch.encoded,
                     batch.views.boxes,

@@ -52,7 +52,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(colours: Path, tmp_path: Path) -> Path:
-    """A copy of `colours` to be damaged."""
+    """A copy of `colours`, to be damaged or to have alone."""
     return Path(shutil.copytree(colours, tmp_path / "set"))
 
 

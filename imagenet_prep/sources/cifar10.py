@@ -94,6 +94,7 @@ class Cifar10(source.Packed):
             not isinstance(pixels, _Array)
             or not isinstance(classes, list)
             or not isinstance(names, list)
+            or not all(isinstance(name, str | bytes) for name in names)
             or not len(classes) == len(names) == len(pixels.data) / _PIXEL_BYTES
         ):
             raise SourceError(

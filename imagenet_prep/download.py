@@ -84,7 +84,7 @@ class Config:
         False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
     connections: int = cli.flag(8, help="ranges fetched at a time", metavar="N")
-    part_size: int = cli.flag(64, help="size of a range in MiB", metavar="MIB")
+    part_size: int = cli.flag(32, help="size of a range in MiB", metavar="MIB")
     retries: int = cli.flag(20, help="failed attempts allowed a range", metavar="N")
     timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
     dry_run: bool = cli.flag(False, help="print names, sizes and free space; write nothing")

@@ -210,7 +210,7 @@ def _by_class(
             # What was unpacked lies in a file named after its task.
             taken[part_of.get(member.archive, lists[0][0].part)] += 1
         if lookup is not None and split in lookup.parts:
-            found = validation_boxes or lookup.of(split, wnid)
+            found = lookup.of(split, wnid) if split == schema.TRAIN else validation_boxes
             members = [
                 member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
                 for member in members

@@ -122,6 +122,8 @@ def read(task: BoxTask) -> Found:
     """
     lines: dict[str, bytearray] = {}
     images = num_boxes = dropped = 0
+    # A class folder of train says which class its files are of.
+    of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
     for name, data in _files(task.path):
         where = f"{task.path}: {name}"
         stem = name.rpartition("/")[2].removesuffix(".xml")
@@ -129,8 +131,8 @@ def read(task: BoxTask) -> Found:
         if match is None:
             raise SourceError(f"{where}: is not named like an image of {task.split}. {_ADVICE}")
         found, bad = _parse_xml(data, where)
-        if task.split == schema.TRAIN and task.path.is_dir() and match[1] != task.path.name:
-            raise SourceError(f"{where}: lies in the folder of {task.path.name}. {_ADVICE}")
+        if of_class is not None and match[1] != of_class:
+            raise SourceError(f"{where}: lies in the folder of {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
         lines.setdefault(group, bytearray()).extend(canonical.dumps([stem, found]) + b"\n")
         images += 1

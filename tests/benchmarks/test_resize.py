@@ -19,7 +19,7 @@ def test_resize_runs_and_every_row_does_all_the_work(
         pytest.skip("TensorFlow is not installed")
     monkeypatch.setattr(resize, "NUM_SHARDS", 3)
     figures = tmp_path / "figures.json"
-    flags = "--images 24 --size 96 72 --short-side 48 --rounds 1".split()
+    flags = ["--images", "24", "--size", "96", "72", "--short-side", "48", "--rounds", "1"]
     resize.main([*flags, "--scratch", str(tmp_path), "--json", str(figures)])
     printed = capsys.readouterr().out
     raw = json.loads(figures.read_text())["raw"]

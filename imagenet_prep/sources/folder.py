@@ -153,11 +153,7 @@ class Folder(source.Stored):
 
 
 def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
-    """Returns the folder that paths are relative to, and the splits' folders below it.
-
-    Raises:
-      UsageError: there are two validation folders.
-    """
+    """Returns the folder that paths are relative to, and the splits' folders below it."""
     base, prefix = root, ""
     for candidate in (root / "ILSVRC", root):
         if (candidate / KAGGLE).is_dir():
@@ -167,13 +163,9 @@ def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
     found = {}
     if (base / prefix / TRAIN_FOLDER).is_dir():
         found[schema.TRAIN] = prefix + TRAIN_FOLDER
-    validation = [name for name in VALIDATION_FOLDERS if (base / prefix / name).is_dir()]
-    if len(validation) > 1:
-        raise UsageError(
-            f"--source {root}: holds {' and '.join(validation)}. Leave the one to be read."
-        )
-    if validation:
-        found[schema.VALIDATION] = prefix + validation[0]
+    for name in VALIDATION_FOLDERS:
+        if (base / prefix / name).is_dir():
+            found.setdefault(schema.VALIDATION, prefix + name)
     return base, found
 
 
@@ -194,6 +186,13 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
             f"--source {root}: no folder of {' and '.join(missing)}; expected {TRAIN_FOLDER}/ and "
             f"one of {', '.join(f'{name}/' for name in VALIDATION_FOLDERS)}, or choose --splits."
         )
+    if schema.VALIDATION in splits:
+        beside_it = (base / folders[schema.VALIDATION]).parent
+        validation = [name for name in VALIDATION_FOLDERS if (beside_it / name).is_dir()]
+        if len(validation) > 1:
+            raise UsageError(
+                f"--source {root}: holds {' and '.join(validation)}. Leave the one to be read."
+            )
     # Kaggle's lists lie beside ILSVRC/, or in it.
     beside = [base, base.parent] if (base / KAGGLE).is_dir() else [base]
     flat = schema.VALIDATION in splits and not source.subfolders(base / folders[schema.VALIDATION])

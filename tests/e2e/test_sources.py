@@ -300,6 +300,21 @@ def test_a_finished_set_keeps_no_unpacked_images_and_needs_none(
     assert not (out / ".work" / "unpacked").exists()
 
 
+def test_a_subset_of_classes_is_that_of_the_archives_and_unpacks_no_other(
+    mini: Miniature, parquet: Path, tmp_path: Path
+) -> None:
+    flags = ("--subset-classes", "2", "--train-shards", "2", "--validation-shards", "1")
+    expected = prepared(mini.root, tmp_path / "out1", *flags)
+
+    assert prepared(parquet, tmp_path / "out2", *flags) == expected
+    unpacked = 0
+    for path in receipts(tmp_path / "out2", "index"):
+        outputs = json.loads(path.read_text())["outputs"]
+        unpacked += sum(o["num_bytes"] for o in outputs if "/unpacked/" in o["name"])
+    chosen = {wnid for wnid, _ in mini.classes[:2]}
+    assert unpacked == sum(image.num_bytes for image in mini.images if image.wnid in chosen)
+
+
 def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -19,7 +19,7 @@ from imagenet_prep.core import example, schema, tfrecord
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, everything
-from tests.kit.faults import flip_bit
+from tests.kit.faults import DYING, flip_bit
 from tests.resize.conftest import NUM_SHARDS, ForeignSet
 
 IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")
@@ -353,27 +353,6 @@ def test_workers_and_runs_do_not_show(
     assert len(digests) == 2
 
 
-# Dies at the n-th call of a function that changes names or publishes a file.
-_DYING = """
-import os, pathlib, sys
-left = int(sys.argv.pop(1))
-def dying(function):
-    def call(*args, **kwargs):
-        global left
-        left -= 1
-        if left < 0:
-            os._exit(9)
-        return function(*args, **kwargs)
-    return call
-pathlib.Path.rename = dying(pathlib.Path.rename)
-pathlib.Path.replace = dying(pathlib.Path.replace)
-pathlib.Path.hardlink_to = dying(pathlib.Path.hardlink_to)
-pathlib.Path.rmdir = dying(pathlib.Path.rmdir)
-from imagenet_prep.__main__ import main
-main()
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("layout", ["aws-from-1", "tpu-in-folders"])
@@ -386,12 +365,12 @@ def test_a_run_that_dies_between_any_two_steps_is_finished_by_the_next(
     shutil.copytree(source, whole)
     assert adopt(whole).code == 0
     expected = payloads(source)
-    for steps in range(0, 60, 3):
+    for steps in range(0, 70, 3):
         root = tmp_path / f"after-{steps}"
         shutil.copytree(source, root)
         arguments = ("adopt", root, "--allow-subset", "--workers", "1")
         for more in (0, 1):  # and the run that resumes dies, too
-            died = command.run(str(steps + more), *arguments, program=("-c", _DYING))
+            died = command.run(str(steps + more), *arguments, program=DYING)
             assert died.code in (9, 0), died
             left = sorted(hashlib.sha256(data).digest() for data in payloads(root).values())
             assert left == sorted(hashlib.sha256(data).digest() for data in expected.values())

@@ -16,6 +16,7 @@ import pytest
 
 from tests.kit import command, foreign
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, shard_names, stamps
+from tests.kit.faults import DYING
 from tests.kit.miniature import miniature_for_tests
 from tests.resize.conftest import BOTH, ForeignSet, Resized
 
@@ -224,6 +225,41 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
 
     assert result.code == 0, result
     assert contents(tmp_path / "out") == slow.contents
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("call", ["adds-a-split", "forces-other-settings"])
+def test_a_call_that_dies_between_any_two_steps_loses_nothing(
+    resized: Resized, tmp_path: Path, call: str
+) -> None:
+    """Each run is let one change further; the split that it does not make stays as it is."""
+    source = resized.source.root
+    first = ("resize", "-i", source, "-s", "train", "-r", "64", "-o")
+    second = ("resize", "-i", source, "-s", "validation", "-r", "64", "--workers", "1", "-o")
+    if call == "forces-other-settings":
+        second = (*second[:-1], "--force", "-r", "50", "-o")
+    begun, whole = tmp_path / "begun", tmp_path / "whole"
+    assert command.run(*first, begun).code == 0
+    if call == "forces-other-settings":
+        assert command.run(*second[:5], "-r", "64", "-o", begun).code == 0
+    shutil.copytree(begun, whole)
+    assert command.run(*second, whole).code == 0
+    train = {name: data for name, data in contents(begun).items() if "train-" in name}
+    for steps in range(40):
+        out = Path(shutil.copytree(begun, tmp_path / f"after-{steps}"))
+        died = command.run(str(steps), *second, out, program=DYING)
+        assert died.code in (9, 0), died
+        there = contents(out)
+        assert {name: there[name] for name in train} == train
+        assert "dataset.json" in there
+        result = command.run(*second, out)
+        assert result.code == 0, result
+        assert contents(out) == contents(whole)
+        shutil.rmtree(out)
+        if died.code == 0:
+            return
+    raise AssertionError("no run came to its end")
 
 
 def test_an_interrupted_run_resumes(slow: Slow, tmp_path: Path) -> None:

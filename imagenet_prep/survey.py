@@ -185,7 +185,9 @@ def settle_labels(
     stage = engine.Stage("labels", identity(shards), store, LabelWork())
     receipts = engine.run(stage, [*map(ShardTask, shards)], lanes, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
-        raise DataDamagedError("\n".join([f"{found.root}: {len(damage)} damaged:", *damage]))
+        raise DataDamagedError(
+            "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
+        )
     uses = [LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
     return labelling_of(uses, known)
 

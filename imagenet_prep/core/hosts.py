@@ -1,4 +1,4 @@
-"""The hosts of a training cluster, as the 2018 tutorial's hosts file lists them, and ssh to them."""
+"""The hosts of a training cluster, as the tutorial's hosts file lists them, and ssh to them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ ARCHIVES = {
 }
 
 # Of the 2018 tutorial's preprocess_imagenet.py.
-_DEAD_FLAGS = {"imagenet_username", "imagenet_access_key"}
+_DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Config:
         False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
     connections: int = cli.flag(8, help="ranges fetched at a time", metavar="N")
-    part_size: int = cli.flag(64, help="size of a range in MiB", metavar="MIB")
+    part_size: int = cli.flag(32, help="size of a range in MiB", metavar="MIB")
     retries: int = cli.flag(20, help="failed attempts allowed a range", metavar="N")
     timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
     dry_run: bool = cli.flag(False, help="print names, sizes and free space; write nothing")
@@ -225,7 +225,8 @@ class Download:
         """
         where = self.remote.where(archive.name)
         retries = min(self.config.retries, _MAX_STAT_RETRIES)
-        patience = Patience(where, retries, threading.Event())
+        remedy = "Check --base-url and the network, then run the same command again."
+        patience = Patience(where, retries, threading.Event(), remedy=remedy)
         stat = None
         while stat is None:
             try:
@@ -432,7 +433,7 @@ def _foresee(job: Download) -> dict[str, Any]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    if any(arg.partition("=")[0].replace("-", "_").strip("_") in _DEAD_FLAGS for arg in argv):
+    if any(arg.partition("=")[0].replace("-", "_") in _DEAD_FLAGS for arg in argv):
         raise UsageError(
             "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org "
             "closed in 2019. Leave them out: log in at image-net.org, accept the terms, and save "

@@ -28,7 +28,14 @@ from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.tfrecords import TfrecordSet
-from imagenet_prep.survey import ShardTask, identity, num_per_class, settle_labels
+from imagenet_prep.survey import (
+    ShardTask,
+    check_validation_labels,
+    identity,
+    note_validation,
+    num_per_class,
+    settle_labels,
+)
 
 _BEGUN = f"{naming.WORK}/run.json"
 
@@ -92,10 +99,12 @@ class WriteWork:
     def __call__(self, task: ShardTask) -> engine.Result:
         """Returns the receipt of the shard and of its source."""
         num_per_class: Counter[int] = Counter()
+        validation: dict[str, int] = {}
 
         def images() -> Iterator[tuple[Member, bytes]]:
             for member, data in tfrecords.read(task.shard, self.labelling):
                 num_per_class[member.class_index] += 1
+                note_validation(member, validation)
                 yield member, data
 
         md5 = _md5(task.shard.path)
@@ -112,6 +121,7 @@ class WriteWork:
             index_path=index,
         )
         content["num_per_class"] = {str(i): n for i, n in sorted(num_per_class.items())}
+        content["validation"] = validation
         content["source"] = {
             "name": task.shard.path.name,
             "num_bytes": task.shard.num_bytes,
@@ -379,6 +389,7 @@ class _Output:
         return tfrecords.listed_classes(self.store.root, there)
 
     def _commit(self, split: str, receipts: Sequence[dict[str, Any]], classes: ClassList) -> None:
+        check_validation_labels(receipts, classes, self.job.found.root)
         counts = num_per_class(receipts, len(classes.wnids))
         self._publish(
             self._committed(),

@@ -10,17 +10,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical, example, schema, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.core.image import Member
 from imagenet_prep.core.store import LocalStore
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.ilsvrc import count_problems
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
-from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.labels import ClassList, check_validation
+from imagenet_prep.sources.source import VALIDATION_NAME
 from imagenet_prep.sources.tfrecords import Entry, ShardFile, TfrecordSet
 
 _CONSTANTS: dict[str, bytes | int] = {
@@ -66,6 +69,7 @@ class _Report:
     problems: list[str] = field(default_factory=list)
     lacks: dict[str, Counter[str]] = field(default_factory=dict)
     num_per_class: Counter[int] = field(default_factory=Counter)
+    validation: dict[str, int] = field(default_factory=dict)
     record_bytes: list[int] = field(default_factory=list)
     not_rgb: int = 0
     max_height: int = 0
@@ -94,6 +98,7 @@ class SurveyWork:
             try:
                 member = tfrecords.member(shard, record, entry, self.labelling)
                 report.num_per_class[member.class_index] += 1
+                note_validation(member, report.validation)
             except DataDamagedError as error:
                 problem(error)
                 continue
@@ -115,6 +120,7 @@ class SurveyWork:
                 "sha256": sha256,
                 "record_bytes": report.record_bytes,
                 "num_per_class": {str(i): n for i, n in sorted(report.num_per_class.items())},
+                "validation": report.validation,
                 "not_rgb": report.not_rgb,
                 "max_height": report.max_height,
                 "max_width": report.max_width,
@@ -179,7 +185,9 @@ def settle_labels(
     stage = engine.Stage("labels", identity(shards), store, LabelWork())
     receipts = engine.run(stage, [*map(ShardTask, shards)], lanes, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
-        raise DataDamagedError("\n".join([f"{found.root}: {len(damage)} damaged:", *damage]))
+        raise DataDamagedError(
+            "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
+        )
     uses = [LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
     return labelling_of(uses, known)
 
@@ -187,6 +195,24 @@ def settle_labels(
 def identity(shards: Sequence[ShardFile]) -> str:
     """Returns a digest that changes when one of the files is replaced."""
     return canonical.digest([[s.name, s.num_bytes, s.path.stat().st_mtime_ns] for s in shards])
+
+
+def note_validation(member: Member, class_index: dict[str, int]) -> None:
+    """Adds the class of a validation image by the number in its name."""
+    if match := VALIDATION_NAME.match(member.key):
+        class_index[str(int(match[1]))] = member.class_index
+
+
+def check_validation_labels(
+    receipts: Sequence[dict[str, Any]], classes: ClassList, root: Path
+) -> None:
+    """Holds all 50,000 validation labels against the known ones, where all are there.
+
+    Raises:
+      SourceError: they differ.
+    """
+    noted = {int(n): i for receipt in receipts for n, i in receipt["validation"].items()}
+    check_validation(classes, noted, str(root))
 
 
 def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
@@ -279,6 +305,10 @@ def survey(found: TfrecordSet, store: LocalStore, lanes: engine.Lanes, *, quiet:
     receipts = engine.run(stage, tasks, lanes, title="survey", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]
     problems += _copies(shards, receipts)
+    try:
+        check_validation_labels(receipts, labelling.classes, found.root)
+    except DataDamagedError as error:
+        problems.append(str(error))
     by_shard = {receipt["shard"]: receipt for receipt in receipts}
     return Survey(
         labelling,

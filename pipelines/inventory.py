@@ -47,7 +47,6 @@ def take_inventory(job: Job, store: LocalStore, *, quiet: bool, unpack: bool = T
       SourceError: the source is damaged, or is not whole and no subset was asked for.
       UsageError: more shards than images, or no image of the chosen classes.
     """
-    wnids = _chosen_wnids(job)
     stage, tasks = index_stage(job, store, unpack=unpack)
     # Reading headers waits for the disk, so threads do; processes would only start twice.
     lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
@@ -60,7 +59,7 @@ def take_inventory(job: Job, store: LocalStore, *, quiet: bool, unpack: bool = T
     taken: Counter[str] = Counter()
     for split in _splits(job):
         mine = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
-        examples = _count(job, split, [receipt for _, receipt in mine], wnids)
+        examples = _count(job, split, [receipt for _, receipt in mine])
         work = stage.function
         assert isinstance(work, IndexWork)
         lists = [(task, store.path(work.member_list(task))) for task, _ in mine]
@@ -68,7 +67,7 @@ def take_inventory(job: Job, store: LocalStore, *, quiet: bool, unpack: bool = T
             plan.write(
                 plan_folder,
                 split,
-                _by_class(job, lists, wnids, lookup, taken),
+                _by_class(job, lists, lookup, taken),
                 num_classes=len(job.source.classes.wnids),
                 num_shards=_num_shards(job, split, examples),
                 seed=job.config.seed,
@@ -82,19 +81,18 @@ def index_stage(
 ) -> tuple[engine.Stage[IndexTask], list[IndexTask]]:
     """Returns what lists the images, and its tasks."""
     digest = job.index_digest
-    wnids = _chosen_wnids(job)
-    chosen = {i for i, wnid in enumerate(job.source.classes.wnids) if wnid in wnids}
     tasks = [
         task
         for split in _splits(job)
         for task in job.source.index_tasks(split)
-        if task.class_index is None or task.class_index in chosen
+        if task.class_index is None or task.class_index in job.chosen
     ]
     work = IndexWork(
         job.source,
         store,
         f"{naming.WORK}/index-{digest[:16]}/members",
         f"{UNPACKED}/{digest[:16]}" if unpack else None,
+        job.chosen,
     )
     return engine.Stage("index", digest, store, work), tasks
 
@@ -103,23 +101,9 @@ def _splits(job: Job) -> list[str]:
     return [split for split in schema.SPLITS if split in job.config.splits]
 
 
-def _chosen_wnids(job: Job) -> frozenset[str]:
-    """Returns the WNIDs that --subset-classes leaves."""
-    wnids = job.source.classes.wnids
-    chosen = job.config.subset_classes
-    if not chosen:
-        return frozenset(wnids)
-    if len(chosen) == 1 and chosen[0].isdigit():
-        return frozenset(wnids[: int(chosen[0])])
-    if unknown := sorted(set(chosen) - set(wnids)):
-        raise UsageError(f"--subset-classes: {', '.join(unknown)} not in the class list")
-    return frozenset(chosen)
-
-
-def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]], wnids: frozenset[str]) -> int:
+def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]]) -> int:
     """Returns how many members are used, after checking how many there are."""
-    classes = job.source.classes
-    counts = [0] * len(classes.wnids)
+    counts = [0] * len(job.source.classes.wnids)
     for receipt in receipts:
         for index, count in receipt["num_per_class"].items():
             counts[int(index)] += count
@@ -131,9 +115,7 @@ def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]], wnids: froz
         )
     limit = job.config.subset_per_class
     used = sum(
-        min(count, limit or count)
-        for wnid, count in zip(classes.wnids, counts, strict=True)
-        if wnid in wnids
+        min(count, limit or count) for index, count in enumerate(counts) if index in job.chosen
     )
     if not used:
         raise UsageError(f"{split}: no image of the chosen classes")
@@ -175,7 +157,6 @@ def _read_boxes(
 def _by_class(
     job: Job,
     lists: Sequence[tuple[IndexTask, Path]],
-    wnids: frozenset[str],
     lookup: _BoxLookup | None,
     taken: Counter[str],
 ) -> Iterator[list[Member]]:
@@ -202,7 +183,7 @@ def _by_class(
         lines = ordered[index].read_bytes() if index in ordered else mixed.pop(index, b"")
         members = source.sorted_by_key(map(parse_member, lines.splitlines()), job.config.source)
         _note_numbers(members, numbers, job.config.source)
-        if wnid not in wnids or not members:
+        if index not in job.chosen or not members:
             continue
         if limit := job.config.subset_per_class:
             members = plan.permute(members, job.config.seed)[:limit]
@@ -210,7 +191,7 @@ def _by_class(
             # What was unpacked lies in a file named after its task.
             taken[part_of.get(member.archive, lists[0][0].part)] += 1
         if lookup is not None and split in lookup.parts:
-            found = validation_boxes or lookup.of(split, wnid)
+            found = lookup.of(split, wnid) if split == schema.TRAIN else validation_boxes
             members = [
                 member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
                 for member in members

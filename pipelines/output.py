@@ -82,6 +82,10 @@ class Output:
           UsageError: another configuration or program has left shards here.
         """
         self.store.remove_temporaries()
+        # The source has changed since these were unpacked, or what is read of it.
+        for folder in self.store.path(UNPACKED).glob("*"):
+            if folder.name != self.job.index_digest[:16]:
+                self.store.remove_tree(f"{UNPACKED}/{folder.name}")
         if self.store.size(_BEGUN) is None:
             # With a manifest the shards are ours: `committed` has compared the settings.
             begun = self.store.size(naming.MANIFEST) is not None

@@ -15,21 +15,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli, schema
+from imagenet_prep.core import cli, naming, remote, schema
+from imagenet_prep.core.errors import UsageError
+
+# Where the archives of a --source elsewhere are brought to, below --out.
+ARCHIVES_FOLDER = f"{naming.WORK}/archives"
 
 EXAMPLES = """\
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-256 --short-side 256
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet --keep-original
   imagenet-prep prepare --source /data/ilsvrc2012 --out /tmp/tenth --subset-per-class 128
-  imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480 --dry-run"""
+  imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480 --dry-run
+  imagenet-prep prepare --source https://mirror.example.edu/ilsvrc --out /data/imagenet-480"""
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of one run; see the help of each flag."""
 
-    source: str = cli.flag(help="folder with the archives or images", metavar="DIR")
+    source: str = cli.flag(
+        help="folder with the archives or images; or http(s):// or s3:// where the ILSVRC2012 "
+        "archives are downloaded from, into OUT/.work/archives",
+        metavar="DIR|URL",
+    )
     out: str = cli.flag(help="folder of the data set, made if absent", metavar="DIR")
     source_kind: str = cli.flag(
         "auto",
@@ -126,8 +135,22 @@ class Config:
         ):
             if getattr(self, name) and split not in self.splits:
                 raise ValueError(f"--{name.replace('_', '-')} without {split} in --splits")
-        if self.out.startswith("s3://") or self.source.startswith("s3://"):
-            raise ValueError("s3:// is not supported by this version; give folders")
+        if remote.is_remote(self.out):
+            raise ValueError("--out: this version writes to folders only")
+        if remote.is_remote(self.source):
+            self._check_remote_source()
+
+    def _check_remote_source(self) -> None:
+        try:
+            remote.check_base(self.source)
+        except ValueError as error:
+            raise ValueError(f"--source: {error}") from None
+        if self.source_kind not in ("auto", "ilsvrc"):
+            raise ValueError("--source: only the ILSVRC2012 archives are downloaded")
+        if self.dry_run:
+            raise ValueError(
+                "--dry-run plans with archives that are here: get them by imagenet-prep download"
+            )
 
     def decisive(self) -> dict[str, Any]:
         """Returns the settings that decide the data set's bytes."""
@@ -168,6 +191,8 @@ def prepare(config: Config) -> dict[str, Any]:
     from pipelines.output import Output
     from pipelines.tasks import Job
 
+    if remote.is_remote(config.source):
+        config = dataclasses.replace(config, source=_bring_archives(config))
     job = Job.of(config)
     if not config.json:
         print(f"source: {job.seen}", file=sys.stderr)
@@ -185,6 +210,36 @@ def prepare(config: Config) -> dict[str, Any]:
         space.check_unpacking(job, output.store, *index_stage(job, output.store))
         inventory = take_inventory(job, output.store, quiet=config.json)
         return output.summary(output.write(inventory))
+
+
+def _bring_archives(config: Config) -> str:
+    """Downloads the archives that --source names and returns the folder they are in.
+
+    Raises:
+      ImagenetPrepError: as for `download`.
+      UsageError: the data set is finished, so that nothing is worth a download.
+    """
+    from imagenet_prep.download import Config as Download
+    from imagenet_prep.download import download
+
+    out = Path(config.out).expanduser()
+    folder = out / ARCHIVES_FOLDER
+    if (out / naming.MANIFEST).exists() and not folder.exists():
+        raise UsageError(
+            f"{out}: finished, and its archives were removed. Prove it by imagenet-prep verify; "
+            "to mend it, download the archives and give their folder as --source."
+        )
+    what = tuple(split for split in schema.SPLITS if split in config.splits)
+    download(
+        Download(
+            into=str(folder),
+            what=(*what, "devkit"),
+            base_url=config.source,
+            allow_other=config.allow_subset,
+            json=config.json,
+        )
+    )
+    return str(folder)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -37,15 +37,17 @@ def check_unpacking(
     """
     if not isinstance(job.source, Packed):
         return
+    # Only images of the chosen classes are unpacked.
+    share = len(job.chosen) / len(job.source.classes.wnids)
     pending = [task for task in tasks if stage.receipt(task.name) is None]
-    unpacked = sum(map(job.source.unpacked_bytes, pending))
+    unpacked = share * sum(map(job.source.unpacked_bytes, pending))
     free = store.free_bytes()
-    if not pending or free > (1 + _PLENTY) * sum(map(job.source.unpacked_bytes, tasks)):
+    if not pending or free > (1 + _PLENTY) * share * sum(map(job.source.unpacked_bytes, tasks)):
         return
     shards = 0.0
     for split in {task.split for task in tasks}:
         mine = [task for task in tasks if task.split == split]
-        num_bytes = sum(map(job.source.unpacked_bytes, mine))
+        num_bytes = share * sum(map(job.source.unpacked_bytes, mine))
         before, after = _mean_bytes(job, _packed_sample(job.source, mine))
         shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
     there = sum(store.size(n) or 0 for n in store.names("") if naming.looks_like_shard(n))

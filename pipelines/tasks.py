@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from imagenet_prep.codec.policy import CHECK_HEADER, DECISIVE_LIBRARIES, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import canonical, naming, schema
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import Member, dump_member
 from imagenet_prep.core.store import ArchiveReader, LocalStore, storage_errors
 from imagenet_prep.engine import PROCESSES, Lanes, Output, Result
@@ -99,9 +99,27 @@ class Job:
         return {part.name: part.num_bytes for part in self.parts}
 
     @cached_property
+    def chosen(self) -> frozenset[int]:
+        """Indices of the classes that --subset-classes leaves.
+
+        Raises:
+          UsageError: one that is asked for is not in the class list.
+        """
+        classes, asked = self.source.classes, self.config.subset_classes
+        if not asked:
+            return frozenset(range(len(classes.wnids)))
+        if len(asked) == 1 and asked[0].isdigit():
+            return frozenset(range(min(int(asked[0]), len(classes.wnids))))
+        if unknown := sorted(set(asked) - set(classes.wnids)):
+            raise UsageError(f"--subset-classes: {', '.join(unknown)} not in the class list")
+        return frozenset(classes.index[wnid] for wnid in asked)
+
+    @cached_property
     def index_digest(self) -> str:
         """Of what decides the members."""
-        return canonical.digest(self.source.identity)
+        # Of what has to be unpacked, only the chosen classes are.
+        chosen = sorted(self.chosen) if isinstance(self.source, Packed) else None
+        return canonical.digest([*self.source.identity, chosen])
 
     def decisive(self) -> dict[str, Any]:
         """Returns the settings that decide the data set's bytes, resolved for this source."""
@@ -134,12 +152,14 @@ class IndexWork:
       store: the data set.
       folder: where the lists go, relative to the data set.
       unpacked: where images go that must be unpacked; None to count and drop them.
+      chosen: indices of the classes that are unpacked.
     """
 
     source: Source
     store: LocalStore
     folder: str
     unpacked: str | None
+    chosen: frozenset[int]
 
     def __call__(self, task: IndexTask) -> Result:
         """Returns how many images of each class the piece holds, and the bytes unpacked."""
@@ -176,6 +196,8 @@ class IndexWork:
         try:
             with storage_errors("write", path), open(path, "wb", buffering=1 << 20) as file:
                 for key, class_index, data in self.source.images(task):
+                    if class_index not in self.chosen:
+                        continue
                     file.write(data)
                     members.append(Member(key, task.name, offset, len(data), class_index))
                     offset += len(data)

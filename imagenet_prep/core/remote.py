@@ -35,7 +35,9 @@ TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - where the token is, not w
 _CHUNK_BYTES = 1 << 20
 # Enough to see what a body is; a server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+# Numbers of 64 bits: Python refuses to convert thousands of digits.
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _CREDENTIALS = (
@@ -224,6 +226,7 @@ class _Http:
     def _get(self, name: str, headers: dict[str, str]) -> Iterator[requests.Response]:
         """Yields a good answer, 200 or 206, its body unread."""
         import requests
+        import urllib3
 
         try:
             response = self._session.get(
@@ -236,7 +239,8 @@ class _Http:
             ) from None
         except (requests.ConnectionError, requests.Timeout) as error:
             raise UnavailableError(_reason(error)) from None
-        except requests.RequestException as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
+            # Not HTTP at all, or a redirect to nowhere.
             raise StoreError(
                 f"{self.where(name)}: {type(error).__name__}. Check the address."
             ) from None
@@ -365,7 +369,7 @@ def _total_size(response: requests.Response) -> int | None:
         match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         return int(match[3]) if match else None
     length = response.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
+    return int(length) if _NUMBER.fullmatch(length) else None
 
 
 def _check_range(response: requests.Response, offset: int, size: int) -> None:
@@ -381,7 +385,7 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
 
 def _seconds(retry_after: str) -> float:
     """Returns the seconds that a Retry-After header asks for: a number or a date."""
-    if retry_after.isdigit():
+    if _NUMBER.fullmatch(retry_after):
         return float(retry_after)
     try:
         date = email.utils.parsedate_to_datetime(retry_after)

@@ -17,6 +17,10 @@ _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 60.0
 # A server that wants more than this is closed for the day.
 _MAX_RETRY_AFTER_S = 900.0
+_RESUME = (
+    "What was fetched is kept: run the same command again to resume, later or with more --retries "
+    "if it repeats."
+)
 
 
 class Patience:
@@ -26,11 +30,21 @@ class Patience:
     do not come back at the same moment.
     """
 
-    def __init__(self, where: str, retries: int, ended: threading.Event) -> None:
-        """Begins with the whole budget; `ended` tells that the run is over anyway."""
+    def __init__(
+        self, where: str, retries: int, ended: threading.Event, *, remedy: str = _RESUME
+    ) -> None:
+        """Begins with the whole budget.
+
+        Args:
+          where: what is read, for the message.
+          retries: failures allowed.
+          ended: tells that the run is over anyway.
+          remedy: what the user can do when the patience is spent.
+        """
         self._where = where
         self._retries = retries
         self._ended = ended
+        self._remedy = remedy
         self._in_a_row = 0
         self.failures = 0
 
@@ -56,10 +70,7 @@ class Patience:
             problem = "and the run is ending"
         else:
             return
-        raise IncompleteError(
-            f"{self._where}: {error}, {problem}. What was fetched is kept: run the same command "
-            "again to resume, later or with more --retries if it repeats."
-        )
+        raise IncompleteError(f"{self._where}: {error}, {problem}. {self._remedy}")
 
 
 def fetch(

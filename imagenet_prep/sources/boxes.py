@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -120,6 +122,8 @@ def read(task: BoxTask) -> Found:
     """
     lines: dict[str, bytearray] = {}
     images = num_boxes = dropped = 0
+    # A class folder of train says which class its files are of.
+    of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
     for name, data in _files(task.path):
         where = f"{task.path}: {name}"
         stem = name.rpartition("/")[2].removesuffix(".xml")
@@ -127,6 +131,8 @@ def read(task: BoxTask) -> Found:
         if match is None:
             raise SourceError(f"{where}: is not named like an image of {task.split}. {_ADVICE}")
         found, bad = _parse_xml(data, where)
+        if of_class is not None and match[1] != of_class:
+            raise SourceError(f"{where}: lies in the folder of {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
         lines.setdefault(group, bytearray()).extend(canonical.dumps([stem, found]) + b"\n")
         images += 1
@@ -228,9 +234,11 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         corners = [
             [float(box.findtext(side, "")) for side in _SIDES] for box in root.iter("bndbox")
         ]
+        if not all(map(math.isfinite, itertools.chain([width, height], *corners))):
+            raise ValueError("a size or a corner is not a number")
     except (ValueError, ET.ParseError) as error:
         raise SourceError(f"{where}: is no PASCAL VOC annotation: {error}. {_ADVICE}") from error
-    if not (0 < width < float("inf") and 0 < height < float("inf")):
+    if width <= 0 or height <= 0:
         raise SourceError(f"{where}: annotates an image of {width:g} x {height:g}. {_ADVICE}")
     kept = []
     for corner in corners:
@@ -244,6 +252,4 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
 
 
 def _relative(value: float, side: float) -> float:
-    if value != value:
-        raise ValueError("a corner is not a number")
     return min(max(value / side, 0.0), 1.0)

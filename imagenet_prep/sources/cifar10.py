@@ -78,8 +78,9 @@ class Cifar10(source.Packed):
         return [IndexTask(batch, split, self.path.name) for batch in BATCHES[split]]
 
     def unpacked_bytes(self, task: IndexTask) -> int:
-        """Returns the bytes of a batch's pixels, which the encoded images do not exceed."""
-        return len(BATCHES[task.split]) * _OFFICIAL_NUM_PER_CLASS[task.split] * _PIXEL_BYTES
+        """Returns the bytes of a batch's pixels; encoded they take a little less."""
+        num_images = 10 * _OFFICIAL_NUM_PER_CLASS[task.split] // len(BATCHES[task.split])
+        return num_images * _PIXEL_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one batch, encoded.
@@ -94,6 +95,7 @@ class Cifar10(source.Packed):
             not isinstance(pixels, _Array)
             or not isinstance(classes, list)
             or not isinstance(names, list)
+            or not all(isinstance(name, str | bytes) for name in names)
             or not len(classes) == len(names) == len(pixels.data) / _PIXEL_BYTES
         ):
             raise SourceError(

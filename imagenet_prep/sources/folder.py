@@ -68,12 +68,14 @@ class Folder(source.Stored):
     Attributes:
       root: what paths are relative to.
       folders: of the splits, relative to root.
+      class_folders: name by class index, for each split that has a folder a class.
       validation_class_index: class index by stem of each image of a flat validation folder;
         None where it has a folder a class.
     """
 
     root: Path
     folders: dict[str, str]
+    class_folders: dict[str, dict[int, str]]
     validation_class_index: dict[str, int] | None
 
     @property
@@ -100,12 +102,12 @@ class Folder(source.Stored):
         """Returns one task a class folder, or one for a flat validation folder."""
         folder = self.folders[split]
         part = Path(folder).name
-        if split == schema.VALIDATION and self.validation_class_index is not None:
+        if split not in self.class_folders:
             return [IndexTask(split, split, part)]
         # Class folders may have names that fit no receipt.
         return [
             IndexTask(f"{split}-{index:05d}", split, part, index)
-            for index, _ in _class_folders(self.root / folder, self.classes)
+            for index in self.class_folders[split]
         ]
 
     def index(self, task: IndexTask) -> list[Member]:
@@ -117,8 +119,7 @@ class Folder(source.Stored):
         """
         folder = self.folders[task.split]
         if task.class_index is not None:
-            named = dict(_class_folders(self.root / folder, self.classes))
-            folder = f"{folder}/{named[task.class_index]}"
+            folder += f"/{self.class_folders[task.split][task.class_index]}"
         files = _images(source.scan(self.root / folder))
         members = source.sorted_by_key(
             (self._member(task, f"{folder}/{file.path}", file.num_bytes) for file in files),
@@ -152,11 +153,7 @@ class Folder(source.Stored):
 
 
 def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
-    """Returns the folder that paths are relative to, and the splits' folders below it.
-
-    Raises:
-      UsageError: there are two validation folders.
-    """
+    """Returns the folder that paths are relative to, and the splits' folders below it."""
     base, prefix = root, ""
     for candidate in (root / "ILSVRC", root):
         if (candidate / KAGGLE).is_dir():
@@ -166,13 +163,9 @@ def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
     found = {}
     if (base / prefix / TRAIN_FOLDER).is_dir():
         found[schema.TRAIN] = prefix + TRAIN_FOLDER
-    validation = [name for name in VALIDATION_FOLDERS if (base / prefix / name).is_dir()]
-    if len(validation) > 1:
-        raise UsageError(
-            f"--source {root}: holds {' and '.join(validation)}. Leave the one to be read."
-        )
-    if validation:
-        found[schema.VALIDATION] = prefix + validation[0]
+    for name in VALIDATION_FOLDERS:
+        if (base / prefix / name).is_dir():
+            found.setdefault(schema.VALIDATION, prefix + name)
     return base, found
 
 
@@ -193,6 +186,13 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
             f"--source {root}: no folder of {' and '.join(missing)}; expected {TRAIN_FOLDER}/ and "
             f"one of {', '.join(f'{name}/' for name in VALIDATION_FOLDERS)}, or choose --splits."
         )
+    if schema.VALIDATION in splits:
+        beside_it = (base / folders[schema.VALIDATION]).parent
+        validation = [name for name in VALIDATION_FOLDERS if (beside_it / name).is_dir()]
+        if len(validation) > 1:
+            raise UsageError(
+                f"--source {root}: holds {' and '.join(validation)}. Leave the one to be read."
+            )
     # Kaggle's lists lie beside ILSVRC/, or in it.
     beside = [base, base.parent] if (base / KAGGLE).is_dir() else [base]
     flat = schema.VALIDATION in splits and not source.subfolders(base / folders[schema.VALIDATION])
@@ -200,19 +200,21 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
     classes = lists.classes or _classes_of(base, folders)
     truth = lists.validation(classes, root) if flat else None
     parts = []
+    class_folders = {}
     for split in splits:
         folder = base / folders[split]
         if flat and split == schema.VALIDATION:
             groups = [("", _images(source.scan(folder)))]
         else:
             _refuse_strays(folder)
+            class_folders[split] = _class_folders(folder, classes)
             groups = [
                 (name, _images(source.scan(folder / name)))
-                for _, name in _class_folders(folder, classes)
+                for name in class_folders[split].values()
             ]
         parts.append(source.folder_part(folder.name, groups))
     chosen = {split: folders[split] for split in splits}
-    return Folder(classes, tuple(parts), base, chosen, truth)
+    return Folder(classes, tuple(parts), base, chosen, class_folders, truth)
 
 
 @dataclass(frozen=True)
@@ -279,9 +281,9 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
     return labels.classes_called(names, str(base / first))
 
 
-def _class_folders(folder: Path, classes: labels.ClassList) -> list[tuple[int, str]]:
-    """Returns (class index, name) of the class folders there are, in class order."""
-    found = []
+def _class_folders(folder: Path, classes: labels.ClassList) -> dict[int, str]:
+    """Returns the names of the class folders there are by class index, in that order."""
+    found = {}
     for name in source.subfolders(folder):
         index = classes.index.get("_".join(name.split()))
         if index is None:
@@ -289,8 +291,8 @@ def _class_folders(folder: Path, classes: labels.ClassList) -> list[tuple[int, s
                 f"{folder / name}: is not in the class list of {len(classes.wnids):,} classes. "
                 "Move the folder away, or get the class list that belongs to it."
             )
-        found.append((index, name))
-    return sorted(found)
+        found[index] = name
+    return dict(sorted(found.items()))
 
 
 def _refuse_strays(folder: Path) -> None:

@@ -270,8 +270,14 @@ def read(shard: ShardFile, labelling: Labelling) -> Iterator[tuple[Member, bytes
     Raises:
       DataDamagedError: names shard, record and byte offset.
     """
-    for record, entry in entries(shard):
-        yield member(shard, record, entry, labelling), entry.encoded
+    try:
+        for record, entry in entries(shard):
+            yield member(shard, record, entry, labelling), entry.encoded
+    except DataDamagedError as error:
+        raise DataDamagedError(
+            f"{error}. The shard is damaged, or of another set: fetch it again. "
+            "`imagenet-prep adopt --dry-run` names all that is wrong with a set."
+        ) from error
 
 
 def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: Labelling) -> Member:

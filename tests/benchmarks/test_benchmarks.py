@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, measure, scale, write
+from benchmarks import codec, download, measure, scale, write
 from imagenet_prep.core import schema
 from imagenet_prep.sources import ilsvrc, labels
 
@@ -194,8 +195,24 @@ def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
+@pytest.mark.skipif(not shutil.which("curl"), reason="no curl here")
+def test_download_measures_ours_beside_curl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = tmp_path / "raw.json"
+    download.main(["--megabytes=3", "--rounds=1", f"--scratch={tmp_path}", f"--json={raw}"])
+    results = json.loads(raw.read_text())["raw"]
+    printed = capsys.readouterr().out
+
+    assert list(results) == [download.CURL, download.CURL_PROVEN, download.OURS, download.OURS_1]
+    for name, (rate,) in results.items():
+        assert f"| {name} " in printed
+        assert rate > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
+
+
 def test_programs_start_from_the_repositorys_root() -> None:
-    for name in ("codec", "write", "scale"):
+    for name in ("codec", "write", "scale", "download"):
         argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
         done = subprocess.run(argv, cwd=measure.ROOT, capture_output=True, text=True)
 

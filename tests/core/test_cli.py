@@ -172,3 +172,17 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
 )
 def test_sizes_are_in_powers_of_a_thousand(count: float, expected: str) -> None:
     assert cli.human_bytes(count) == expected
+
+
+@dataclass(frozen=True)
+class Aliased:
+    """A flag with other spellings."""
+
+    short_side: int = cli.flag(480, help="how small", metavar="PX", aliases=("-r", "--size"))
+
+
+@pytest.mark.parametrize("argv", ["-r 9", "-r9", "--size 9", "--size=9", "--short-side 9"])
+def test_all_spellings_of_a_flag_are_the_same_field(argv: str) -> None:
+    config = cli.parse(Aliased, argv.split(), verb="try", description="Tries.", examples="  try")
+
+    assert config == Aliased(9)

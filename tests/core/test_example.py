@@ -255,3 +255,35 @@ def test_a_mutated_example_is_read_or_is_damage_and_nothing_else(data: st.DataOb
 def test_a_key_outside_the_schema_cannot_be_encoded() -> None:
     with pytest.raises(KeyError):
         example.encode_features({"image/colour": [1]})
+
+
+ABSENT = [schema.TEXT, schema.SYNSET, schema.HEIGHT, schema.CHANNELS, schema.COLORSPACE]
+BOX_KEYS = [*schema.FLOAT_KEYS, schema.BBOX_LABEL]
+
+
+@pytest.mark.parametrize("keys", [*([key] for key in ABSENT), BOX_KEYS], ids=str)
+def test_a_declared_absence_reads_as_nothing(keys: list[str]) -> None:
+    payload = message({key: value for key, value in parts(BOXED).items() if key not in keys})
+    found = example.decode(payload, dict.fromkeys(keys, example.ABSENT))
+
+    assert found.encoded == BOXED.encoded
+    assert found.text == ("" if schema.TEXT in keys else BOXED.text)
+    assert found.wnid == ("" if schema.SYNSET in keys else BOXED.wnid)
+    assert found.height == (0 if schema.HEIGHT in keys else BOXED.height)
+    assert found.boxes == (example.NO_BOXES if keys == BOX_KEYS else BOXED.boxes)
+    with pytest.raises(DataDamagedError, match="keys missing"):
+        example.decode(payload)
+
+
+def test_box_labels_may_be_absent_beside_boxes() -> None:
+    payload = message({k: v for k, v in parts(BOXED).items() if k != schema.BBOX_LABEL})
+
+    assert example.decode(payload, {schema.BBOX_LABEL: example.ABSENT}).boxes == BOXED.boxes
+
+
+def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -> None:
+    payload = message(parts(SOUND) | {schema.COLORSPACE: field(1, field(1, b"Gray"))})
+
+    assert example.decode(payload, {schema.COLORSPACE: example.UNTRUE}) == SOUND
+    with pytest.raises(DataDamagedError, match=r"image/colorspace is b'Gray', expected b'RGB'"):
+        example.decode(payload, {schema.CHANNELS: example.UNTRUE})

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import email.utils
+import random
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -191,3 +195,61 @@ def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
     monkeypatch.setenv(remote.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="nowhere: No such file"):
         open_here("http://127.0.0.1")
+
+
+ANSWER = (
+    b'HTTP/1.1 206 Partial Content\r\nETag: "a"\r\nRetry-After: 3\r\nLocation: /y\r\n'
+    b"Content-Type: application/x-tar\r\nContent-Range: bytes 0-511/600\r\n"
+    b"Content-Length: 512\r\n\r\n" + bytes(512)
+)
+STATUSES = (b"206", b"200", b"301", b"302", b"416", b"429", b"503", b"100", b"000", b"999")
+
+
+def mutated(rng: random.Random) -> bytes:
+    """Returns an answer that some broken or hostile server might give."""
+    answer = bytearray(ANSWER.replace(b"206", rng.choice(STATUSES), 1))
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(answer) - 400)
+        kind = rng.randrange(4)
+        if kind == 0:
+            answer[at] = rng.randrange(256)
+        elif kind == 1:
+            del answer[at : at + rng.randrange(1, 40)]
+        elif kind == 2:
+            answer[at:at] = rng.randbytes(rng.randrange(1, 20))
+        else:
+            answer[at:at] = rng.choice(
+                [b"9" * 5000, b"\r\n", b"\xb2", b"-", b"http://[", b"chunked"]
+            )
+    return bytes(answer[: rng.choice([len(answer)] * 3 + [rng.randrange(len(answer))])])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_a_server_says_ends_in_an_error_of_ours_or_a_sound_answer(seed: int) -> None:
+    rng = random.Random(seed)
+    stat = Stat(600, '"a"', True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.settimeout(5)
+                        connection.recv(65536)
+                        connection.sendall(mutated(rng))
+                        connection.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=answer_all, daemon=True)
+        thread.start()
+        source = open_here(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for _ in range(150):
+            for attempt in (
+                lambda: source.stat("x").size >= 0,
+                lambda: len(read(source, 0, 512, stat)) == 512,
+            ):
+                with contextlib.suppress(UnavailableError, StoreError, IncompleteError):
+                    assert attempt()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    assert not thread.is_alive()

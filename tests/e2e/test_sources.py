@@ -251,11 +251,11 @@ def test_cifar10_keeps_its_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
             truth = batch["data"][row].reshape(3, 32, 32).transpose(1, 2, 0).astype(float)
             pixels = np.asarray(Image.open(io.BytesIO(record.encoded)))
             psnr = 10 * np.log10(255**2 / np.mean((pixels - truth) ** 2))
-            assert psnr > 40
+            assert psnr > 48
             seen += 1
     assert seen == 120
     manifest = json.loads((out / "dataset.json").read_text())
-    assert manifest["config"]["encoded_from_pixels"] == "JPEG 4:4:4 at quality 98"
+    assert manifest["config"]["encoded_from_pixels"] == "JPEG 4:4:4 at quality 100"
     assert manifest["repaired"] == manifest["quarantined"] == {}
     assert json.loads((out / "dataset_info.json").read_text())["name"] == "cifar10_subset"
     assert not (out / ".work" / "unpacked").exists()
@@ -298,6 +298,21 @@ def test_a_finished_set_keeps_no_unpacked_images_and_needs_none(
 
     assert prepared(parquet, out) == first
     assert not (out / ".work" / "unpacked").exists()
+
+
+def test_a_subset_of_classes_is_that_of_the_archives_and_unpacks_no_other(
+    mini: Miniature, parquet: Path, tmp_path: Path
+) -> None:
+    flags = ("--subset-classes", "2", "--train-shards", "2", "--validation-shards", "1")
+    expected = prepared(mini.root, tmp_path / "out1", *flags)
+
+    assert prepared(parquet, tmp_path / "out2", *flags) == expected
+    unpacked = 0
+    for path in receipts(tmp_path / "out2", "index"):
+        outputs = json.loads(path.read_text())["outputs"]
+        unpacked += sum(o["num_bytes"] for o in outputs if "/unpacked/" in o["name"])
+    chosen = {wnid for wnid, _ in mini.classes[:2]}
+    assert unpacked == sum(image.num_bytes for image in mini.images if image.wnid in chosen)
 
 
 def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:

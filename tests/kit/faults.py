@@ -45,3 +45,25 @@ def disk(folder: Path, options: str) -> Iterator[None]:
 def remount(folder: Path, options: str) -> None:
     """Changes a mounted `disk`, e.g. to "size=64m" or "ro"."""
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+# Runs a command that dies at the n-th change of a name; the number comes before the verb.
+DYING = (
+    "-c",
+    """
+import os, pathlib, sys
+left = int(sys.argv.pop(1))
+def dying(function):
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os._exit(9)
+        return function(*args, **kwargs)
+    return call
+for name in ("rename", "replace", "hardlink_to", "rmdir", "unlink"):
+    setattr(pathlib.Path, name, dying(getattr(pathlib.Path, name)))
+from imagenet_prep.__main__ import main
+main()
+""",
+)

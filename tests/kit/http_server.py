@@ -12,9 +12,9 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 LOGIN_PAGE = b"<!DOCTYPE html><html><body><form action=login>Log in</form></body></html>"
 
@@ -23,7 +23,8 @@ PASSING = ("cut", "stall", "429", "503", "wrong range", "no range", "reset", "sh
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
-class Request(NamedTuple):
+@dataclass
+class Request:
     """What a client asked for, and what became of it.
 
     Attributes:
@@ -53,23 +54,26 @@ def no_faults(_number: int, _path: str, _first: int, _last: int) -> str:
 class SeededFaults:
     """Gives `count` requests a fault drawn from `kinds`, each request with the chance `rate`.
 
-    A request for a file's first bytes, by which a client looks at it, is spared.
+    A request for a file's first bytes, by which a client looks at it, is spared; so is a range
+    that had five faults, or its client would back off for minutes.
     """
 
     def __init__(
-        self, seed: int, count: int, *, rate: float = 0.8, kinds: tuple[str, ...] = PASSING
+        self, seed: int, count: int, *, rate: float = 0.95, kinds: tuple[str, ...] = PASSING
     ) -> None:
+        self._faults_of: Counter[tuple[str, int]] = Counter()
         self._rng = random.Random(seed)
         self._rate = rate
         self._kinds = kinds
         self._lock = threading.Lock()
         self.left = count
 
-    def __call__(self, _number: int, _path: str, first: int, last: int) -> str:
-        is_look = first == 0 and last < 1024
+    def __call__(self, _number: int, path: str, first: int, last: int) -> str:
+        spared = (first == 0 and last < 1024) or self._faults_of[path, last] == 5
         with self._lock:
-            if is_look or not self.left or self._rng.random() >= self._rate:
+            if spared or not self.left or self._rng.random() >= self._rate:
                 return ""
+            self._faults_of[path, last] += 1
             self.left -= 1
             return self._rng.choice(self._kinds)
 
@@ -88,7 +92,7 @@ class Server:
       etags: whether it names contents.
       authorized: whether the headers of a request let it pass; answered by 401 if not.
       redirect: sends on to this address instead of answering; "{path}" is replaced.
-      requests: all that were answered, in order.
+      requests: all that came, in order.
     """
 
     url: str
@@ -118,8 +122,7 @@ class Server:
 @contextlib.contextmanager
 def serve(files: Mapping[str, bytes], **settings: object) -> Iterator[Server]:
     """Yields a server of `files`, by name without a slash; settings are those of `Server`."""
-    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    web.daemon_threads = True
+    web = _Web(("127.0.0.1", 0), _Handler)
     host, port = web.server_address[:2]
     contents = {f"/{name}": data for name, data in files.items()}
     server = Server(f"http://{host}:{port}", contents, **settings)  # type: ignore[arg-type]
@@ -132,6 +135,15 @@ def serve(files: Mapping[str, bytes], **settings: object) -> Iterator[Server]:
         web.shutdown()
         web.server_close()
         thread.join()
+
+
+class _Web(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    # Five, the default, would make many connections at once wait a second for each other.
+    request_queue_size = 128
+
+    def handle_error(self, *_: object) -> None:
+        pass  # a client was killed, or has seen enough
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -149,13 +161,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         first, last = (int(match[1]), int(match[2])) if match else (-1, -1)
         fault = told.next_fault(path, first, last)
-        sent = 0
+        # Before the answer: whoever has one finds its request here.
+        request = Request(path, first, last, fault, 0, dict(self.headers))
+        told.requests.append(request)
         try:
-            sent = self._answer(told, path, first, last, fault)
+            request.sent = self._answer(told, path, first, last, fault)
         except OSError:
             self.close_connection = True  # the client went away
-        finally:
-            told.requests.append(Request(path, first, last, fault, sent, dict(self.headers)))
 
     def _answer(self, told: Server, path: str, first: int, last: int, fault: str) -> int:
         if told.redirect:

@@ -299,3 +299,21 @@ def test_a_damaged_devkit_is_refused_or_read_right(tmp_path: Path, devkit: Path)
 def test_a_devkit_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"devkit\.tar\.gz: cannot be read.*No such file"):
         labels.read_devkit(tmp_path / "devkit.tar.gz")
+
+
+def test_fifty_thousand_labels_are_held_against_the_known_ones_in_every_layout() -> None:
+    official = labels.official_classes()
+    wrong = {number: (number - 1) % 1000 for number in range(1, 50_001)}
+    with pytest.raises(
+        SourceError, match=r"here: ILSVRC2012_val_00000001\.JPEG would get n01440764"
+    ):
+        labels.check_validation(official, wrong, "here")
+
+
+def test_other_numbers_of_labels_and_other_classes_are_not_known() -> None:
+    official = labels.official_classes()
+    some = dict.fromkeys(range(1, 50_000), 0)
+    others = labels.classes_called(["cat", "dog"], "here")
+
+    assert labels.check_validation(official, some, "here") is None
+    assert labels.check_validation(others, {**some, 50_000: 0}, "here") is None

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.image import Boxes
+from imagenet_prep.sources import boxes
+from imagenet_prep.sources.boxes import BoxTask, Found
+from tests.kit.layouts import voc_xml, write, write_tgz
+
+WNID = "n01440764"
+STEM = f"{WNID}_10"
+
+
+def read_one(tmp_path: Path, xml: bytes, name: str = f"{WNID}/{STEM}.xml") -> Found:
+    path = tmp_path / boxes.ARCHIVES["train"]
+    write_tgz(path, {name: xml})
+    return boxes.read(BoxTask("train", "train", path))
+
+
+def only(found: Found) -> Boxes:
+    return boxes.parse(bytes(found.lines[WNID]), "here")[STEM]
+
+
+def test_boxes_are_relative_to_the_annotated_size(tmp_path: Path) -> None:
+    found = read_one(tmp_path, voc_xml(200, 100, [(20, 30, 100, 50), (0, 0, 200, 100)], WNID))
+
+    assert only(found) == Boxes((0.1, 0.0), (0.5, 1.0), (0.3, 0.0), (0.5, 1.0))
+    assert (found.images, found.boxes, found.dropped) == (1, 2, 0)
+
+
+def test_boxes_outside_the_image_are_cut_off_or_dropped(tmp_path: Path) -> None:
+    corners = [(-10, 50, 250, 200), (200, 0, 300, 50), (10, 10, 10, 20), (150, 75, 50, 25)]
+    found = read_one(tmp_path, voc_xml(200, 100, corners, WNID))
+
+    # The second lies outside, the third has no width, the fourth has its corners swapped.
+    assert only(found) == Boxes((0.0, 0.25), (1.0, 0.75), (0.5, 0.25), (1.0, 0.75))
+    assert (found.boxes, found.dropped) == (2, 2)
+
+
+def test_an_annotation_without_objects_has_no_boxes(tmp_path: Path) -> None:
+    found = read_one(tmp_path, voc_xml(200, 100, [], WNID))
+
+    assert only(found) == Boxes((), (), (), ())
+
+
+@pytest.mark.parametrize(
+    "name", [f"Annotation/{WNID}/{STEM}.xml", f"./{WNID}/{STEM}.xml", f"{STEM}.xml"]
+)
+def test_folders_in_the_archive_do_not_matter(tmp_path: Path, name: str) -> None:
+    assert only(read_one(tmp_path, voc_xml(2, 2, [(0, 0, 1, 1)], WNID), name)).xmax == (0.5,)
+
+
+def test_packed_tars_in_the_archive_are_read(tmp_path: Path) -> None:
+    inner = tmp_path / "inner.tar.gz"
+    write_tgz(inner, {f"Annotation/{WNID}/{STEM}.xml": voc_xml(2, 2, [(0, 0, 1, 1)], WNID)})
+    outer = tmp_path / boxes.ARCHIVES["train"]
+    write_tgz(outer, {f"{WNID}.tar.gz": inner.read_bytes(), "readme.txt": b"hello"})
+
+    assert only(boxes.read(BoxTask("train", "train", outer))).xmax == (0.5,)
+
+
+BOMB = (
+    b'<?xml version="1.0"?><!DOCTYPE b [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;">]>'
+    b"<annotation>&b;</annotation>"
+)
+FILE = b'<!DOCTYPE b [<!ENTITY f SYSTEM "file:///etc/passwd">]><annotation>&f;</annotation>'
+
+
+@pytest.mark.parametrize(
+    ("xml", "message"),
+    [
+        (BOMB, "has a document type"),
+        (FILE, "has a document type"),
+        (BOMB.decode().encode("utf-16"), "no PASCAL VOC annotation"),
+        (b'<?xml version="1.0" encoding="cp037"?><annotation/>', "no PASCAL VOC annotation"),
+        (b"<annotation>" * 50_000, "no PASCAL VOC annotation"),
+        (b"<annotation>" + b" " * 2_000_000 + b"</annotation>", "more than 1,048,576 bytes"),
+        (b"", "no PASCAL VOC annotation"),
+        (b"\xff\xfe\x00", "no PASCAL VOC annotation"),
+        (b"<annotation/>", "no PASCAL VOC annotation"),
+        (voc_xml(0, 100, [], WNID), "annotates an image of 0 x 100"),
+        (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), "not a number"),
+        (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), "not a number"),
+        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), "not a number"),
+        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b"><"), "no PASCAL VOC"),
+    ],
+    ids=range(14),
+)
+def test_what_is_no_annotation_is_refused_and_named(
+    tmp_path: Path, xml: bytes, message: str
+) -> None:
+    with pytest.raises(SourceError, match=rf"{STEM}\.xml: .*{message}.*--no-boxes"):
+        read_one(tmp_path, xml)
+
+
+def test_a_file_named_otherwise_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"cat\.xml: is not named like an image of train"):
+        read_one(tmp_path, voc_xml(2, 2, [], WNID), "cat.xml")
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, -4])
+def test_a_truncated_archive_is_refused(tmp_path: Path, keep: float) -> None:
+    path = tmp_path / boxes.ARCHIVES["validation"]
+    files = {
+        f"val/ILSVRC2012_val_{n:08d}.xml": voc_xml(9, 9, [(n, 0, 9, 9)], WNID) for n in range(9)
+    }
+    write_tgz(path, files)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep * len(data)) if 0 < keep < 1 else int(keep)])
+    with pytest.raises(SourceError, match=r"ILSVRC2012_bbox_val_v3"):
+        boxes.read(BoxTask("validation", "validation", path))
+
+
+def test_two_annotations_of_one_image_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / boxes.ARCHIVES["train"]
+    xml = voc_xml(2, 2, [], WNID)
+    write_tgz(path, {f"a/{STEM}.xml": xml, f"b/{STEM}.xml": xml})
+    found = boxes.read(BoxTask("train", "train", path))
+    with pytest.raises(SourceError, match=rf"{STEM}\.xml comes twice"):
+        boxes.parse(bytes(found.lines[WNID]), "here")
+
+
+def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
+    folder = tmp_path / "ILSVRC" / "Annotations" / "CLS-LOC"
+    (tmp_path / "ILSVRC" / "Data" / "CLS-LOC").mkdir(parents=True)
+    xml = voc_xml(2, 2, [(0, 0, 1, 1)], WNID)
+    write(folder / "train" / WNID / f"{STEM}.xml", xml)
+    write(folder / "train" / "n01443537" / "n01443537_2.xml", xml)
+    write(folder / "val" / "ILSVRC2012_val_00000001.xml", xml)
+    found = boxes.find(tmp_path, ["train", "validation"], official=True)
+
+    assert found is not None
+    assert [task.name for task in found.tasks()] == [
+        f"train-{WNID}",
+        "train-n01443537",
+        "validation",
+    ]
+    assert [len(boxes.read(task).lines) for task in found.tasks()] == [1, 1, 1]
+    assert [part.name for part in found.parts.values()] == [
+        "Annotations/CLS-LOC/train",
+        "Annotations/CLS-LOC/val",
+    ]
+
+
+def test_an_annotation_in_the_folder_of_another_class_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "n01443537" / f"{STEM}.xml", voc_xml(2, 2, [], WNID))
+    with pytest.raises(SourceError, match=r"lies in the folder of n01443537"):
+        boxes.read(BoxTask("train-n01443537", "train", tmp_path / "n01443537"))
+
+
+def test_without_annotations_there_are_none(tmp_path: Path) -> None:
+    assert boxes.find(tmp_path, ["train"], official=True) is None

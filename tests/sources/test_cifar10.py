@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import os
+import pickle
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.sources import cifar10
+from imagenet_prep.sources.cifar10 import Cifar10
+from tests.kit import layouts
+
+
+def raw(pixels: Any) -> bytes:
+    """The encoding of these tests: none, so that pixels can be compared."""
+    return bytes(pixels.tobytes())
+
+
+def find(root: Path) -> Cifar10:
+    return cifar10.find(root, raw, "raw")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return layouts.make_cifar10(tmp_path, num=10)
+
+
+def batch(root: Path, name: str = "data_batch_1") -> Path:
+    return root / cifar10.FOLDER / name
+
+
+def test_pixels_labels_and_names_are_the_batchs(root: Path) -> None:
+    source = find(root)
+    truth = layouts.cifar_batch(10, 0)
+    images = list(source.images(source.index_tasks("train")[0]))
+
+    assert source.classes.wnids == layouts.CIFAR_NAMES
+    assert [image.class_index for image in images] == truth["labels"]
+    assert images[3].key == "cat/data_batch_1_00003_cat_s_000003.jpg"
+    pixels = np.frombuffer(images[3].data, np.uint8).reshape(32, 32, 3)
+    assert (pixels == truth["data"][3].reshape(3, 32, 32).transpose(1, 2, 0)).all()
+
+
+def test_what_python_2_wrote_is_read(root: Path) -> None:
+    """The published files: byte strings as Python 2's str, numpy 1's module names."""
+    data = bytes(range(256)) * 12
+    with_py2_strings = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03"
+        b"cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87Rq\x05(K\x01K\x01M\x00\x0c\x86"
+        b"cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xff"
+        b"J\xff\xff\xff\xffK\x00tb\x89T" + len(data).to_bytes(4, "little") + data + b"tb"
+        b"U\x06labelsq\x08]q\x09K\x07aU\x09filenamesq\x0a]q\x0bU\x0aox_s_1.pngau."
+    )
+    batch(root).write_bytes(with_py2_strings)
+    source = find(root)
+    (image,) = source.images(source.index_tasks("train")[0])
+
+    assert (image.key, image.class_index) == ("horse/data_batch_1_00000_ox_s_1.jpg", 7)
+    assert np.frombuffer(image.data, np.uint8)[:3].tolist() == [0, 0, 0]
+
+
+class Poison:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("name", ["data_batch_2", "batches.meta"])
+def test_a_poisoned_pickle_runs_nothing(root: Path, tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "mark"
+    batch(root, name).write_bytes(pickle.dumps({b"data": Poison(mark)}, protocol=2))
+    with pytest.raises(
+        SourceError, match=r"is not one of CIFAR-10's pickles: asks for \w+\.system"
+    ):
+        source = find(root)
+        for task in source.index_tasks("train"):
+            list(source.images(task))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no pickle",
+        pickle.dumps([1, 2], protocol=2),
+        pickle.dumps({b"data": 1, b"labels": [], b"filenames": []}, protocol=2),
+        pickle.dumps({b"data": b"0" * 3072, b"labels": [0], b"filenames": [b"a"]}, protocol=2),
+        pickle.dumps(
+            {b"data": np.zeros((1, 3072), np.int64), b"labels": [0], b"filenames": [b"a"]},
+            protocol=2,
+        ),
+        pickle.dumps(
+            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0, 1], b"filenames": [b"a"]},
+            protocol=2,
+        ),
+        pickle.dumps(
+            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [10], b"filenames": [b"a"]},
+            protocol=2,
+        ),
+        pickle.dumps(
+            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0], b"filenames": [3]}, protocol=2
+        ),
+    ],
+    ids=range(9),
+)
+def test_what_is_no_batch_is_refused(root: Path, content: bytes) -> None:
+    batch(root).write_bytes(content)
+    source = find(root)
+    with pytest.raises(SourceError, match=r"data_batch_1"):
+        list(source.images(source.index_tasks("train")[0]))
+
+
+def test_a_batch_that_is_cut_off_anywhere_is_refused(root: Path) -> None:
+    whole = batch(root).read_bytes()
+    source = find(root)
+    for size in range(0, len(whole) - 1, 611):
+        batch(root).write_bytes(whole[:size])
+        with pytest.raises(SourceError):
+            list(source.images(source.index_tasks("train")[0]))
+
+
+def test_a_truncated_archive_is_refused(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "packed" / cifar10.ARCHIVE
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(root / cifar10.FOLDER, cifar10.FOLDER)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(SourceError, match=r"cannot be read: .*Download cifar-10-python"):
+        find(path.parent)
+
+
+def test_a_missing_batch_is_named(root: Path) -> None:
+    batch(root, "data_batch_3").unlink()
+    source = find(root)
+    with pytest.raises(SourceError, match=r"data_batch_3 cannot be read"):
+        list(source.images(source.index_tasks("train")[2]))
+
+
+def test_nothing_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither cifar-10-python\.tar\.gz nor cifar-10-batches"):
+        find(tmp_path)
+
+
+def test_the_published_counts_have_no_problem(root: Path) -> None:
+    source = find(root)
+
+    assert source.count_problems("train", [5000] * 10) == []
+    assert source.count_problems("validation", [1000] * 9 + [999]) == [
+        "validation expects 1,000 images a class, got truck with 999"
+    ]
+
+
+def test_an_archive_has_the_published_md5_to_hold(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "packed" / cifar10.ARCHIVE
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(root / cifar10.FOLDER, cifar10.FOLDER)
+    (part,) = find(path.parent).parts
+
+    assert (part.name, part.md5) == (cifar10.ARCHIVE, "c58f30108f718f92721af3b95e74349a")

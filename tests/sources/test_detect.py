@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.sources import detect
+from tests.kit.layouts import make_cifar10, write, write_parquet
+
+
+def find(root: Path, kind: str = "auto") -> str:
+    return detect.find(root, ["train"], kind, encode=bytes, encoding="none")[1]
+
+
+def test_a_folder_of_nothing_known_lists_what_it_holds_and_what_is_known(tmp_path: Path) -> None:
+    write(tmp_path / "notes.txt", b"")
+    write(tmp_path / "images" / "1.jpg", b"")
+    with pytest.raises(UsageError) as caught:
+        find(tmp_path)
+
+    message = str(caught.value)
+    assert "holds images/, notes.txt: no data set that is known" in message
+    for kind, layout in detect.LAYOUTS.items():
+        assert f"\n  {kind:8} {layout}" in message
+
+
+def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"absent: no such folder\. Known are:"):
+        find(tmp_path / "absent")
+    with pytest.raises(UsageError, match=r"file: is a file\. Known are:"):
+        find(tmp_path / "file")
+
+
+def test_each_kind_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "ILSVRC2012_img_val.tar").touch()
+    write(tmp_path / "folders" / "train" / "cat" / "1.jpg", b"")
+    write_parquet(tmp_path / "hf" / "data" / "validation-00000-of-00001.parquet", [], ["a"])
+    make_cifar10(tmp_path / "cifar", num=1)
+
+    kinds = [detect.recognised(tmp_path / name) for name in ("tars", "folders", "hf", "cifar")]
+    assert kinds == [["ilsvrc"], ["folder"], ["parquet"], ["cifar10"]]
+    assert detect.recognised(tmp_path / "cifar" / "cifar-10-batches-py") == ["cifar10"]
+
+
+def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "cat" / "1.jpg", b"")
+    make_cifar10(tmp_path, num=1)
+
+    assert find(tmp_path) == (
+        "folder: train; 1 classes (cat; not ILSVRC2012's); "
+        "also there, not read: cifar10 (see --source-kind)"
+    )
+    assert find(tmp_path, "cifar10").startswith(
+        "cifar10: cifar-10-batches-py; 10 classes (airplane"
+    )
+
+
+@pytest.mark.parametrize("kind", detect.LAYOUTS)
+def test_a_kind_that_is_asked_for_and_not_there_is_a_usage_error(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UsageError):
+        find(tmp_path, kind)

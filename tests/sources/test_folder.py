@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.image import Member
+from imagenet_prep.sources import folder, labels
+from imagenet_prep.sources.folder import Folder
+from tests.kit.layouts import write
+
+OFFICIAL = labels.official_classes()
+FIRST, SECOND = OFFICIAL.wnids[:2]
+
+
+def members(source: Folder, split: str) -> list[Member]:
+    return [member for task in source.index_tasks(split) for member in source.index(task)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two official classes with two train images each, and a flat validation folder."""
+    for wnid in (FIRST, SECOND):
+        for number in (7, 10):
+            write(tmp_path / "train" / wnid / f"{wnid}_{number}.JPEG", b"%d" % number)
+    for number in (1, 2, 3):
+        write(tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", b"val")
+    write(tmp_path / folder.SYNSET_LABELS, f"{SECOND}\n{FIRST}\n{SECOND}\n".encode())
+    return tmp_path
+
+
+def test_some_official_classes_keep_their_official_labels(root: Path) -> None:
+    (root / "train" / FIRST).rename(root / "train" / "n15075141")
+    for path in (root / "train" / "n15075141").iterdir():
+        path.rename(path.with_name(path.name.replace(FIRST, "n15075141")))
+    source = folder.find(root, ["train"])
+
+    assert source.classes == OFFICIAL
+    assert {m.key.partition("/")[0]: m.class_index for m in members(source, "train")} == {
+        SECOND: 1,
+        "n15075141": 999,
+    }
+
+
+def test_members_are_sorted_and_read_back(root: Path) -> None:
+    source = folder.find(root, ["train", "validation"])
+    train = members(source, "train")
+
+    assert [m.key for m in train] == [
+        f"{FIRST}/{FIRST}_10.JPEG",
+        f"{FIRST}/{FIRST}_7.JPEG",
+        f"{SECOND}/{SECOND}_10.JPEG",
+        f"{SECOND}/{SECOND}_7.JPEG",
+    ]
+    assert train[0].archive == f"train/{FIRST}/{FIRST}_10.JPEG"
+    assert [source.reader.read(m.archive, m.offset, m.size) for m in train[:2]] == [b"10", b"7"]
+    assert [(m.key, m.class_index) for m in members(source, "validation")] == [
+        ("ILSVRC2012_val_00000001.JPEG", 1),
+        ("ILSVRC2012_val_00000002.JPEG", 0),
+        ("ILSVRC2012_val_00000003.JPEG", 1),
+    ]
+
+
+def test_identity_changes_with_names_sizes_and_times_only(root: Path) -> None:
+    before = folder.find(root, ["train"]).identity
+    assert folder.find(root, ["train"]).identity == before
+
+    image = root / "train" / FIRST / f"{FIRST}_7.JPEG"
+    os.utime(image, ns=(1, 1))
+    assert folder.find(root, ["train"]).identity != before
+
+
+def test_a_folder_without_a_split_says_what_was_expected(root: Path) -> None:
+    (root / "val").rename(root / "value")
+    with pytest.raises(UsageError, match=r"no folder of validation; expected train/ and one of"):
+        folder.find(root, ["train", "validation"])
+
+
+def test_two_validation_folders_are_ambiguous(root: Path) -> None:
+    (root / "valid").mkdir()
+    with pytest.raises(UsageError, match=r"holds val and valid\. Leave the one to be read"):
+        folder.find(root, ["train", "validation"])
+
+
+def test_a_stray_folder_does_not_make_another_data_set_of_ilsvrc2012(root: Path) -> None:
+    write(root / "train" / "backup" / "x.JPEG", b"?")
+    with pytest.raises(SourceError, match=r"2 folders are classes of ILSVRC2012, but not backup"):
+        folder.find(root, ["train"])
+
+
+def test_a_class_folder_outside_kaggles_list_is_named(root: Path) -> None:
+    write(root / folder.SYNSET_MAPPING, f"{FIRST} tench\n".encode())
+    with pytest.raises(SourceError, match=rf"train/{SECOND}: is not in the class list of 1 cl"):
+        folder.find(root, ["train"])
+
+
+def test_an_empty_class_folder_is_named(root: Path) -> None:
+    (root / "train" / "n15075141").mkdir()
+    write(root / "train" / "n15075141" / "README.txt", b"to do")
+    source = folder.find(root, ["train"])
+    with pytest.raises(SourceError, match=r"train/n15075141: holds no image"):
+        members(source, "train")
+
+
+def test_an_image_beside_the_class_folders_has_no_class(root: Path) -> None:
+    write(root / "train" / "stray.jpg", b"?")
+    with pytest.raises(SourceError, match=r"stray\.jpg: lies beside the class folders"):
+        folder.find(root, ["train"])
+
+
+def test_the_same_base_name_in_two_places_is_one_key_too_many(root: Path) -> None:
+    write(root / "train" / FIRST / "more" / f"{FIRST}_7.JPEG", b"again")
+    source = folder.find(root, ["train"])
+    with pytest.raises(
+        SourceError, match=rf"'{FIRST}/{FIRST}_7\.JPEG' comes twice, in .*more/.* and in "
+    ):
+        members(source, "train")
+
+
+def test_an_image_named_after_another_class_is_named(root: Path) -> None:
+    write(root / "train" / FIRST / f"{SECOND}_99.JPEG", b"?")
+    source = folder.find(root, ["train"])
+    with pytest.raises(SourceError, match=rf"is of class {FIRST} but is named after {SECOND}"):
+        members(source, "train")
+
+
+def test_a_flat_validation_folder_needs_labels(root: Path) -> None:
+    (root / folder.SYNSET_LABELS).unlink()
+    with pytest.raises(UsageError, match=r"flat and its labels are not there\. Put one of these"):
+        folder.find(root, ["validation"])
+
+
+def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
+    write(root / "val" / "ILSVRC2012_val_00000004.JPEG", b"?")
+    source = folder.find(root, ["validation"])
+    with pytest.raises(SourceError, match=r"ILSVRC2012_val_00000004\.JPEG: has no label"):
+        members(source, "validation")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (folder.SYNSET_LABELS, b"n99999999\n", r"entry 1: ILSVRC2012_val_00000001 is 'n99999999'"),
+        (folder.SYNSET_LABELS, b"\xff\xfe", r"cannot be read"),
+        (folder.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
+        (folder.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
+        (
+            folder.SOLUTION,
+            f"ImageId,PredictionString\nx,{FIRST} 1\nx,{FIRST} 1\n".encode(),
+            r"entry 2: x is .*each image once",
+        ),
+        (folder.SOLUTION, b"ImageId,PredictionString\nx\n", r"entry 1: x is ''"),
+        (folder.SYNSET_MAPPING, b"tench n01440764\n", r"expected a line 'WNID words'.*'tench'"),
+        (folder.SYNSET_MAPPING, b"\n", r"expected a line 'WNID words'"),
+        (folder.SYNSET_MAPPING, f"{FIRST} a\n{FIRST} b\n".encode(), r"for each class, once"),
+    ],
+    ids=str,
+)
+def test_a_damaged_list_is_refused(root: Path, name: str, content: bytes, message: str) -> None:
+    (root / folder.SYNSET_LABELS).unlink()
+    write(root / name, content)
+    with pytest.raises(SourceError, match=message):
+        folder.find(root, ["train", "validation"])
+
+
+def test_a_link_that_leads_nowhere_is_named(root: Path) -> None:
+    (root / "train" / FIRST / "gone.JPEG").symlink_to(root / "nowhere")
+    with pytest.raises(SourceError, match=r"gone\.JPEG: cannot be read: No such file"):
+        folder.find(root, ["train"])
+
+
+def test_a_linked_folder_in_a_class_might_lead_in_a_circle(root: Path) -> None:
+    (root / "train" / FIRST / "loop").symlink_to(root / "train")
+    with pytest.raises(SourceError, match=r"loop: is a link to a folder"):
+        folder.find(root, ["train"])
+
+
+def test_a_name_that_is_no_text_is_refused(root: Path) -> None:
+    write(root / "train" / FIRST / os.fsdecode(b"\xff.JPEG"), b"?")
+    with pytest.raises(SourceError, match=r"the name b'\\xff\.JPEG' is not UTF-8"):
+        folder.find(root, ["train"])
+
+
+def test_two_names_that_become_one_class_are_refused(tmp_path: Path) -> None:
+    for name in ("a b", "a_b"):
+        write(tmp_path / "train" / name / "1.jpg", b"?")
+    with pytest.raises(SourceError, match=r"'a_b' is not the name of exactly one class"):
+        folder.find(tmp_path, ["train"])
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "gone"])
+def test_a_file_that_changed_since_it_was_listed_is_named(root: Path, change: str) -> None:
+    source = folder.find(root, ["train"])
+    member = members(source, "train")[0]
+    path = root / member.archive
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"1" if change == "shorter" else b"123")
+    with pytest.raises(SourceError, match=r"_10\.JPEG: (has . bytes, had 2|cannot be read)"):
+        source.reader.read(member.archive, member.offset, member.size)
+
+
+def test_counts_of_another_data_set_are_not_known(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        write(tmp_path / "train" / name / "1.jpg", b"?")
+    source = folder.find(tmp_path, ["train"])
+
+    assert source.classes.wnids == ("cat", "dog")
+    assert source.count_problems("train", [1, 1]) == []
+
+
+def test_counts_of_ilsvrc2012_are(root: Path) -> None:
+    source = folder.find(root, ["train"])
+
+    assert "train has 4 images, expected 1,281,167" in source.count_problems(
+        "train", [2, 2] + [0] * 998
+    )

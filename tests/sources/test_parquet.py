@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.sources import labels, parquet
+from imagenet_prep.sources.source import PackedImage
+from tests.kit.layouts import write_parquet
+
+OFFICIAL = labels.official_classes()
+NAME = "train-00000-of-00001.parquet"
+
+
+def row(index: int, number: int, data: bytes = b"JPEG") -> dict[str, Any]:
+    wnid = OFFICIAL.wnids[index]
+    path = f"{wnid}_{number}_{wnid}.JPEG"
+    return {"image": {"bytes": data, "path": path}, "label": index}
+
+
+def images(root: Path, split: str = "train") -> list[PackedImage]:
+    source = parquet.find(root, [split])
+    return [image for task in source.index_tasks(split) for image in source.images(task)]
+
+
+@pytest.mark.parametrize("names", [OFFICIAL.words, ()], ids=["words", "no metadata"])
+def test_wnids_in_paths_that_fit_the_labels_prove_the_official_list(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    write_parquet(tmp_path / "data" / NAME, [row(999, 1), row(0, 2)], names)
+
+    assert parquet.find(tmp_path, ["train"]).classes == OFFICIAL
+    assert images(tmp_path) == [
+        PackedImage("n15075141/n15075141_1.JPEG", 999, b"JPEG"),
+        PackedImage("n01440764/n01440764_2.JPEG", 0, b"JPEG"),
+    ]
+
+
+def test_other_data_sets_have_the_names_of_their_schema(tmp_path: Path) -> None:
+    rows = [
+        {"image": {"bytes": b"a", "path": "x/1.png"}, "label": 1},
+        {"image": {"bytes": b"b", "path": None}, "label": 0},
+    ]
+    write_parquet(tmp_path / NAME, rows, ["hot dog", "bun"])
+
+    source = parquet.find(tmp_path, ["train"])
+    assert (source.classes.wnids, source.classes.words) == (("hot_dog", "bun"), ("hot dog", "bun"))
+    assert images(tmp_path) == [
+        PackedImage("bun/1.png", 1, b"a"),
+        PackedImage("hot_dog/train-00000-of-00001_00000001", 0, b"b"),
+    ]
+    assert source.count_problems("train", [1, 1]) == []
+
+
+def test_without_names_anywhere_there_are_no_classes(tmp_path: Path) -> None:
+    write_parquet(tmp_path / NAME, [{"image": {"bytes": b"a", "path": "1.png"}, "label": 1}], [])
+    with pytest.raises(UsageError, match=r"nothing names its classes"):
+        parquet.find(tmp_path, ["train"])
+
+
+def test_a_label_that_contradicts_the_path_is_named(tmp_path: Path) -> None:
+    rows = [row(1, 1), row(2, 2), {**row(3, 3), "label": 4}]
+    write_parquet(tmp_path / NAME, rows, OFFICIAL.words)
+    third, fourth = OFFICIAL.wnids[3:5]
+    with pytest.raises(SourceError, match=rf"row 2: label 4 is {fourth}, but .* says {third}"):
+        images(tmp_path)
+
+
+@pytest.mark.parametrize("label", [-1, 1000, None])
+def test_a_label_without_a_class_is_named(tmp_path: Path, label: int | None) -> None:
+    rows = [row(1, 1), row(2, 2), {**row(3, 3), "label": label}]
+    write_parquet(tmp_path / NAME, rows, OFFICIAL.words)
+    with pytest.raises(SourceError, match=rf"row 2: label {label}, expected 0 to 999"):
+        images(tmp_path)
+
+
+@pytest.mark.parametrize("image", [None, {"bytes": None, "path": "/home/me/n1.JPEG"}])
+def test_a_row_without_image_bytes_is_named(tmp_path: Path, image: Any) -> None:
+    write_parquet(tmp_path / NAME, [row(1, 1), row(2, 2), {"image": image, "label": 3}], ())
+    with pytest.raises(SourceError, match=r"row 2: holds no image bytes"):
+        images(tmp_path)
+
+
+def test_a_truncated_file_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    write_parquet(path, [row(1, 1)], ())
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(SourceError, match=rf"{NAME}: cannot be read as Parquet.*download it again"):
+        parquet.find(tmp_path, ["train"])
+
+
+def test_damage_in_a_page_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    write_parquet(path, [row(1, n, bytes(range(256)) * 9) for n in range(20)], ())
+    source = parquet.find(tmp_path, ["train"])
+    data = bytearray(path.read_bytes())
+    data[4:200] = bytes(196)
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=rf"{NAME}: "):
+        list(source.images(source.index_tasks("train")[0]))
+
+
+def test_other_columns_are_named(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"image": ["x"], "text": ["y"]}), tmp_path / NAME)
+    with pytest.raises(SourceError, match=r"has the columns image, text; expected image \{bytes"):
+        parquet.find(tmp_path, ["train"])
+
+
+def test_damaged_metadata_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_parquet(tmp_path / NAME, [row(1, 1)], ())
+    table = pq.read_table(tmp_path / NAME).replace_schema_metadata({"huggingface": "{"})
+    assert isinstance(table, pa.Table)
+    pq.write_table(table, tmp_path / NAME)
+    with pytest.raises(SourceError, match=r"metadata 'huggingface' is not what `datasets` writes"):
+        parquet.find(tmp_path, ["train"])
+
+
+def test_missing_files_of_a_split_are_a_problem_of_its_counts(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train-00001-of-00003.parquet", [row(1, 1)], ())
+    source = parquet.find(tmp_path, ["train"])
+
+    assert source.count_problems("train", [0, 1] + [0] * 998)[0] == "train has 1 of 3 files"
+
+
+def test_files_of_two_data_sets_are_not_mixed(tmp_path: Path) -> None:
+    for count in (1, 2):
+        write_parquet(tmp_path / f"train-00000-of-{count:05d}.parquet", [row(1, 1)], ())
+    with pytest.raises(SourceError, match=r"train files of 1 and of 2 lie together"):
+        parquet.find(tmp_path, ["train"])
+
+
+def test_a_missing_split_says_what_is_there(tmp_path: Path) -> None:
+    write_parquet(tmp_path / NAME, [row(1, 1)], ())
+    with pytest.raises(UsageError, match=rf"no validation-\*\.parquet; it holds {NAME}"):
+        parquet.find(tmp_path, ["train", "validation"])
+
+
+def test_the_test_split_is_left_alone(tmp_path: Path) -> None:
+    write_parquet(tmp_path / NAME, [row(1, 1)], ())
+    (tmp_path / "test-00000-of-00001.parquet").write_bytes(b"not read")
+
+    assert len(images(tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_row_groups(tmp_path: Path) -> None:
+    """2,000 images of 100 kB are 200 MB; the process that walks them stays far below."""
+    import random
+
+    rng = random.Random(1)
+    rows = [row(n % 1000, n, rng.randbytes(100_000)) for n in range(2000)]
+    write_parquet(tmp_path / NAME, rows, (), group=100)
+    # getrusage would count the parent's memory from before the exec.
+    code = (
+        "import re, sys\n"
+        "from pathlib import Path\n"
+        "from imagenet_prep.sources import parquet\n"
+        "def peak_kb():\n"
+        "    return int(re.search('VmHWM:\\s*(.*) kB', Path('/proc/self/status').read_text())[1])\n"
+        "source = parquet.find(Path(sys.argv[1]), ['train'])\n"
+        "before = peak_kb()\n"
+        "total = sum(len(i.data) for t in source.index_tasks('train') for i in source.images(t))\n"
+        "print(total, peak_kb() - before)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    total, grown_kb = map(int, out.split())
+
+    print(f"{grown_kb} kB")
+    assert total == 200_000_000
+    assert grown_kb < 100_000

@@ -1,0 +1,234 @@
+"""Recognising sets by their names, reading records of every writer, settling what labels mean."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.sources import tfrecords
+from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
+from imagenet_prep.sources.labels import ClassList, official_classes
+from tests.kit import foreign
+
+OFFICIAL = official_classes()
+IMAGES = [
+    foreign.Image("train", f"{wnid}/{wnid}_{i}.JPEG", wnid, words, b"%d" % i * (i + 1), 4, 3)
+    for i, (wnid, words) in enumerate(
+        list(zip(OFFICIAL.wnids, OFFICIAL.words, strict=True))[5:900:100]
+    )
+]
+
+
+def make(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "train-{:05d}-of-00003",
+        "train/train-{:05d}-of-00003",
+        "imagenet2012-train.tfrecord-{:05d}-of-00003",
+        "train/my_data2-train.tfrecord-{:05d}-of-00003",
+    ],
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_shards_are_numbered_from_0_whatever_their_names(
+    tmp_path: Path, pattern: str, first: int
+) -> None:
+    make(tmp_path, *(pattern.format(number + first) for number in (2, 0, 1)), "README", "train.txt")
+    found = tfrecords.find(tmp_path)
+
+    assert list(found.splits) == ["train"]
+    assert found.manifest is None
+    assert [(s.number, s.name) for s in found.splits["train"]] == [
+        (number, f"train-{number:05d}-of-00003") for number in range(3)
+    ]
+    assert [s.path for s in found.splits["train"]] == [
+        tmp_path / pattern.format(number + first) for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ([0, 2], "1 of 3 shards are missing (00001)"),
+        ([1, 2], "1 of 3 shards are missing (00000)"),
+        ([2, 3], "1 of 3 shards are missing (00001)"),
+        ([0, 1, 2, 3], "1 files too many"),
+        ([1, 2, 3, 4], "train-00004-of-00003"),
+        ([0], "2 of 3 shards are missing (00001, 00002)"),
+    ],
+    ids=str,
+)
+def test_missing_and_extra_numbers_are_named(tmp_path: Path, numbers: list[int], says: str) -> None:
+    make(tmp_path, *(f"train-{number:05d}-of-00003" for number in numbers))
+
+    with pytest.raises(SourceError, match=re.escape(says)):
+        tfrecords.find(tmp_path)
+
+
+@given(st.integers(1, 12), st.sampled_from([0, 1]), st.data())
+def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataObject) -> None:
+    """Whatever is taken away is named; with one shard, the other numbering may fit."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        whole = [f"validation-{i + first:05d}-of-{total:05d}" for i in range(total)]
+        lost = data.draw(st.sets(st.sampled_from(whole), max_size=total - 1))
+        make(root, *(name for name in whole if name not in lost))
+        if not lost:
+            assert len(tfrecords.find(root).splits["validation"]) == total
+            return
+        with pytest.raises(SourceError, match=f"{len(lost)} of {total} shards are missing"):
+            tfrecords.find(root)
+
+
+def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
+    make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
+
+    with pytest.raises(SourceError, match="files too many, of another set"):
+        tfrecords.find(tmp_path)
+
+
+def test_no_shards_is_a_usage_error_that_says_what_is_there(tmp_path: Path) -> None:
+    make(tmp_path, "a.tar", "train-1-of-2")
+
+    with pytest.raises(UsageError, match=r"found a\.tar, train-1-of-2"):
+        tfrecords.find(tmp_path)
+    with pytest.raises(UsageError, match="no such folder"):
+        tfrecords.find(tmp_path / "absent")
+
+
+def written(tmp_path: Path, writer: foreign.Writer, **how: object) -> tfrecords.ShardFile:
+    foreign.write(tmp_path, IMAGES, writer, num_shards={"train": 1}, **how)
+    (shard,) = tfrecords.find(tmp_path).splits["train"]
+    return shard
+
+
+@pytest.mark.parametrize("writer", [foreign.slim, foreign.tpu, foreign.tfds])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_members_are_where_the_shard_says(
+    tmp_path: Path, writer: foreign.Writer, offset: int
+) -> None:
+    shard = written(tmp_path, writer, offset=offset)
+    data = shard.path.read_bytes()
+    found = list(tfrecords.read(shard, Labelling(OFFICIAL, offset)))
+
+    assert {member.key for member, _ in found} == {image.key for image in IMAGES}
+    by_key = {image.key: image for image in IMAGES}
+    for member, encoded in found:
+        image = by_key[member.key]
+        assert encoded == image.data == data[member.offset :][: member.size]
+        assert member.class_index == OFFICIAL.index[image.wnid]
+        assert member.archive == shard.path.name
+        boxes = image.boxes if writer is foreign.slim else []
+        assert list(member.boxes.ymin) == [box[1] for box in boxes]
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset: int) -> None:
+    written(tmp_path, foreign.slim, offset=offset)
+
+    labelling = tfrecords.known_labelling(tfrecords.find(tmp_path), ["train"])
+
+    assert labelling == Labelling(OFFICIAL, offset)
+
+
+def test_classes_counted_otherwise_need_the_whole_set(tmp_path: Path) -> None:
+    written(tmp_path, foreign.slim, own_classes=True)
+
+    assert tfrecords.known_labelling(tfrecords.find(tmp_path), ["train"]) is None
+
+
+def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    """Imagenette begins with tench, class 0 of both lists; its last class tells them apart."""
+    wnids = [OFFICIAL.wnids[i] for i in (0, 217, 482, 701)]
+    for number, wnid in enumerate(wnids):
+        image = IMAGES[0]._replace(key=f"{wnid}/{wnid}_1.JPEG", wnid=wnid)
+        record = foreign.frame(foreign.encode(foreign.tpu(image, number)))
+        (tmp_path / f"train-{number:05d}-of-00004").write_bytes(record)
+    found = tfrecords.find(tmp_path)
+    uses = [use for s in found.splits["train"] for use in tfrecords.label_uses(s, pytest.fail)]
+
+    assert tfrecords.known_labelling(found, ["train"]) is None
+    assert labelling_of(uses).classes.wnids == tuple(wnids)
+    assert labelling_of(uses).offset == 0
+
+
+def use(name: str, label: int, examples: int = 1, where: str = "here", text: str = "") -> LabelUse:
+    return LabelUse(name, text, label, examples, where)
+
+
+def test_names_that_are_no_wnids_are_ordered_by_their_labels() -> None:
+    uses = [use("tulips", 1, text="tulips"), use("black_rose", 2, text="black rose")]
+    labelling = labelling_of(uses)
+
+    assert labelling.classes == ClassList(("tulips", "black_rose"), ("tulips", "black rose"))
+    assert labelling.offset == 1
+
+
+def test_labels_without_names_count_from_0_in_the_official_list() -> None:
+    labelling = labelling_of([use("", 3), use("", 999)])
+
+    assert labelling == Labelling(OFFICIAL, 0)
+    assert labelling.class_index("", 0) == 0
+    with pytest.raises(DataDamagedError, match="label 1000, expected 0 to 999"):
+        labelling.class_index("", 1000)
+
+
+def test_a_known_list_is_preferred_where_it_holds_all_classes() -> None:
+    known = ClassList(("a", "b", "c"), ("A", "B", "C"))
+
+    assert labelling_of([use("b", 2), use("c", 3)], known) == Labelling(known, 1)
+    assert labelling_of([use("b", 1), use("d", 2)], known).classes.wnids == ("b", "d")
+
+
+def test_the_few_that_contradict_the_many_are_named() -> None:
+    uses = [use(wnid, i + 1, 50) for i, wnid in enumerate(OFFICIAL.wnids)]
+    uses.append(use(OFFICIAL.wnids[7], 7, 2, "shard: record 3 at byte 99"))
+
+    expected = "2 labels do not fit the others: shard: record 3 at byte 99: label 7, expected 8"
+    with pytest.raises(DataDamagedError, match=expected):
+        labelling_of(uses)
+
+
+def test_a_class_outside_the_list_is_named() -> None:
+    with pytest.raises(DataDamagedError, match="class 'n00000000' is not one of the 1000"):
+        Labelling(OFFICIAL, 1).class_index("n00000000", 1)
+
+
+def test_every_damaged_record_is_reported_and_the_others_read(tmp_path: Path) -> None:
+    shard = written(tmp_path, foreign.slim)
+    whole = [record for record, _ in tfrecords.entries(shard)]
+    data = bytearray(shard.path.read_bytes())
+    for victim in (whole[2], whole[5]):
+        data[victim.offset + 40] ^= 1
+    shard.path.write_bytes(data)
+    damage: list[str] = []
+    left = [r.number for r, _ in tfrecords.entries(shard, lambda e: damage.append(str(e)))]
+
+    assert left == [r.number for r in whole if r.number not in (2, 5)]
+    assert [re.search(r"record (\d+) at byte", line)[1] for line in damage] == ["2", "5"]
+    with pytest.raises(DataDamagedError, match="record 2 at byte"):
+        list(tfrecords.entries(shard))
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_an_entry_or_damage(payload: bytes) -> None:
+    try:
+        entry = tfrecords.parse(payload)
+    except DataDamagedError:
+        return
+    assert isinstance(entry.encoded, bytes)

@@ -19,10 +19,11 @@ import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming, schema
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
-from imagenet_prep.core.image import QUARANTINED, Member, PreparedImage
+from imagenet_prep.core.image import Member, PreparedImage
 from imagenet_prep.core.manifest import Manifest, Split
 from imagenet_prep.core.store import LocalStore
 from imagenet_prep.shards.commit import publish, split_of
+from imagenet_prep.shards.limit import BadImageLimit
 from imagenet_prep.shards.writer import write_shard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
@@ -240,7 +241,7 @@ class _Output:
         begun = made | {split: self._settings[split] for split in left}
         content = {"config": {self.job.verb: begun}, "libraries": self.job.libraries}
         self.store.write(_BEGUN, canonical.dumps(content))
-        watch = _BadImageLimit(self.job.allowed_bad_images)
+        watch = BadImageLimit(self.job.allowed_bad_images)
         for split in left:
             stage = self._stage(split, labelling)
             tasks = [*map(ShardTask, self.job.found.splits[split])]
@@ -460,22 +461,3 @@ def _md5(path: Path) -> str:
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
     return digest.hexdigest()
-
-
-class _BadImageLimit:
-    """Counts bad images over all receipts and stops the run beyond the limit."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._bad: list[dict[str, Any]] = []
-
-    def __call__(self, receipt: dict[str, Any]) -> None:
-        self._bad += [i for i in receipt["incidents"] if i["action"] == QUARANTINED]
-        if self._limit is not None and len(self._bad) > self._limit:
-            last = self._bad[-1]
-            raise DataDamagedError(
-                f"{len(self._bad)} bad images, more than --max-bad {self._limit}; the last is "
-                f"{last['key']} ({last['archive']} byte {last['offset']:,}): {last['detail']}. "
-                "Finished shards are kept: look at the source, then run again with a higher "
-                "--max-bad, or without it."
-            )

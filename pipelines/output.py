@@ -11,10 +11,10 @@ import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.core.image import QUARANTINED
 from imagenet_prep.core.store import ArchiveReader, LocalStore
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import commit
+from imagenet_prep.shards.limit import BadImageLimit
 from pipelines import space
 from pipelines.inventory import PLAN_FOLDER, Inventory
 from pipelines.tasks import UNPACKED, HashTask, Job, ShardTask, WriteWork
@@ -130,7 +130,7 @@ class Output:
             tasks,
             self.job.lanes,
             title="write",
-            watch=_BadImageLimit(self.job.config.allowed_bad_images),
+            watch=BadImageLimit(self.job.config.allowed_bad_images),
             quiet=self.job.config.json,
         )
         self._new = [receipt for receipt in receipts if receipt.get("shard") in pending]
@@ -227,22 +227,3 @@ def _differences(there: dict[str, Any], asked: dict[str, Any]) -> list[str]:
         for name, value in asked.items()
         if there.get(name) != value
     ]
-
-
-class _BadImageLimit:
-    """Counts bad images over all receipts and stops the run beyond the limit."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._bad: list[dict[str, Any]] = []
-
-    def __call__(self, receipt: dict[str, Any]) -> None:
-        self._bad += [i for i in receipt.get("incidents", ()) if i["action"] == QUARANTINED]
-        if self._limit is not None and len(self._bad) > self._limit:
-            last = self._bad[-1]
-            raise DataDamagedError(
-                f"{len(self._bad)} bad images, more than --max-bad {self._limit}; the last is "
-                f"{last['key']} ({last['archive']} byte {last['offset']:,}): {last['detail']}. "
-                "Finished shards are kept: look at the source, then run again with a higher "
-                "--max-bad, or without it."
-            )

@@ -101,7 +101,7 @@ def test_write_measures_floors_and_ours(tmp_path: Path, capsys: pytest.CaptureFi
         assert bool(result["bytes_out"]) != name.startswith(("R floor", "R codec"))
         if "ours" in name:
             assert 0 < result["shards_s"] <= result["clock_s"]
-            assert result["pss_mb"] > 50
+            assert result["pss_mb"] > 20
             assert sum(result["phases"].values()) == pytest.approx(result["wall_s"], abs=0.1)
             assert min(result["phases"].values()) > -0.05
     assert {path.name for path in tmp_path.iterdir()} == {"corpus-40-96x72", "raw.json"}
@@ -141,7 +141,8 @@ def test_bars_are_judged_over_the_rounds() -> None:
         write.OURS_R1: [result(3.57, 3.0), result(7.6, 7.6), result(3.57, 3.0)],
         write.PEERS_R[0]: [result(9.0), result(9.0), result(9.0)],
         write.PEERS_R[1]: [result(2.5), result(9.0), result(2.5)],
-        write.OURS_P: [result(2.0, 1.0, 701.0)] * 3,
+        write.OURS_P: [result(2.0, 1.5, 701.0)] * 3,
+        write.OURS_P_LARGE: [result(3.0, 1.0)] * 3,
         write.WEBDATASET_P: [result(1.0)] * 3,
     }
     bars = write.render(results).partition("\n\n")[2]
@@ -190,7 +191,7 @@ def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixtur
     results = json.loads(raw.read_text())["raw"]
 
     assert [result["images"] for result in results.values()] == [1000, 1100]
-    assert all(result["pss_mb"] > 50 for result in results.values())
+    assert all(result["pss_mb"] > 20 for result in results.values())
     assert "Seconds, and peak PSS in MB" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 

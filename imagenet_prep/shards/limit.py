@@ -1,0 +1,33 @@
+"""How many images a run may leave out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.image import QUARANTINED
+
+
+class BadImageLimit:
+    """Counts bad images over all receipts and stops the run beyond the limit."""
+
+    def __init__(self, limit: int | None) -> None:
+        """Allows `limit` images to be left out; None allows any number."""
+        self._limit = limit
+        self._bad: list[dict[str, Any]] = []
+
+    def __call__(self, receipt: dict[str, Any]) -> None:
+        """Counts what a receipt tells.
+
+        Raises:
+          DataDamagedError: these are too many.
+        """
+        self._bad += [i for i in receipt.get("incidents", ()) if i["action"] == QUARANTINED]
+        if self._limit is not None and len(self._bad) > self._limit:
+            last = self._bad[-1]
+            raise DataDamagedError(
+                f"{len(self._bad)} bad images, more than --max-bad {self._limit}; the last is "
+                f"{last['key']} ({last['archive']} byte {last['offset']:,}): {last['detail']}. "
+                "Finished shards are kept: look at the source, then run again with a higher "
+                "--max-bad, or without it."
+            )

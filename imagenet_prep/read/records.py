@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core import example, manifest, naming, tfrecord
+from imagenet_prep.core import example, manifest, naming, schema, tfrecord
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 if TYPE_CHECKING:
@@ -125,9 +125,16 @@ class Records:
         try:
             data = os.pread(self._descriptor(shard), size, offset)
             payload = tfrecord.unframe(data, size)
-            image = example.decode(payload)
+            lacks = self.manifest.lacks
+            image = example.decode(payload, lacks)
+            if schema.HEIGHT in lacks or schema.WIDTH in lacks:
+                height, width = _size_of(image.encoded)
+                image = image._replace(height=height, width=width)
             class_index = image.stored_label - self.manifest.label_offset
-            if not 0 <= class_index < len(self.wnids) or self.wnids[class_index] != image.wnid:
+            known = schema.SYNSET not in lacks
+            if not 0 <= class_index < len(self.wnids) or (
+                known and self.wnids[class_index] != image.wnid
+            ):
                 raise DataDamagedError(
                     f"label {image.stored_label} and synset {image.wnid} do not belong together"
                 )
@@ -217,6 +224,24 @@ class Records:
 def _close_all(descriptors: dict[int, int]) -> None:
     while descriptors:
         os.close(descriptors.popitem()[1])
+
+
+def _size_of(encoded: bytes) -> tuple[int, int]:
+    """Returns (height, width) in pixels of a JPEG whose record does not know them.
+
+    Raises:
+      DataDamagedError: it is no JPEG.
+    """
+    import io
+
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
+            return image.height, image.width
+    except Exception as error:
+        # Pillow raises many kinds for broken files.
+        raise DataDamagedError(f"its image cannot be read: {error}") from error
 
 
 def _allow_open_files(count: int) -> None:

@@ -93,20 +93,28 @@ class Reader:
         Raises:
           DataDamagedError: a record or an image is damaged; shard, record and offset are named.
         """
-        while self.steps_left:
+        left = self.steps_left
+        if not left:  # restored where no step of this many ranks is left
+            self._begin_epoch()
+        while left:
             steps = self._feed.steps(self._examples_read)
             following = _Following(self._feed, self.epoch, self._examples_read)
             batches = self._backend.batches(following.batches, steps.count)
             step = 0
-            while step < steps.count:
+            while left:
                 try:
                     batch = next(batches)
                 except Exception as error:  # noqa: BLE001 - `explain` raises what it cannot mend
                     following.explain(error, step)
                     break  # a bad image is masked from here on: read this step again
                 step += 1
+                left -= 1
                 self._examples_read = steps.after(step)
+                if not left:  # now, not when asked for more: who counts steps never asks
+                    self._begin_epoch()
                 yield {name: self._convert(value) for name, value in batch.items()}
+
+    def _begin_epoch(self) -> None:
         self.epoch += 1
         self._examples_read = 0
 
@@ -312,6 +320,8 @@ def make_dataset(
         seed=seed,
         skip_bad=on_bad_record == "skip",
     )
+    if shuffle_window < 0:
+        raise UsageError(f"shuffle_window={shuffle_window}: expected 0 or more shards")
     if training and not feed.steps(0).count:
         raise UsageError(
             f"{split} has {len(records):,} examples, fewer than one step of {world.size} ranks "

@@ -226,3 +226,13 @@ def test_a_state_is_understood_by_the_other_backend(colours: Path, tf: Any, dali
     after = [n for batch in second for n in seen(batch)]
 
     assert before + after == Order(TRAIN, 4).epoch(0).tolist()
+
+
+def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) -> None:
+    reader = open_set(colours, "train", 8, backend, seed=3)
+    counted = [[seen(batch) for batch in itertools.islice(reader, len(reader))] for _ in range(2)]
+    iterated = open_set(colours, "train", 8, backend, seed=3)
+
+    assert counted == [[seen(batch) for batch in iterated] for _ in range(2)]
+    assert reader.epoch == 2
+    assert reader.state()["examples_read"] == 0

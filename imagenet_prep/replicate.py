@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import cli
 
 if TYPE_CHECKING:
+    from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.core.manifest import File
+    from imagenet_prep.distribute.nodes import Request
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Source
@@ -47,9 +49,17 @@ class Config:
     repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
     dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
     bandwidth_limit: float = cli.flag(
-        0.0, help="MB/s that leave one machine at most; 0 is no limit", metavar="MB/S"
+        0.0,
+        help="MB/s at most: of all files together, on hosts of each stream; 0: none",
+        metavar="MB/S",
     )
     connections: int = cli.flag(8, help="files moved at a time, to folders and S3", metavar="N")
+    python: str = cli.flag(
+        sys.executable, help="on hosts: the Python that has imagenet-prep", metavar="PATH"
+    )
+    wait: int = cli.flag(
+        60, help="seconds that lost hosts are waited for when all others are done", metavar="S"
+    )
     retries: int = cli.flag(20, help="failed attempts allowed a file", metavar="N")
     timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
     json: bool = cli.flag(False, help="print the result as JSON")
@@ -60,11 +70,13 @@ class Config:
 
         if sum((self.check, self.repair, self.dry_run)) > 1:
             raise ValueError("--check, --repair, --dry-run: give one of them")
-        least = {"connections": 1, "retries": 0, "timeout": 1, "bandwidth_limit": 0}
+        least = {"connections": 1, "retries": 0, "timeout": 1, "bandwidth_limit": 0, "wait": 0}
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 shown = name.replace("_", "-")
                 raise ValueError(f"--{shown} {getattr(self, name)}: expected at least {bound}")
+        if self.to.startswith(_HOSTS) and not all(self.hosts_and_path):
+            raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
         for name, base in (("DATASET", self.dataset), ("--to", self.to)):
             if "://" in base and not base.startswith("s3://"):
                 raise ValueError(f"{name}: expected a folder or s3://bucket/prefix")
@@ -72,6 +84,12 @@ class Config:
                 remote.check_base(base)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+
+    @property
+    def hosts_and_path(self) -> tuple[str, str]:
+        """The parts of hosts:HOSTSFILE:PATH."""
+        hosts_file, _, path = self.to.removeprefix(_HOSTS).partition(":")
+        return hosts_file, path
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,8 @@ class PutWork:
 def replicate(config: Config) -> dict[str, Any]:
     """Returns what each replica lacks or lacked, and what was moved.
 
+    A host that fails does not stop the others: its replica has an `error`.
+
     Raises:
       UsageError: there is no data set, or something else at the target.
       ManifestError, DataDamagedError: the data set's own bytes are wrong.
@@ -138,24 +158,30 @@ def replicate(config: Config) -> dict[str, Any]:
         pace=Pace(config.bandwidth_limit * _MB),
     )
     digest = manifest.loads(source.data, f"{config.dataset}/{naming.MANIFEST}").digest
+    if config.to.startswith(_HOSTS):
+        replicas = _to_hosts(config, source)
+    else:
+        replicas = [_to_one(config, source)]
+    return {
+        "dataset": config.dataset,
+        "digest": digest,
+        "replicas": replicas,
+        "seconds": round(time.monotonic() - start, 2),
+    }
+
+
+def _to_one(config: Config, source: Source) -> dict[str, Any]:
     target = _open_target(config, source.data)
     if config.check:
         problems, _ = _look(config, target)
         problem = target.manifest_problem()
-        replica = _report(target, problems + ([problem] if problem else []))
-    elif config.dry_run:
+        return _report(target, problems + ([problem] if problem else []))
+    if config.dry_run:
         target.refuse_others()
         problems, lacking = _look(config, target)
-        replica = _report(target, problems, lacking_bytes=sum(f.num_bytes for f in lacking))
-    else:
-        with target.lock():
-            replica = _bring(config, source, target)
-    return {
-        "dataset": config.dataset,
-        "digest": digest,
-        "replicas": [replica],
-        "seconds": round(time.monotonic() - start, 2),
-    }
+        return _report(target, problems, lacking_bytes=sum(f.num_bytes for f in lacking))
+    with target.lock():
+        return _bring(config, source, target)
 
 
 def _open_target(config: Config, data: bytes) -> Target:
@@ -204,6 +230,84 @@ def _bring(config: Config, source: Source, target: Target) -> dict[str, Any]:
     return {**_report(target, []), "mended": problems, "moved_bytes": moved}
 
 
+def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
+    from imagenet_prep.core import hosts, manifest, naming
+    from imagenet_prep.core.errors import ImagenetPrepError
+    from imagenet_prep.distribute import nodes
+    from imagenet_prep.distribute.contents import contents, num_bytes
+
+    hosts_file, path = config.hosts_and_path
+    addresses = [host.address for host in hosts.read_hosts(Path(hosts_file).expanduser())]
+    files = contents(manifest.loads(source.data, naming.MANIFEST))
+    whole = {"files": len(files) + 1, "bytes": num_bytes(files)}
+    request = nodes.Request(
+        data=source.data,
+        root=str(Path(config.dataset).expanduser().absolute()),
+        path=path,
+        python=config.python,
+        prove=config.repair,
+        limit=config.bandwidth_limit * _MB,
+        retries=config.retries,
+        wait_s=config.wait,
+    )
+    if config.check or config.dry_run:
+        answers = nodes.ask(addresses, request, "check" if config.check else "plan")
+    elif config.dataset.startswith("s3://"):
+        argv = ["replicate", config.dataset, "--to", path, *_pull_flags(config)]
+        answers = nodes.pull(addresses, request, argv)
+    else:
+        answers = _push(addresses, request, len(files), quiet=config.json)
+        source.check_unchanged()
+    replicas = []
+    for address, answer in zip(addresses, answers, strict=True):
+        replica = {"where": f"{address}:{path}", **whole, "problems": [], "lacking_bytes": 0}
+        if isinstance(answer, ImagenetPrepError):
+            replica |= {"error": type(answer).__name__, "problems": [str(answer)]}
+        else:
+            replica |= answer
+        replicas.append(replica)
+    return replicas
+
+
+def _pull_flags(config: Config) -> list[str]:
+    flags = ["--repair"] if config.repair else []
+    for name in ("bandwidth_limit", "connections", "retries", "timeout"):
+        flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    return flags
+
+
+def _push(
+    addresses: Sequence[str], request: Request, num_files: int, *, quiet: bool
+) -> list[dict[str, Any] | ImagenetPrepError]:
+    """Gives every host what it lacks, along a chain; shows files in total, and each host's fate."""
+    from imagenet_prep.distribute import nodes
+    from imagenet_prep.engine import Progress
+
+    progress = Progress("replicate", num_files * len(addresses), 0, quiet=quiet)
+    shown: dict[str, int] = dict.fromkeys(addresses, 0)
+
+    def watch(member: nodes.Member, what: str) -> None:
+        if what in ("lacks", "stored"):
+            done = num_files - (member.lacking or 0)
+            arrived, member_before = what == "stored", shown[member.address]
+            for _ in range(done - member_before):
+                progress.add({"num_bytes": member.last_bytes if arrived else 0})
+            shown[member.address] = max(done, member_before)
+        elif not quiet:
+            print(f"{member.address}: {what}", file=sys.stderr, flush=True)
+        progress.tick()
+
+    chain = nodes.Chain(addresses, request, watch)
+    try:
+        chain.run()
+    finally:
+        progress.close()
+    return [
+        member.error or {"moved_bytes": member.moved_bytes, "losses": member.losses}
+        for member in chain.members
+    ]
+
+
 def _run(
     config: Config, work: LookWork | PutWork, files: Sequence[File], title: str
 ) -> list[dict[str, Any]]:
@@ -244,13 +348,14 @@ def run(argv: Sequence[str]) -> int:
     else:
         for replica in result["replicas"]:
             print(*_sentences(config, replica), sep="\n")
-    if config.check:
-        _judge(result["replicas"])
+    _judge(config, result["replicas"])
     return 0
 
 
 def _sentences(config: Config, replica: dict[str, Any]) -> list[str]:
     where, size = replica["where"], cli.human_bytes(replica["bytes"])
+    if "error" in replica:
+        return [f"{where}: {problem}" for problem in replica["problems"]]
     if config.dry_run:
         lacking = replica["lacking_bytes"]
         rates = [config.bandwidth_limit * 8 / 1000] if config.bandwidth_limit else [1, 10, 25]
@@ -264,17 +369,19 @@ def _sentences(config: Config, replica: dict[str, Any]) -> list[str]:
     return [f"{where}: whole: {replica['files']} files, {size}; {moved} moved"]
 
 
-def _judge(replicas: Sequence[dict[str, Any]]) -> None:
-    """Raises what a check found: damage before what is merely unfinished."""
-    from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
+    """Raises what is wrong with replicas, the host's own failure before damage found there."""
+    from imagenet_prep.core.errors import DataDamagedError, IncompleteError, by_name
 
     wrong = [replica for replica in replicas if replica["problems"]]
-    if not wrong:
+    if not wrong or (config.dry_run and not any("error" in each for each in wrong)):
         return
     places = f"{len(wrong)} of {len(replicas)} replicas"
-    if all(
-        problem.partition(": ")[2].startswith("missing") for r in wrong for problem in r["problems"]
-    ):
+    if kinds := sorted({replica["error"] for replica in wrong if "error" in replica}):
+        kind = by_name(kinds[0]) if len(kinds) == 1 else IncompleteError
+        raise kind(f"{places} failed, as listed above. The others are as they should be.")
+    problems = [problem for replica in wrong for problem in replica["problems"]]
+    if all(problem.partition(": ")[2].startswith("missing") for problem in problems):
         raise IncompleteError(
             f"{places} are not finished, as listed above. Run the same command without --check."
         )

@@ -108,6 +108,27 @@ class Replica:
             self._note(file, mtime_ns)
         return None
 
+    def is_proven(self, file: File) -> bool:
+        """Whether the notes say that a file is right, and it has not been touched since."""
+        noted = self._proven.get(file.name)
+        try:
+            return noted is not None and noted == self.store.path(file.name).stat().st_mtime_ns
+        except OSError:
+            return False
+
+    def arriving(self) -> set[str]:
+        """Returns the names of files that are growing here."""
+        index = f"{_INCOMING}/{naming.INDEX}"
+        return {
+            *self.store.names(_INCOMING),
+            *(naming.index_name(name) for name in self.store.names(index)),
+        }
+
+    def reload(self) -> None:
+        """Reads the notes anew where another process has added to them."""
+        if (self.store.size(self._journal) or 0) != self._journal_bytes:
+            self._proven = self._read_journal()
+
     def manifest_problem(self) -> str | None:
         """Returns what is wrong with the manifest here."""
         if self.store.size(naming.MANIFEST) is None:
@@ -198,10 +219,13 @@ class Replica:
 
     def _read_journal(self) -> dict[str, int]:
         """Returns the time of each proven file; a line cut off by a crash is left out."""
+        self._journal_bytes = 0
         if self.store.size(self._journal) is None:
             return {}
         proven = {}
-        for line in self.store.read(self._journal).splitlines():
+        data = self.store.read(self._journal)
+        self._journal_bytes = len(data)
+        for line in data.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
                 proven[str(entry["name"])] = int(entry["mtime_ns"])

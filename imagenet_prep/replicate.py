@@ -373,13 +373,14 @@ def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
     """Raises what is wrong with replicas, the host's own failure before damage found there."""
     from imagenet_prep.core.errors import DataDamagedError, IncompleteError, by_name
 
+    if failed := [replica for replica in replicas if "error" in replica]:
+        kinds = {replica["error"] for replica in failed}
+        kind = by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
+        raise kind(f"{len(failed)} of {len(replicas)} replicas failed, as listed above.")
     wrong = [replica for replica in replicas if replica["problems"]]
-    if not wrong or (config.dry_run and not any("error" in each for each in wrong)):
+    if not wrong or not config.check:
         return
     places = f"{len(wrong)} of {len(replicas)} replicas"
-    if kinds := sorted({replica["error"] for replica in wrong if "error" in replica}):
-        kind = by_name(kinds[0]) if len(kinds) == 1 else IncompleteError
-        raise kind(f"{places} failed, as listed above. The others are as they should be.")
     problems = [problem for replica in wrong for problem in replica["problems"]]
     if all(problem.partition(": ")[2].startswith("missing") for problem in problems):
         raise IncompleteError(

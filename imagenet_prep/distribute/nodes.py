@@ -318,6 +318,7 @@ class Chain:
             # /bin/true, whatever the shell there.
             result = subprocess.run(
                 command_on(member.address, ["true"]),
+                check=False,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 start_new_session=True,
@@ -337,15 +338,21 @@ class Chain:
             self._order.append(member)
             self._hook(member)
         elif any(words in said for words in _FINAL):
-            self._fail(member, StoreError(f"{_reason(code, said)}. {_ADVICE}"))
+            self._fail(member, StoreError(_explained(code, said)))
         else:
             self._probe(member, _PROBE_EVERY_S)
 
 
 _ADVICE = (
-    "ssh to it must work without a question (BatchMode), its key be in known_hosts. A key that "
-    "changed without a reason is somebody else's host"
+    "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
+    "changed without a reason is somebody else's host."
 )
+
+
+def _explained(code: int, said: str) -> str:
+    """Returns why a host cannot be worked with, and what to do where that is known."""
+    reason = _reason(code, said)
+    return f"{reason}. {_ADVICE}" if any(words in said for words in _FINAL) else f"{reason}."
 
 
 def _reason(code: int, said: str) -> str:
@@ -401,7 +408,7 @@ def ask(
         code, said = process.end()
         if error is not None or answer is not None:
             return error or answer or {}
-        return StoreError(f"{_reason(code, said)}. {_ADVICE}.")
+        return StoreError(_explained(code, said))
 
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
         return list(pool.map(ask_one, addresses))
@@ -421,7 +428,10 @@ def pull(
     def pull_one(address: str) -> dict[str, Any] | ImagenetPrepError:
         command = [request.python, "-m", "imagenet_prep", *argv, "--json"]
         result = subprocess.run(
-            command_on(address, command), stdin=subprocess.DEVNULL, capture_output=True
+            command_on(address, command),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
         )
         if result.returncode == 0:
             answer: dict[str, Any] = json.loads(result.stdout)["replicas"][0]

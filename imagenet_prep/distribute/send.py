@@ -65,7 +65,9 @@ class Process:
             start_new_session=True,
         )
         self._stderr = b""
-        assert self._popen.stdin and self._popen.stdout and self._popen.stderr
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
         self.channel = Channel(
             self._popen.stdout.fileno(), self._popen.stdin.fileno(), silence_s=silence_s
         )

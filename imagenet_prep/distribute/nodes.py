@@ -227,17 +227,19 @@ class Chain:
 
     def _unhook(self, member: Member) -> None:
         if member.process is not None:
-            process, member.process = member.process, None
-            process.kill()
-            threading.Thread(target=process.end, daemon=True).start()
+            # Its listener sees the end, and closes what is open.
+            member.process.kill()
+            member.process = None
 
     def _listen(self, member: Member, process: Process) -> None:
         try:
             while (frame := process.channel.read()) is not None:
                 self._events.put(_Event(member, process, frame))
-        except (BrokenError, OSError, ValueError):
+        except (BrokenError, OSError):
             pass  # what ended it, or what it said that is no frame, makes it gone
         self._events.put(_Event(member, process, None))
+        process.kill()
+        process.end()
 
     def _leave(self, member: Member) -> None:
         """Takes a host out of the chain; who came after it gets another."""

@@ -28,6 +28,8 @@ _POLL_S = 0.01
 # The same file wrong twice is no accident of the way.
 _MAX_WRONG = 2
 _STDERR_BYTES = 2000
+# A process whose output has ended has hardly anything left to do.
+_END_S = 1.0
 
 # AES in hardware is three times as fast as ssh's first choice. No connection is shared with
 # other ssh commands: a master would stay behind. 4 x 5 s without an answer end it.
@@ -75,16 +77,20 @@ class Process:
         self._drain.start()
 
     def end(self) -> tuple[int, str]:
-        """Ends it where it has not ended; returns exit code and the last of what it complained."""
+        """Ends it where it has not ended; returns exit code and the last of what it complained.
+
+        Called by the thread that reads from its channel, and by no other.
+        """
         try:
-            self._popen.wait(0.5)
+            self._popen.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._popen.kill()
         code = self._popen.wait()
-        self._drain.join(1.0)
-        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
-            with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+        self._drain.join(_END_S)
+        with self.channel.closing():
+            for pipe in (self._popen.stdin, self._popen.stdout):
+                assert pipe is not None
+                pipe.close()
         return code, self._stderr.decode(errors="replace").strip()
 
     def kill(self) -> None:
@@ -92,7 +98,7 @@ class Process:
         self._popen.kill()
 
     def _keep(self, stderr: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with stderr:
             while data := os.read(stderr.fileno(), 4096):
                 self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
 

@@ -9,6 +9,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical
@@ -41,7 +42,7 @@ class BrokenError(Exception):
 
 
 class Channel:
-    """Two descriptors; one thread reads, any thread writes."""
+    """Two descriptors; one thread reads, and closes; any thread writes."""
 
     def __init__(self, reads: int, writes: int, *, silence_s: float | None = SILENCE_S) -> None:
         """Takes over open descriptors.
@@ -55,6 +56,7 @@ class Channel:
         self._lock = threading.Lock()
         self._buffer = bytearray()
         self._written_at = time.monotonic()
+        self._closed = False
         for descriptor in (reads, writes):
             # A pipe holds 64 KiB unless asked for more, and a user may not be given more.
             with contextlib.suppress(OSError):
@@ -68,12 +70,24 @@ class Channel:
         """
         header = canonical.dumps([kind, len(body), fields]) + b"\n"
         with self._lock:
+            if self._closed:
+                raise BrokenPipeError("the channel is closed")
             for part in (header, body):
                 with memoryview(part) as view:
                     written = 0
                     while written < len(view):
                         written += os.write(self._writes, view[written:])
             self._written_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Refuses writers from now on; within it the thread that reads closes the descriptors.
+
+        A number that is closed while another thread still uses it would be another file's.
+        """
+        with self._lock:
+            self._closed = True
+            yield
 
     def keep_alive(self) -> None:
         """Sends a sign of life where one is due.

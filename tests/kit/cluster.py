@@ -34,7 +34,7 @@ PasswordAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
 PrintLastLog no
-SetEnv PYTHONPATH={repository} PYTHONDONTWRITEBYTECODE=1
+SetEnv PYTHONPATH={repository} PYTHONPYCACHEPREFIX={compiled}
 StrictModes no
 UseDNS no
 UsePAM no
@@ -138,7 +138,9 @@ class Cluster:
     def members(self) -> list[Node]:
         return self.nodes[1:]
 
-    def replicate(self, *arguments: str | Path, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+    def replicate(
+        self, *arguments: str | Path, stdout: int, stderr: int
+    ) -> subprocess.Popen[bytes]:
         """Starts the verb on the leader."""
         argv = [sys.executable, "-m", "imagenet_prep", "replicate", *arguments]
         return self.leader.popen(argv, stdout=stdout, stderr=stderr)
@@ -231,7 +233,9 @@ def _introduce(folder: Path, nodes: list[Node]) -> None:
         (node.settings / "known").write_text("".join(known))
         (node.settings / "ssh_config").write_text(_SSH_CONFIG)
         (node.settings / "sshd_config").write_text(
-            _SSHD_CONFIG.format(address=node.address, repository=REPOSITORY)
+            _SSHD_CONFIG.format(
+                address=node.address, repository=REPOSITORY, compiled=folder / "compiled"
+            )
         )
 
 

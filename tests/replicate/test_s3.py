@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from imagenet_prep import replicate as replicate_module
 from imagenet_prep.distribute import s3 as module
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
-from tests.kit.s3_server import SECRET_KEY, S3Server, serve_s3
+from tests.kit.s3_proxy import proxied
+from tests.kit.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, serve_s3
 
 BUCKET = "sets"
 
@@ -133,3 +136,68 @@ def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> No
     assert "train-00001-of-00002" not in there
     assert "dataset.json" not in there
     assert uploads(client, "damaged") == []
+
+
+def test_five_hundred_faults_leave_every_object_exact(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", 5 << 20)  # the least that S3 takes
+    make_dataset(tmp_path / "set", shards=8, shard_bytes=5_400_000)
+    reference = contents(tmp_path / "set")
+    with proxied(s3.url, seed=1, faults=500, rate=0.5) as proxy:
+        for name, value in {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
+            monkeypatch.setenv(name, value)
+        number = 0
+        while proxy.left:
+            number += 1
+            there, back = f"s3://{BUCKET}/faults-{number}", str(tmp_path / f"back-{number}")
+            for dataset, to in ((str(tmp_path / "set"), there), (there, back)):
+                replicate_module.replicate(
+                    replicate_module.Config(dataset, to, connections=16, retries=50, json=True)
+                )
+            assert contents(Path(back)) == reference
+    print(f"{proxy.done} in {number} rounds")
+    assert sum(proxy.done.values()) == 500
+    client = s3.client()
+    for each in range(1, number + 1):
+        assert objects(client, f"faults-{each}") == reference
+        assert uploads(client, f"faults-{each}") == []
+
+
+def test_a_killed_upload_is_resumed_and_leaves_nothing(
+    s3: S3Server, dataset: Path, tmp_path: Path
+) -> None:
+    there = f"s3://{BUCKET}/killed"
+    client = s3.client()
+    for attempt in range(3):
+        flags = ("--to", there, "--bandwidth-limit", "20")
+        with command.started("replicate", dataset, *flags, env=s3.environment) as running:
+            command.wait_until(
+                lambda: running.ended or uploads(client, "killed") != [], "parts are sent"
+            )
+            running.send(signal.SIGKILL if attempt else signal.SIGINT)
+            running.process.wait(command.PATIENCE_S)
+        assert "dataset.json" not in objects(client, "killed")
+    assert replicate(s3, dataset, "--to", there).code == 0
+    assert objects(client, "killed") == contents(dataset)
+    assert uploads(client, "killed") == []
+
+
+def test_no_credential_is_written_or_shown(s3: S3Server, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    there = f"s3://{BUCKET}/secret"
+    with command.started("replicate", tmp_path / "set", "--to", there, env=s3.environment) as run:
+        arguments = Path(f"/proc/{run.pid}/cmdline").read_bytes()
+        sent = run.finish()
+    got = replicate(s3, there, "--to", tmp_path / "copy")
+    wrong = {**s3.environment, "AWS_SECRET_ACCESS_KEY": "planted-secret"}
+    refused = command.run("replicate", there, "--to", tmp_path / "no", env=wrong)
+
+    assert (sent.code, got.code, refused.code) == (0, 0, 1), (sent, got, refused)
+    assert "the server answers 403" in refused.err
+    said = "".join([*sent[1:], *got[1:], *refused[1:]])
+    for secret in (SECRET_KEY, ACCESS_KEY, "planted-secret"):
+        assert secret not in said
+        assert secret.encode() not in arguments
+        for path in (tmp_path / "copy").rglob("*"):
+            assert path.is_dir() or secret.encode() not in path.read_bytes()

@@ -200,7 +200,8 @@ def _open_target(config: Config, data: bytes) -> Target:
     from imagenet_prep.distribute.replica import Replica
 
     root = Path(config.to).expanduser()
-    if root.is_dir() and root.samefile(Path(config.dataset).expanduser()):
+    source = Path(config.dataset).expanduser()
+    if source.is_dir() and root.is_dir() and root.samefile(source):
         raise UsageError(f"{root} is the data set itself. Choose another folder.")
     return Replica(root, data)
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core import canonical, manifest, naming
@@ -25,6 +26,8 @@ _INCOMING = f"{naming.WORK}/incoming"
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
 # Journals, folders, blocks half used: a disk that is filled to the last byte fails late.
 _SPARE_BYTES = 16 << 20
+# A shard that is synced only at its end holds up what comes after it.
+_SYNC_BYTES = 16 << 20
 
 
 class Replica:
@@ -177,8 +180,11 @@ class Replica:
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         try:
-            with os.fdopen(descriptor, "wb", buffering=0) as opened:
-                arriving = Incoming(path, opened.fileno())
+            with (
+                os.fdopen(descriptor, "wb", buffering=0) as opened,
+                ThreadPoolExecutor(1) as syncer,
+            ):
+                arriving = Incoming(path, opened.fileno(), syncer)
                 yield arriving
                 arriving.prove(file)
                 with storage_errors("write", path):
@@ -249,10 +255,19 @@ class Replica:
 class Incoming:
     """A file that is arriving."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, syncer: ThreadPoolExecutor) -> None:
+        """Begins empty.
+
+        Args:
+          path, descriptor: of the file.
+          syncer: brings bytes to the disk while more arrive.
+        """
         self._path = path
         self._descriptor = descriptor
         self._hash = hashlib.sha256()
+        self._syncer = syncer
+        self._syncing: Future[None] | None = None
+        self._unsynced_bytes = 0
 
     def append(self, part: bytes | memoryview) -> None:
         """Writes bytes at its end.
@@ -267,6 +282,14 @@ class Incoming:
                 with view[written:] as rest:
                     written += os.write(self._descriptor, rest)
             self._hash.update(view)
+            self._unsynced_bytes += len(view)
+            if self._unsynced_bytes >= _SYNC_BYTES and (
+                self._syncing is None or self._syncing.done()
+            ):
+                if self._syncing is not None:
+                    self._syncing.result()
+                self._syncing = self._syncer.submit(os.fdatasync, self._descriptor)
+                self._unsynced_bytes = 0
 
     def prove(self, file: File) -> None:
         """Raises DataDamagedError unless what came is the manifest's file."""

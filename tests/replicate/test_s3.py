@@ -74,6 +74,7 @@ def test_a_bucket_gets_the_data_set_and_gives_it_back(
     assert len(head["Metadata"]["sha256"]) == 64
 
     assert replicate(s3, dataset, "--to", there, "--check").code == 0
+    (tmp_path / "copy").mkdir()
     got = replicate(s3, there, "--to", tmp_path / "copy")
     assert got.code == 0, got
     assert contents(tmp_path / "copy") == contents(dataset)

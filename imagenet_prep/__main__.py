@@ -17,6 +17,7 @@ VERBS = {
     "verify": "prove that a data set is what its manifest says",
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
+    "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
     "show": "look into one shard",
     "bench-read": "how fast this host feeds a trainer",
 }

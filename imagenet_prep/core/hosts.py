@@ -63,12 +63,29 @@ def read_hosts(path: Path) -> list[Host]:
     return list(hosts.values())
 
 
-def ssh_argv(address: str, argv: Sequence[str], *, connect_timeout_s: int = 10) -> list[str]:
+def ssh_argv(
+    address: str,
+    argv: Sequence[str],
+    *,
+    connect_timeout_s: int = 10,
+    options: Sequence[str] = (),
+) -> list[str]:
     """Returns the command line that runs `argv` on a host.
 
     Never asks: keys must be set up, and the host's own key be known. A host that changed its
     key is refused, where the tutorial's scripts accepted any.
+
+    Args:
+      address: of a `Host`.
+      argv: reaches the other side word by word, whatever it holds.
+      connect_timeout_s: seconds until a host that does not answer is given up.
+      options: more of ssh_config(5), "Name=value".
     """
-    options = ("BatchMode=yes", "StrictHostKeyChecking=yes", f"ConnectTimeout={connect_timeout_s}")
+    options = (
+        "BatchMode=yes",
+        "StrictHostKeyChecking=yes",
+        f"ConnectTimeout={connect_timeout_s}",
+        *options,
+    )
     flags = [part for option in options for part in ("-o", option)]
     return ["ssh", *flags, "--", address, shlex.join(argv)]

@@ -40,6 +40,8 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
+# S3's own words for what arrived otherwise than it was sent, or too slowly.
+_PASSING_CODES = {"BadDigest", "IncompleteBody", "RequestTimeout", "SlowDown"}
 _CREDENTIALS = (
     "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
     f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
@@ -71,6 +73,10 @@ class UnavailableError(Exception):
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
+
+
+class AbsentError(StoreError):
+    """There is no such file, object or bucket."""
 
 
 class Remote(Protocol):
@@ -139,7 +145,7 @@ def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):
-        return _S3(base, connections, timeout_s)
+        return S3(base, connections, timeout_s)
     if is_remote(base):
         return _Http(base, timeout_s)
     return _Folder(Path(base).expanduser())
@@ -176,8 +182,10 @@ class _Folder:
         except OSError as error:
             # What the consumer of `read` raises does not pass through here: generators end
             # by GeneratorExit where their consumer fails.
-            advice = "Check the path." if error.errno == errno.ENOENT else "Check the disk."
-            raise StoreError(f"{self.where(name)}: {error.strerror}. {advice}") from error
+            said = f"{self.where(name)}: {error.strerror}."
+            if error.errno == errno.ENOENT:
+                raise AbsentError(f"{said} Check the path.") from error
+            raise StoreError(f"{said} Check the disk.") from error
 
 
 class _Http:
@@ -413,8 +421,15 @@ def _reason(error: BaseException) -> str:
     return f"the connection failed ({type(error).__name__})"
 
 
-class _S3:
+class S3:
+    """A prefix of a bucket, with credentials from boto3's standard chain; safe for threads."""
+
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
+        """Makes a client; nothing is asked of the server yet.
+
+        Raises:
+          UsageError: as for `open_remote`.
+        """
         try:
             import boto3
             import botocore.config
@@ -438,14 +453,16 @@ class _S3:
             ) from None
 
     def where(self, name: str) -> str:
+        """As for `Remote`."""
         return f"{self._base}/{name}"
 
     def stat(self, name: str) -> Stat:
-        with self._explained(name):
-            head = self._client.head_object(**self._object(name))
+        """As for `Remote`."""
+        head = self.call("head_object", name)
         return Stat(head["ContentLength"], head["ETag"], True)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        """As for `Remote`."""
         with self._explained(name):
             answer = self._client.get_object(
                 **self._object(name),
@@ -467,6 +484,32 @@ class _S3:
                         )
                     left -= len(chunk)
                     yield chunk
+
+    def call(self, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+        """Returns what one operation on an object answers, e.g. "put_object".
+
+        Raises:
+          UnavailableError: try again.
+          AbsentError: there is no such object, upload or bucket.
+          StoreError: as for `stat`.
+        """
+        with self._explained(name):
+            method = getattr(self._client, operation)
+            answer: dict[str, Any] = method(**self._object(name), **arguments)
+            return answer
+
+    def pages(self, operation: str, field: str) -> Iterator[dict[str, Any]]:
+        """Yields what a listing of the prefix holds in `field`, keys relative to the prefix.
+
+        Raises:
+          UnavailableError, AbsentError, StoreError: as for `call`.
+        """
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        with self._explained(""):
+            listing = self._client.get_paginator(operation)
+            for page in listing.paginate(Bucket=self._bucket, Prefix=prefix):
+                for entry in page.get(field) or ():
+                    yield {**entry, "Key": entry["Key"].removeprefix(prefix)}
 
     def _object(self, name: str) -> dict[str, str]:
         key = f"{self._prefix}/{name}" if self._prefix else name
@@ -500,14 +543,14 @@ class _S3:
         status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
         code = response["Error"].get("Code", "")
         said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
-        if status in _PASSING or code == "SlowDown":
+        if status in _PASSING or code in _PASSING_CODES:
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})
             raise UnavailableError(said, _seconds(headers.get("retry-after", "")))
         if status in (412, 416):
             _changed(self.where(name))
-        advice = (
-            "Check bucket and prefix of --base-url."
-            if status == 404
-            else "Check the AWS_… variables or ~/.aws: they must allow reading this object."
+        if status == 404:
+            raise AbsentError(f"{self.where(name)}: {said}. Check bucket and prefix.")
+        raise StoreError(
+            f"{self.where(name)}: {said}. Check the AWS_… variables or ~/.aws: they must allow "
+            "this on the object."
         )
-        raise StoreError(f"{self.where(name)}: {said}. {advice}")

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from imagenet_prep.core.errors import IncompleteError
@@ -104,6 +105,24 @@ def fetch(
             os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def stream(remote: Remote, name: str, stat: Stat, patience: Patience) -> Iterator[bytes]:
+    """Yields a whole remote file in order; a failed attempt is continued where it broke off.
+
+    Raises:
+      IncompleteError: the patience is spent, or the file has changed.
+      StoreError: the server refuses, or cannot read from the middle.
+    """
+    position = 0
+    while position < stat.size:
+        try:
+            for chunk in remote.read(name, position, stat.size - position, stat):
+                position += len(chunk)
+                yield chunk
+                patience.succeeded()
+        except UnavailableError as error:
+            patience.wait(error)
 
 
 def _write_at(descriptor: int, data: bytes, position: int) -> None:

@@ -1,0 +1,51 @@
+"""What a replica must hold, as the manifest says it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.core.manifest import File, Manifest
+
+# A manifest may come from a bucket that others write to: its names become paths here.
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def contents(manifest: Manifest) -> list[File]:
+    """Returns every file but the manifest, an index before its shard, in one order for all.
+
+    Raises:
+      ManifestError: a name is no plain file name.
+    """
+    files = list(manifest.files)
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            index = naming.index_name(shard.name)
+            files.append(File(index, shard.index_bytes, shard.index_sha256))
+            files.append(File(shard.name, shard.num_bytes, shard.sha256))
+    for file in files:
+        plain = file.name.removeprefix(f"{naming.INDEX}/")
+        if not _PLAIN.fullmatch(plain) or file.name == naming.MANIFEST:
+            raise ManifestError(f"{naming.MANIFEST}: {file.name!r} is no name of a file beside it")
+    return files
+
+
+def strangers(names: Iterable[str], files: Iterable[File]) -> list[str]:
+    """Returns those of `names` that readers would take for shards, or for their indexes."""
+    known = {file.name for file in files}
+    return sorted(
+        name
+        for name in names
+        if name not in known
+        and (
+            ("/" not in name and naming.looks_like_shard(name))
+            or name.startswith(f"{naming.INDEX}/")
+        )
+    )
+
+
+def num_bytes(files: Iterable[File]) -> int:
+    """Returns the bytes of files together."""
+    return sum(file.num_bytes for file in files)

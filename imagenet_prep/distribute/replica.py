@@ -1,0 +1,313 @@
+"""A replica in a folder: what it lacks, files coming in, the manifest last.
+
+A file gets its name when its sha256 is the manifest's. What was proven is noted in
+`.work/replica-<digest>.jsonl` with size and time, so that a later run need not read it
+again; a file that nobody proved, or that was touched since, is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from imagenet_prep.core import canonical, manifest, naming
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.manifest import File, Manifest
+from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.distribute.contents import contents, num_bytes, strangers
+
+_INCOMING = f"{naming.WORK}/incoming"
+# What prepare, resize and adopt leave while they write here.
+_BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
+# Journals, folders, blocks half used: a disk that is filled to the last byte fails late.
+_SPARE_BYTES = 16 << 20
+# A shard that is synced only at its end holds up what comes after it.
+_SYNC_BYTES = 16 << 20
+
+
+class Replica:
+    """One data set in one folder; one thread or process brings files at a time each.
+
+    Attributes:
+      store: the folder.
+      files: what it must hold, but for the manifest.
+    """
+
+    def __init__(self, root: Path, data: bytes) -> None:
+        """Begins with the manifest's bytes; nothing is written.
+
+        Raises:
+          ManifestError: it is damaged.
+        """
+        self.store = LocalStore(root)
+        self.manifest: Manifest = manifest.loads(data, naming.MANIFEST)
+        self.files = contents(self.manifest)
+        self._data = data
+        self._journal = f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl"
+        self._proven = self._read_journal()
+        # Whoever only looks writes no notes.
+        self._locked = False
+
+    def where(self, name: str = "") -> str:
+        """Returns how messages call the folder, or a file in it."""
+        return str(self.store.path(name))
+
+    def refuse_others(self) -> None:
+        """Refuses a folder that holds, or is about to hold, anything but this data set.
+
+        Raises:
+          UsageError: another data set, or files that readers would take for its shards.
+          ManifestError: the manifest there is damaged.
+        """
+        if self.store.size(naming.MANIFEST) is not None:
+            there = self.store.read(naming.MANIFEST)
+            if there != self._data and _digest(there) != self.manifest.digest:
+                raise UsageError(
+                    f"{self.where()} holds another data set (manifest {_digest(there)[:16]}, "
+                    f"expected {self.manifest.digest[:16]}). Remove it, or choose another folder."
+                )
+        elif any(self.store.size(name) is not None for name in _BEGUN):
+            raise UsageError(
+                f"{self.where()} holds the unfinished work of prepare, resize or adopt. Finish "
+                "that, or choose another folder."
+            )
+        index = [f"{naming.INDEX}/{name}" for name in self.store.names(naming.INDEX)]
+        if odd := strangers([*self.store.names(""), *index], self.files):
+            raise UsageError(
+                f"{self.where()} holds {', '.join(odd[:3])}, which readers would take for shards "
+                "and the manifest does not name. Remove them, or choose another folder."
+            )
+
+    def problem(self, file: File, *, prove: bool) -> str | None:
+        """Returns what is wrong with a file here, in one sentence; None where it is right.
+
+        Args:
+          file: one of `files`.
+          prove: read every byte even of what was proven before.
+
+        Raises:
+          StoreError: it cannot be read.
+        """
+        path = self.store.path(file.name)
+        size = self.store.size(file.name)
+        if size is None:
+            return f"{file.name}: missing"
+        if size != file.num_bytes:
+            return f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}"
+        if not prove and self._proven.get(file.name) == path.stat().st_mtime_ns:
+            return None
+        with storage_errors("read", path), open(path, "rb") as opened:
+            # Before the reading: what is written meanwhile has another time.
+            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
+            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+        if sha256 != file.sha256:
+            return f"{file.name}: sha256 {sha256}, expected {file.sha256}"
+        if self._locked:
+            self._note(file, mtime_ns)
+        return None
+
+    def is_proven(self, file: File) -> bool:
+        """Whether the notes say that a file is right, and it has not been touched since."""
+        noted = self._proven.get(file.name)
+        try:
+            return noted is not None and noted == self.store.path(file.name).stat().st_mtime_ns
+        except OSError:
+            return False
+
+    def arriving(self) -> set[str]:
+        """Returns the names of files that are growing here."""
+        index = f"{_INCOMING}/{naming.INDEX}"
+        return {
+            *self.store.names(_INCOMING),
+            *(naming.index_name(name) for name in self.store.names(index)),
+        }
+
+    def reload(self) -> None:
+        """Reads the notes anew where another process has added to them."""
+        if (self.store.size(self._journal) or 0) != self._journal_bytes:
+            self._proven = self._read_journal()
+
+    def manifest_problem(self) -> str | None:
+        """Returns what is wrong with the manifest here."""
+        if self.store.size(naming.MANIFEST) is None:
+            return f"{naming.MANIFEST}: missing: the replica is not finished"
+        there = self.store.read(naming.MANIFEST)
+        return None if there == self._data else f"{naming.MANIFEST}: differs from the source's"
+
+    def check_space(self, lacking: list[File]) -> None:
+        """Refuses what does not fit.
+
+        Raises:
+          StoreError: how much is free, and how much is needed.
+        """
+        # A damaged file stays until its successor is proven.
+        needed, free = num_bytes(lacking) + _SPARE_BYTES, self.store.free_bytes()
+        if lacking and free < needed:
+            raise StoreError(
+                f"{self.where()}: {free:,} bytes are free, {needed:,} are needed: "
+                f"{needed - free:,} are missing. Nothing was moved. Free some space there."
+            )
+
+    def withdraw(self) -> None:
+        """Takes the manifest away: what is about to be mended is not whole."""
+        path = self.store.path(naming.MANIFEST)
+        with storage_errors("remove", path):
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Removes what a killed run left half; the caller holds the lock."""
+        self.store.remove_temporaries()
+        self.store.remove_tree(_INCOMING)
+
+    @contextlib.contextmanager
+    def incoming(self, file: File) -> Iterator[Incoming]:
+        """Yields where a file's bytes go; on leaving it is proven, synced and named.
+
+        Raises:
+          DataDamagedError: its bytes are not the manifest's; nothing stays of them.
+          IncompleteError: the disk is full.
+          StoreError: the disk fails.
+        """
+        path = incoming_path(self.store.root, file.name)
+        with storage_errors("write", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Others may still be reading what broke off here: theirs stays theirs.
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            with (
+                os.fdopen(descriptor, "wb", buffering=0) as opened,
+                ThreadPoolExecutor(1) as syncer,
+            ):
+                arriving = Incoming(path, opened.fileno(), syncer)
+                yield arriving
+                arriving.prove(file)
+                with storage_errors("write", path):
+                    os.fsync(opened.fileno())
+                    mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
+            self.store.publish(path, file.name)
+        finally:
+            path.unlink(missing_ok=True)
+        self._note(file, mtime_ns)
+
+    def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
+        """Leaves a file, proven, synced and named.
+
+        Args:
+          file: one of `files`.
+          chunks: begins to read its bytes.
+
+        Raises:
+          DataDamagedError, IncompleteError, StoreError: as for `incoming`.
+        """
+        with self.incoming(file) as arriving:
+            for chunk in chunks():
+                arriving.append(chunk)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the folder for one writing run, as `LocalStore.lock`."""
+        with self.store.lock():
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+
+    def commit(self) -> None:
+        """Publishes the manifest; the caller has proven every file."""
+        self.store.write(naming.MANIFEST, self._data)
+
+    def _read_journal(self) -> dict[str, int]:
+        """Returns the time of each proven file; a line cut off by a crash is left out."""
+        self._journal_bytes = 0
+        if self.store.size(self._journal) is None:
+            return {}
+        proven = {}
+        data = self.store.read(self._journal)
+        self._journal_bytes = len(data)
+        for line in data.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                proven[str(entry["name"])] = int(entry["mtime_ns"])
+        return proven
+
+    def _note(self, file: File, mtime_ns: int) -> None:
+        self._proven[file.name] = mtime_ns
+        path = self.store.path(self._journal)
+        line = b"\n" + canonical.dumps({"name": file.name, "mtime_ns": mtime_ns})
+        # A note that is lost costs reading the file once more; a folder that may only be read
+        # can still be checked.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+
+
+class Incoming:
+    """A file that is arriving."""
+
+    def __init__(self, path: Path, descriptor: int, syncer: ThreadPoolExecutor) -> None:
+        """Begins empty.
+
+        Args:
+          path, descriptor: of the file.
+          syncer: brings bytes to the disk while more arrive.
+        """
+        self._path = path
+        self._descriptor = descriptor
+        self._hash = hashlib.sha256()
+        self._syncer = syncer
+        self._syncing: Future[None] | None = None
+        self._unsynced_bytes = 0
+
+    def append(self, part: bytes | memoryview) -> None:
+        """Writes bytes at its end.
+
+        Raises:
+          IncompleteError: the disk is full.
+          StoreError: the disk fails.
+        """
+        with storage_errors("write", self._path), memoryview(part) as view:
+            written = 0
+            while written < len(view):
+                with view[written:] as rest:
+                    written += os.write(self._descriptor, rest)
+            self._hash.update(view)
+            self._unsynced_bytes += len(view)
+            if self._unsynced_bytes >= _SYNC_BYTES and (
+                self._syncing is None or self._syncing.done()
+            ):
+                if self._syncing is not None:
+                    self._syncing.result()
+                self._syncing = self._syncer.submit(os.fdatasync, self._descriptor)
+                self._unsynced_bytes = 0
+
+    def prove(self, file: File) -> None:
+        """Raises DataDamagedError unless what came is the manifest's file."""
+        if (found := self._hash.hexdigest()) != file.sha256:
+            raise DataDamagedError(
+                f"{file.name}: sha256 {found} arrived, expected {file.sha256}: its bytes were "
+                "damaged where they come from, or on the way. Run verify there."
+            )
+
+
+def incoming_path(root: Path, name: str) -> Path:
+    """Returns where a file of a replica grows until it is proven."""
+    return root / _INCOMING / name
+
+
+def _digest(data: bytes) -> str:
+    """Returns the digest that a manifest names; "damaged" where it names none."""
+    try:
+        return str(json.loads(data)["digest"])
+    except (ValueError, KeyError, TypeError):
+        return "damaged"

@@ -1,0 +1,98 @@
+"""The data set that is replicated, in a folder or a bucket: its manifest, its files' bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.manifest import File
+from imagenet_prep.core.remote import AbsentError, Stat, UnavailableError, open_remote
+from imagenet_prep.core.transfer import Patience, stream
+from imagenet_prep.distribute.pace import Pace
+
+
+class Source:
+    """A data set to read from; safe for threads.
+
+    Attributes:
+      base: as the user gave it.
+      data: the manifest's bytes when the run began.
+    """
+
+    def __init__(
+        self, base: str, *, connections: int, timeout_s: float, retries: int, pace: Pace
+    ) -> None:
+        """Reads the manifest.
+
+        Raises:
+          UsageError: there is none.
+          IncompleteError, StoreError: the server does not answer, or refuses.
+        """
+        self.base = base
+        self._remote = open_remote(base, connections=connections, timeout_s=timeout_s)
+        self._retries = retries
+        self._pace = pace
+        self._ended = threading.Event()
+        try:
+            self.data = self._read_manifest()
+        except AbsentError as error:
+            raise UsageError(
+                f"{error} There is no {naming.MANIFEST}: not a data set of imagenet-prep."
+            ) from None
+
+    def chunks(self, file: File) -> Callable[[], Iterator[bytes]]:
+        """Returns what begins to read a file, within the pace.
+
+        Reading raises:
+          DataDamagedError: its size is not the manifest's.
+          IncompleteError, StoreError: as above.
+        """
+
+        def read() -> Iterator[bytes]:
+            patience = self._patience(file.name)
+            stat = self._stat(file.name, patience)
+            if stat.size != file.num_bytes:
+                raise DataDamagedError(
+                    f"{self._remote.where(file.name)}: {stat.size:,} bytes, the manifest says "
+                    f"{file.num_bytes:,}. Run verify on the data set."
+                )
+            for chunk in stream(self._remote, file.name, stat, patience):
+                self._pace.take(len(chunk))
+                yield chunk
+
+        return read
+
+    def check_unchanged(self) -> None:
+        """Refuses to finish where the data set became another one meanwhile.
+
+        Raises:
+          IncompleteError: it did.
+        """
+        try:
+            unchanged = self._read_manifest() == self.data
+        except AbsentError:
+            unchanged = False
+        if not unchanged:
+            raise IncompleteError(
+                f"{self.base}: the data set has changed since the run began, so no manifest was "
+                "put beside the copies. Wait until it is finished, then run the same command "
+                "again; where it is another data set by then, into another folder."
+            )
+
+    def _read_manifest(self) -> bytes:
+        patience = self._patience(naming.MANIFEST)
+        stat = self._stat(naming.MANIFEST, patience)
+        return b"".join(stream(self._remote, naming.MANIFEST, stat, patience))
+
+    def _stat(self, name: str, patience: Patience) -> Stat:
+        while True:
+            try:
+                return self._remote.stat(name)
+            except UnavailableError as error:
+                patience.wait(error)
+
+    def _patience(self, name: str) -> Patience:
+        remedy = "Files that arrived are kept: run the same command again to resume."
+        return Patience(self._remote.where(name), self._retries, self._ended, remedy=remedy)

@@ -1,0 +1,52 @@
+"""Data sets of random bytes with true digests: what replicating needs of one, made at once."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.manifest import Classes, Manifest, Producer, Shard, Split
+from imagenet_prep.core.store import LocalStore
+from imagenet_prep.shards import commit
+
+
+def make_dataset(
+    root: Path, *, shards: int = 6, shard_bytes: int = 40_000, seed: int = 0
+) -> Manifest:
+    """Writes a committed data set; its shards hold no records, only bytes."""
+    rng = random.Random(seed)
+    root.mkdir(parents=True)
+    store = LocalStore(root)
+    made = []
+    for number in range(shards):
+        name = naming.shard_name("train", number, shards)
+        data, index = rng.randbytes(shard_bytes + number), f"{number} {seed}\n".encode()
+        (root / name).write_bytes(data)
+        (root / naming.INDEX).mkdir(exist_ok=True)
+        (root / naming.index_name(name)).write_bytes(index)
+        made.append(
+            Shard(
+                name,
+                1,
+                len(data),
+                hashlib.sha256(data).hexdigest(),
+                len(index),
+                hashlib.sha256(index).hexdigest(),
+            )
+        )
+    split = Split(shards, sum(s.num_bytes for s in made), [shards], 0, 1, 1, made)
+    return commit.publish(
+        store,
+        producer=Producer("imagenet-prep", "0", {}),
+        config={"seed": seed},
+        plan_digest="",
+        splits={"train": split},
+        incidents=[],
+        sources=[],
+        classes=Classes(1, "", False),
+        labels_file=b"n00000001 thing\n",
+        label_offset=1,
+        subset=True,
+    )

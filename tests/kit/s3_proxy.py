@@ -1,0 +1,124 @@
+"""A proxy before an S3 server that does to requests what networks and tired servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+FAULTS = ("slow down", "refused", "lost answer", "half sent", "half answered", "slow")
+_SLOW_DOWN = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
+
+
+@dataclass
+class Proxy:
+    """A running proxy; made by `proxied`.
+
+    Attributes:
+      url: where clients find it.
+      left: faults still to come.
+      rate: chance of a request to meet one.
+      done: faults that happened, by kind.
+    """
+
+    url: str
+    left: int
+    rate: float
+    rng: random.Random
+    done: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def next_fault(self) -> str:
+        with self._lock:
+            if not self.left or self.rng.random() >= self.rate:
+                return ""
+            self.left -= 1
+            fault = self.rng.choice(FAULTS)
+            self.done[fault] += 1
+            return fault
+
+
+@contextlib.contextmanager
+def proxied(server: str, *, seed: int, faults: int, rate: float) -> Iterator[Proxy]:
+    """Yields a proxy to the server at the address `server`."""
+    web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    web.daemon_threads = True
+    proxy = Proxy(f"http://127.0.0.1:{web.server_address[1]}", faults, rate, random.Random(seed))
+    web.told = proxy  # type: ignore[attr-defined]
+    web.behind = urlsplit(server).netloc  # type: ignore[attr-defined]
+    web.handle_error = lambda *_: None  # type: ignore[method-assign]
+    thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        web.shutdown()
+        web.server_close()
+        thread.join()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_any(self) -> None:
+        fault = self.server.told.next_fault()  # type: ignore[attr-defined]
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.close_connection = bool(fault)
+        if fault == "refused":
+            return
+        if fault == "slow down":
+            self._answer(503, [("Content-Type", "application/xml")], _SLOW_DOWN)
+            return
+        status, headers, answer = self._forward(body, half=fault == "half sent")
+        if fault in ("lost answer", "half sent"):
+            return
+        if fault == "slow":
+            time.sleep(0.05)
+        self._answer(status, headers, answer, half=fault == "half answered")
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_any  # noqa: N815 - the base class says so
+
+    def _forward(self, body: bytes, *, half: bool) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(
+            self.server.behind,
+            timeout=30,  # type: ignore[attr-defined]
+        )
+        with contextlib.closing(connection):
+            connection.putrequest(
+                self.command, self.path, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in self.headers.items():
+                if name.lower() not in _HOP_BY_HOP:
+                    connection.putheader(name, value)
+            connection.endheaders(body[: len(body) // 2] if half else body)
+            if half:
+                return 0, [], b""
+            response = connection.getresponse()
+            return response.status, response.getheaders(), response.read()
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, *, half: bool = False
+    ) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in {*_HOP_BY_HOP, "content-length"}:
+                self.send_header(name, value)
+        length = dict(headers).get("Content-Length") if self.command == "HEAD" else None
+        self.send_header("Content-Length", length or str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body[: len(body) // 2] if half else body)

@@ -1,0 +1,178 @@
+"""From folder to folder: what moves, what is refused, what is never half visible."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command, faults
+from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
+from tests.kit.replicas import make_dataset
+
+SHARD = "train-00002-of-00006"
+
+
+def replicate(*arguments: str | Path) -> command.Finished:
+    return command.run("replicate", *arguments)
+
+
+@pytest.fixture
+def copy(dataset: Path, tmp_path: Path) -> Path:
+    assert replicate(dataset, "--to", tmp_path / "copy").code == 0
+    return tmp_path / "copy"
+
+
+def test_a_replica_is_the_data_set_byte_for_byte(dataset: Path, copy: Path) -> None:
+    assert contents(copy) == contents(dataset)
+    assert replicate(dataset, "--to", copy, "--check").code == 0
+
+
+def test_a_second_run_moves_nothing(dataset: Path, copy: Path) -> None:
+    before = stamps(copy)
+    again = replicate(dataset, "--to", copy, "--json")
+
+    assert again.json["replicas"][0]["moved_bytes"] == 0
+    assert stamps(copy) == before
+
+
+def test_only_the_file_that_is_missing_moves(dataset: Path, copy: Path) -> None:
+    before = stamps(copy)
+    (copy / SHARD).unlink()
+    again = replicate(dataset, "--to", copy, "--json")
+
+    assert again.json["replicas"][0]["moved_bytes"] == 40_002
+    after = stamps(copy)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed == {SHARD, "dataset.json"}
+    assert contents(copy) == contents(dataset)
+
+
+def test_a_flipped_bit_is_found_by_check_and_mended_by_repair(dataset: Path, copy: Path) -> None:
+    before = everything(copy)
+    status = (copy / SHARD).stat()
+    faults.flip_bit(copy / SHARD, 20_000)
+    # As a disk does it: without a trace in the time of the file.
+    shutil.os.utime(copy / SHARD, ns=(status.st_atime_ns, status.st_mtime_ns))
+    checked = replicate(dataset, "--to", copy, "--check")
+
+    assert checked.code == 3
+    assert f"{copy}: {SHARD}: sha256 " in checked.out
+    assert "--repair" in checked.err
+    assert everything(copy) == before
+    mended = replicate(dataset, "--to", copy, "--repair", "--json")
+    assert (mended.code, mended.json["replicas"][0]["moved_bytes"]) == (0, 40_002)
+    assert contents(copy) == contents(dataset)
+
+
+def test_files_that_another_program_copied_are_proven_and_kept(
+    dataset: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
+    (copy / "dataset.json").unlink()
+    faults.flip_bit(copy / SHARD, 0)
+    result = replicate(dataset, "--to", copy, "--json")
+
+    assert result.json["replicas"][0]["moved_bytes"] == 40_002
+    assert contents(copy) == contents(dataset)
+
+
+def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_path: Path) -> None:
+    told = replicate(dataset, "--to", tmp_path / "new", "--dry-run", "--bandwidth-limit", "0.1")
+
+    assert (told.code, told.err) == (0, "")
+    assert "245.5 kB of 245.5 kB to move: 2 s at 0.0008 Gbit/s" in told.out
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_unfinished_replica_is_told_from_a_damaged_one(dataset: Path, copy: Path) -> None:
+    (copy / "dataset.json").unlink()
+    (copy / SHARD).unlink()
+    checked = replicate(dataset, "--to", copy, "--check")
+
+    assert checked.code == 4
+    assert f"{SHARD}: missing" in checked.out
+    assert "not finished" in checked.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train-00000-of-00009", "which readers would take for shards"),
+        ("index/train-00000-of-00009", "which readers would take for shards"),
+        (".work/run.json", "unfinished work of prepare"),
+    ],
+)
+def test_a_folder_with_something_else_is_refused_untouched(
+    dataset: Path, tmp_path: Path, name: str, said: str
+) -> None:
+    path = tmp_path / "taken" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    refused = replicate(dataset, "--to", tmp_path / "taken")
+
+    assert refused.code == 2, refused
+    assert said in refused.err
+    assert path.read_text() == "mine"
+    assert not (tmp_path / "taken" / "labels.txt").exists()
+
+
+def test_another_data_set_is_never_replaced(dataset: Path, copy: Path, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "other", seed=1)
+    refused = replicate(tmp_path / "other", "--to", copy)
+
+    assert refused.code == 2
+    assert "holds another data set" in refused.err
+    assert contents(copy) == contents(dataset)
+
+
+def test_a_damaged_source_ends_with_its_shard_named_and_no_manifest(
+    dataset: Path, tmp_path: Path
+) -> None:
+    reference = contents(dataset)
+    faults.flip_bit(dataset / SHARD, 7)
+    result = replicate(dataset, "--to", tmp_path / "copy")
+
+    assert result.code == 3
+    assert f"{SHARD}: sha256 " in result.err
+    assert "Run verify" in result.err
+    assert_nothing_half_visible(tmp_path / "copy", reference)
+    assert not (tmp_path / "copy" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere", "--to", "x"], "not a data set of imagenet-prep"),
+        (["x", "--to", "http://example.org/x"], "expected a folder or s3://"),
+        (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
+        (["x", "--to", "y", "--check", "--repair"], "give one of them"),
+        (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),
+        (["x", "--to", "y", "--bandwidth-limit", "nan"], "--bandwidth-limit nan: expected"),
+        (["s3://key:secret@bucket/x", "--to", "y"], "holds a user name or password"),
+    ],
+)
+def test_usage_errors_say_what_is_expected(tmp_path: Path, arguments: list[str], said: str) -> None:
+    result = command.run("replicate", *arguments, cwd=tmp_path)
+
+    assert (result.code, result.out) == (2, ""), result
+    assert said in result.err
+    assert "key:secret" not in result.err
+
+
+def test_the_data_set_itself_is_no_target(dataset: Path) -> None:
+    result = replicate(dataset, "--to", dataset)
+
+    assert result.code == 2
+    assert "is the data set itself" in result.err
+
+
+@pytest.mark.root
+def test_a_small_disk_is_refused_before_anything_moves(dataset: Path, tmp_path: Path) -> None:
+    with faults.disk(tmp_path / "disk", "size=1m"):
+        result = replicate(dataset, "--to", tmp_path / "disk")
+
+        assert result.code == 1
+        assert "bytes are free" in result.err
+        assert not (tmp_path / "disk" / "labels.txt").exists()

@@ -1,0 +1,130 @@
+"""The rehearsal: hosts in network namespaces, real ssh, shaped links. Three of them here; eight
+in `benchmarks/replicate.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import pytest
+
+from tests.kit import command
+from tests.kit.cluster import Cluster, Node, cluster, new_host_key
+from tests.kit.dataset import contents
+from tests.kit.replicas import make_dataset
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+# 6 MB at 16 Mbit/s: three seconds, time enough for accidents.
+RATE, SHARDS, SHARD_BYTES = "16mbit", 6, 1_000_000
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path, 3, rate=RATE) as made:
+        make_dataset(made.leader.disk / "set", shards=SHARDS, shard_bytes=SHARD_BYTES)
+        lines = [f"{node.address} slots=8\n" for node in made.members]
+        (made.leader.disk / "hosts").write_text("".join(lines))
+        yield made
+
+
+@contextlib.contextmanager
+def replicating(net: Cluster) -> Iterator[Running]:
+    """Yields a replication that has begun on the leader; kills it where it has not ended."""
+    target = f"hosts:{net.mount}/hosts:{net.mount}/set"
+    with tempfile.TemporaryFile() as out:
+        process = net.replicate(
+            net.mount / "set", "--to", target, stdout=out.fileno(), stderr=subprocess.STDOUT
+        )
+        running = Running(process, out)
+        try:
+            yield running
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Running(NamedTuple):
+    """A replication on the leader, and what it says."""
+
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+
+    def finish(self) -> command.Finished:
+        code = self.process.wait(command.PATIENCE_S)
+        self.out.seek(0)
+        return command.Finished(code, self.out.read().decode(), "")
+
+
+def shards(node: Node) -> int:
+    return len(list((node.disk / "set").glob("train-*")))
+
+
+def assert_whole(net: Cluster) -> None:
+    for node in net.members:
+        assert contents(node.disk / "set") == contents(net.leader.disk / "set"), node.port
+
+
+def test_a_host_that_loses_power_is_whole_when_it_is_back(net: Cluster) -> None:
+    victim = net.members[0]
+    with replicating(net) as run:
+        command.wait_until(lambda: shards(victim) >= 2, "shards arrive")
+        victim.crash()
+        victim.start()
+        result = run.finish()
+
+    assert result.code == 0, result
+    assert f"{victim.address}: lost" in result.out
+    assert_whole(net)
+
+
+def test_a_cable_pulled_for_ten_seconds_costs_ten_seconds(net: Cluster) -> None:
+    victim = net.members[0]
+    with replicating(net) as run:
+        command.wait_until(lambda: shards(victim) >= 2, "shards arrive")
+        victim.link("down")
+        time.sleep(10)
+        victim.link("up")
+        result = run.finish()
+
+    assert result.code == 0, result
+    assert_whole(net)
+
+
+def test_a_host_with_another_key_gets_nothing(net: Cluster) -> None:
+    victim = net.members[1]
+    victim.crash()
+    new_host_key(victim)
+    victim.start()
+    with replicating(net) as run:
+        result = run.finish()
+
+    assert result.code == 1, result
+    assert "the host's key has changed" in result.out
+    assert not (victim.disk / "set").exists()
+    first = net.members[0]
+    assert contents(first.disk / "set") == contents(net.leader.disk / "set")
+
+
+def test_nothing_listens_but_sshd_and_nothing_stays(net: Cluster) -> None:
+    member = net.members[0]
+    with replicating(net) as run:
+        command.wait_until(lambda: shards(member) >= 1, "shards arrive")
+        for node in net.nodes:
+            listening = ["ip", "netns", "exec", node.name, "ss", "-Hlntu"]
+            shown = subprocess.run(listening, capture_output=True, text=True, check=True)
+            ports = {line.split()[4] for line in shown.stdout.splitlines()}
+            assert ports == {f"{node.address}:22"}
+        run.process.kill()
+        run.process.wait()
+        for node in net.nodes:
+            command.wait_until(lambda node=node: len(node.pids()) == 1, "only sshd is left")
+    with replicating(net) as again:
+        result = again.finish()
+    assert result.code == 0, result
+    assert_whole(net)

@@ -1,0 +1,204 @@
+"""To and from a real S3 server on loopback."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import replicate as replicate_module
+from imagenet_prep.distribute import s3 as module
+from tests.kit import command
+from tests.kit.dataset import contents
+from tests.kit.replicas import make_dataset
+from tests.kit.s3_proxy import proxied
+from tests.kit.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, serve_s3
+
+BUCKET = "sets"
+
+pytestmark = pytest.mark.slow  # a server takes three seconds to start
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    pytest.importorskip("boto3")
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        server.client().create_bucket(Bucket=BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of three parts each; read-only."""
+    root = tmp_path_factory.mktemp("dataset") / "set"
+    make_dataset(root, shards=2, shard_bytes=2 * module._PART_BYTES + 1000)
+    return root
+
+
+def objects(client: Any, prefix: str) -> dict[str, bytes]:
+    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
+    return {
+        each["Key"].removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=each["Key"])[
+            "Body"
+        ].read()
+        for each in listed
+    }
+
+
+def uploads(client: Any, prefix: str) -> list[str]:
+    listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads", [])
+    return [each["Key"] for each in listed]
+
+
+def replicate(s3: S3Server, *arguments: str | Path) -> command.Finished:
+    return command.run("replicate", *arguments, env=s3.environment)
+
+
+def test_a_bucket_gets_the_data_set_and_gives_it_back(
+    s3: S3Server, dataset: Path, tmp_path: Path
+) -> None:
+    there = f"s3://{BUCKET}/back"
+    sent = replicate(s3, dataset, "--to", there)
+    assert sent.code == 0, sent
+    client = s3.client()
+    assert objects(client, "back") == contents(dataset)
+    assert uploads(client, "back") == []
+    head = client.head_object(
+        Bucket=BUCKET, Key="back/train-00000-of-00002", ChecksumMode="ENABLED"
+    )
+    assert len(head["ChecksumCRC32C"]) == 8
+    assert head["ChecksumType"] == "FULL_OBJECT"
+    assert len(head["Metadata"]["sha256"]) == 64
+
+    assert replicate(s3, dataset, "--to", there, "--check").code == 0
+    (tmp_path / "copy").mkdir()
+    got = replicate(s3, there, "--to", tmp_path / "copy")
+    assert got.code == 0, got
+    assert contents(tmp_path / "copy") == contents(dataset)
+    assert SECRET_KEY not in sent.out + sent.err + got.out + got.err
+    for path in (tmp_path / "copy").rglob("*"):
+        assert path.is_dir() or SECRET_KEY.encode() not in path.read_bytes()
+
+
+def test_only_what_is_wrong_or_missing_is_sent_again(s3: S3Server, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    there = f"s3://{BUCKET}/mended"
+    assert replicate(s3, tmp_path / "set", "--to", there).code == 0
+    client = s3.client()
+    client.put_object(Bucket=BUCKET, Key="mended/train-00001-of-00006", Body=b"x" * 40_001)
+    client.delete_object(Bucket=BUCKET, Key="mended/labels.txt")
+
+    checked = replicate(s3, tmp_path / "set", "--to", there, "--check")
+    assert checked.code == 3
+    assert "labels.txt: missing" in checked.out
+    assert "train-00001-of-00006: stored with sha256 None" in checked.out
+    mended = replicate(s3, tmp_path / "set", "--to", there, "--json")
+    assert mended.json["replicas"][0]["moved_bytes"] == 40_001 + 16
+    assert objects(client, "mended") == contents(tmp_path / "set")
+
+
+def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    client = s3.client()
+    ours, others = "left/train-00000-of-00006", "left/notes.txt"
+    for key in (ours, others):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+
+    assert replicate(s3, tmp_path / "set", "--to", f"s3://{BUCKET}/left").code == 0
+    assert uploads(client, "left") == [others]
+
+
+def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "one")
+    make_dataset(tmp_path / "other", seed=1)
+    there = f"s3://{BUCKET}/taken"
+    assert replicate(s3, tmp_path / "one", "--to", there).code == 0
+    refused = replicate(s3, tmp_path / "other", "--to", there)
+
+    assert refused.code == 2, refused
+    assert "holds another data set" in refused.err
+
+
+def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:
+    damaged = tmp_path / "set"
+    make_dataset(damaged, shards=2, shard_bytes=2 * module._PART_BYTES)
+    with (damaged / "train-00001-of-00002").open("r+b") as shard:
+        shard.seek(module._PART_BYTES + 5)
+        shard.write(b"wrong")
+    result = replicate(s3, damaged, "--to", f"s3://{BUCKET}/damaged")
+
+    assert result.code == 3, result
+    assert "train-00001-of-00002: " in result.err
+    client = s3.client()
+    there = objects(client, "damaged")
+    assert "train-00001-of-00002" not in there
+    assert "dataset.json" not in there
+    assert uploads(client, "damaged") == []
+
+
+def test_five_hundred_faults_leave_every_object_exact(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", 5 << 20)  # the least that S3 takes
+    make_dataset(tmp_path / "set", shards=8, shard_bytes=5_400_000)
+    reference = contents(tmp_path / "set")
+    with proxied(s3.url, seed=1, faults=500, rate=0.5) as proxy:
+        for name, value in {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
+            monkeypatch.setenv(name, value)
+        number = 0
+        while proxy.left:
+            number += 1
+            there, back = f"s3://{BUCKET}/faults-{number}", str(tmp_path / f"back-{number}")
+            for dataset, to in ((str(tmp_path / "set"), there), (there, back)):
+                replicate_module.replicate(
+                    replicate_module.Config(dataset, to, connections=16, retries=50, json=True)
+                )
+            assert contents(Path(back)) == reference
+    print(f"{proxy.done} in {number} rounds")
+    assert sum(proxy.done.values()) == 500
+    client = s3.client()
+    for each in range(1, number + 1):
+        assert objects(client, f"faults-{each}") == reference
+        assert uploads(client, f"faults-{each}") == []
+
+
+def test_a_killed_upload_is_resumed_and_leaves_nothing(
+    s3: S3Server, dataset: Path, tmp_path: Path
+) -> None:
+    there = f"s3://{BUCKET}/killed"
+    client = s3.client()
+    for attempt in range(3):
+        flags = ("--to", there, "--bandwidth-limit", "20")
+        with command.started("replicate", dataset, *flags, env=s3.environment) as running:
+            command.wait_until(
+                lambda: running.ended or uploads(client, "killed") != [], "parts are sent"
+            )
+            running.send(signal.SIGKILL if attempt else signal.SIGINT)
+            running.process.wait(command.PATIENCE_S)
+        assert "dataset.json" not in objects(client, "killed")
+    assert replicate(s3, dataset, "--to", there).code == 0
+    assert objects(client, "killed") == contents(dataset)
+    assert uploads(client, "killed") == []
+
+
+def test_no_credential_is_written_or_shown(s3: S3Server, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    there = f"s3://{BUCKET}/secret"
+    with command.started("replicate", tmp_path / "set", "--to", there, env=s3.environment) as run:
+        arguments = Path(f"/proc/{run.pid}/cmdline").read_bytes()
+        sent = run.finish()
+    got = replicate(s3, there, "--to", tmp_path / "copy")
+    wrong = {**s3.environment, "AWS_SECRET_ACCESS_KEY": "planted-secret"}
+    refused = command.run("replicate", there, "--to", tmp_path / "no", env=wrong)
+
+    assert (sent.code, got.code, refused.code) == (0, 0, 1), (sent, got, refused)
+    assert "the server answers 403" in refused.err
+    said = "".join([*sent[1:], *got[1:], *refused[1:]])
+    for secret in (SECRET_KEY, ACCESS_KEY, "planted-secret"):
+        assert secret not in said
+        assert secret.encode() not in arguments
+        for path in (tmp_path / "copy").rglob("*"):
+            assert path.is_dir() or secret.encode() not in path.read_bytes()

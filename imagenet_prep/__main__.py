@@ -18,6 +18,7 @@ VERBS = {
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "show": "look into one shard",
+    "train": "ResNet-50 on a prepared data set, one process or many",
     "bench-read": "how fast this host feeds a trainer",
 }
 _MODULES = {"prepare": "pipelines.prepare"}

@@ -83,7 +83,11 @@ def install(config: Config) -> Path:
         print(f"already built: {wheel}", flush=True)
     _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], folder / "install.log", "pip")
     _pip(["install", *_NEEDS], folder / "install.log", "installing what Horovod needs")
-    _prove(config, folder / "proof.log")
+    try:
+        _prove(config, folder / "proof.log")
+    except ImagenetPrepError:
+        wheel.unlink()  # the next run builds it anew
+        raise
     return wheel
 
 
@@ -146,7 +150,8 @@ def _build(config: Config, folder: Path) -> Path:
             "HOROVOD_WITH_GLOO": "1",
             "HOROVOD_WITH_MPI" if config.mpi else "HOROVOD_WITHOUT_MPI": "1",
         }
-        wanted = ["--no-deps", "--no-build-isolation", "--no-binary", "horovod"]
+        # pip keeps wheels by name alone: one built for another TensorFlow, or without MPI.
+        wanted = ["--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod"]
         _pip(
             ["wheel", *wanted, "-w", str(made), f"horovod=={VERSION}"],
             log,
@@ -185,6 +190,7 @@ def _run(
         try:
             done = subprocess.run(
                 argv,
+                check=False,
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

@@ -179,7 +179,12 @@ def _ask(host: Host, argv: Sequence[str], timeout_s: float) -> dict[str, Any] | 
     line = argv if host.is_local else ssh_argv(host.address, argv)
     try:
         done = subprocess.run(
-            line, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            line,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return f"no answer in {timeout_s:g} s. Is it up, and does ssh reach it?"
@@ -258,12 +263,11 @@ def _follow(process: subprocess.Popen[str]) -> int:
     code = None
     for line in process.stderr:
         # A failed rank makes horovodrun print its own traceback, which explains nothing.
-        if own or line.startswith("Traceback"):
-            if not _FROM_RANK.match(line):
-                own.append(line)
-                found = _EXIT_CODE.search(line)
-                code = int(found[1]) if found else code
-                continue
+        if (own or line.startswith("Traceback")) and not _FROM_RANK.match(line):
+            own.append(line)
+            found = _EXIT_CODE.search(line)
+            code = int(found[1]) if found else code
+            continue
         print(line, end="", file=sys.stderr, flush=True)
     status = process.wait()
     if code is None:

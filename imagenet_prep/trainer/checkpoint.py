@@ -104,7 +104,8 @@ def load(path: Path) -> Checkpoint:
     import numpy as np
 
     try:
-        with np.load(path) as file:
+        # NumPy leaves a file open that it cannot read; this closes it.
+        with open(path, "rb") as stream, np.load(stream) as file:
             arrays = {key: file[key] for key in file.files}
         head = json.loads(arrays.pop(_FACTS).tobytes())
         return Checkpoint(head["step"], head["facts"], arrays, head["saved_at"])

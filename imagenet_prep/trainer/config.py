@@ -97,7 +97,9 @@ class Config:
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
         if self.synthetic and (self.evaluate or self.eval_every):
-            raise ValueError("--synthetic has nothing to evaluate: leave out --evaluate/--eval-every")
+            raise ValueError(
+                "--synthetic has nothing to evaluate: leave out --evaluate/--eval-every"
+            )
         if self.synthetic and self.backend != "auto":
             raise ValueError("--synthetic decodes nothing: leave out --backend")
         if self.loss_scale is not None and self.precision != "float16":
@@ -130,7 +132,9 @@ class Config:
         }
         for name, (low, with_low, high) in ranges.items():
             value = getattr(self, name)
-            if value is not None and not ((low < value or (with_low and low == value)) and value < high):
+            if value is not None and not (
+                (low < value or (with_low and low == value)) and value < high
+            ):
                 raise ValueError(
                     f"--{name.replace('_', '-')} {value}: expected "
                     f"{'at least' if with_low else 'more than'} {low:g}"

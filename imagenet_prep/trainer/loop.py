@@ -109,9 +109,7 @@ class _Training:
     def _open(self, split: str, open_reader: OpenReader) -> Reader:
         if self._config.synthetic:
             dtype = "bfloat16" if self._config.precision == "bfloat16" else "float32"
-            return Noise(
-                self._config.batch_size, self._config.image_size, dtype, self._comm.world
-            )
+            return Noise(self._config.batch_size, self._config.image_size, dtype, self._comm.world)
         return open_reader(split, split == "train", self._comm.world)
 
     def _begin(self) -> None:

@@ -63,7 +63,7 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
     # A zip without compression: every member has a CRC that reading checks.
     np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
     store = LocalStore(folder)
-    store.write(name(step), stream.getbuffer())
+    store.write(name(step), stream.getvalue())
     for stale in steps(folder)[:-keep]:
         (folder / name(stale)).unlink(missing_ok=True)
 

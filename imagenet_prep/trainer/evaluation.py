@@ -27,8 +27,7 @@ class Score(NamedTuple):
 def counter(model: Any) -> Callable[..., Any]:
     """Returns a function (images, class_index, mask) -> [examples, top1, top5, loss] as sums.
 
-    Ties count for the class: a model that says the same of all classes is no better than chance
-    only by its loss, so one that is undecided is told by it.
+    Logits that are not finite count as wrong.
     """
     import tensorflow as tf
 
@@ -42,7 +41,7 @@ def counter(model: Any) -> Callable[..., Any]:
         columns = [tf.ones_like(weights), top1, top5, losses]
         return tf.stack([tf.reduce_sum(weights * tf.cast(c, tf.float64)) for c in columns])
 
-    return count
+    return count  # type: ignore[no-any-return]
 
 
 def evaluate(

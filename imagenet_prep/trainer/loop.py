@@ -263,11 +263,8 @@ class _Training:
                 # float16 overflows now and then; the mean then does so on every rank, and the
                 # step is left out.
                 sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-                tf.cond(
-                    sound,
-                    lambda: _done(self._optimizer.apply(gradients, rate)),
-                    lambda: _done(None),
-                )
+                if sound:
+                    self._optimizer.apply(gradients, rate)
             return tf.stack([loss, total]), self._comm.sum(asks)
 
         return step  # type: ignore[no-any-return]
@@ -297,10 +294,6 @@ class _Training:
         )
         self._log.evaluation(self._step, self._plan.epoch(self._step), score, self._saved_at)
         return score
-
-
-def _done(_: None) -> int:
-    return 0
 
 
 def _export(network: Any, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def split(counts: Sequence[int], start: int) -> list[list[ImageExample]]:
         ends = np.cumsum([start, *counts]).tolist()
-        return [[example(n) for n in range(*pair)] for pair in zip(ends, ends[1:], strict=False)]
+        return [[example(n) for n in range(*pair)] for pair in itertools.pairwise(ends)]
 
     splits = {"train": split((30, 37), 0), "validation": split((12, 10), NUM_TRAIN)}
     write_set(root, splits, num_classes=CLASSES)

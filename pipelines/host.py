@@ -19,6 +19,7 @@ from typing import Any
 MARK = "IMAGENET_PREP_LAUNCH"
 
 _PACKAGES = ("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
+_RANK = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _POLL_S = 0.2
 
 
@@ -82,13 +83,14 @@ def end(mark: str, grace_s: float) -> dict[str, Any]:
 
 
 def _marked(mark: str) -> list[int]:
-    """Returns the processes of this user, but this one, whose environment has the mark."""
+    """Returns this user's processes that are ranks of a launch; its horovodrun is none."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                if wanted in environment and any(line.startswith(_RANK) for line in environment):
                     found.append(int(folder.name))
             except OSError:  # another user's, or just gone
                 continue

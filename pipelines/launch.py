@@ -35,7 +35,10 @@ hosts, as in AWS's tutorial, one line a host:
 # Horovod names ranks that others wait for after this long, and ends the job after --stall-timeout.
 _STALL_WARNING_S = 30
 _EXIT_CODE = re.compile(r"Exit code:\s+(-?\d+)")
-_FROM_RANK = re.compile(r"\[\d+(,\d+)?\]<std(out|err)>")
+# Gloo writes [rank], Open MPI [job,rank].
+_FROM_RANK = re.compile(r"\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")
+# What ranks say that were left by another (imagenet_prep.trainer.comm).
+_LEFT = "imagenet-prep: another rank died"
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ def _run(argv: Sequence[str], used: Sequence[Host], mark: str, config: Config) -
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        code = _follow(process)
+        code, left = _follow(process)
     finally:
         for thread in asked:
             thread.join()
@@ -253,17 +256,35 @@ def _run(argv: Sequence[str], used: Sequence[Host], mark: str, config: Config) -
         _end(used, mark, 5)
         for number, handler in before.items():
             signal.signal(number, handler)
+    if left:
+        _name_silent(used, left)
     return code
 
 
-def _follow(process: subprocess.Popen[str]) -> int:
-    """Passes on what comes; returns the exit code of the first rank that failed, else 0."""
+def _name_silent(used: Sequence[Host], left: set[int]) -> None:
+    """Names the ranks that did not complain of another: one of them died or stalled first."""
+    places = [host.address for host in used for _ in range(host.slots)]
+    silent = [f"{rank} on {place}" for rank, place in enumerate(places) if rank not in left]
+    if silent:
+        print(f"imagenet-prep: died or stalled: rank {', '.join(silent)}", file=sys.stderr)
+
+
+def _follow(process: subprocess.Popen[str]) -> tuple[int, set[int]]:
+    """Passes on what comes until all has ended.
+
+    Returns:
+      The exit code of the first rank that failed, else 0; the ranks that were left by another.
+    """
     assert process.stderr is not None
     own: list[str] = []
+    left: set[int] = set()
     code = None
     for line in process.stderr:
         # A failed rank makes horovodrun print its own traceback, which explains nothing.
-        if (own or line.startswith("Traceback")) and not _FROM_RANK.match(line):
+        rank = _FROM_RANK.match(line)
+        if rank and line.startswith(_LEFT, rank.end()):
+            left.add(int(rank[1]))
+        if (own or line.startswith("Traceback")) and not rank:
             own.append(line)
             found = _EXIT_CODE.search(line)
             code = int(found[1]) if found else code
@@ -274,7 +295,7 @@ def _follow(process: subprocess.Popen[str]) -> int:
         print("".join(own), end="", file=sys.stderr, flush=True)
         code = status
     # As a shell has it: a process that a signal ended counts from 128.
-    return 128 - code if code < 0 else code
+    return (128 - code if code < 0 else code), left
 
 
 def _end(used: Sequence[Host], mark: str, grace_s: float) -> None:

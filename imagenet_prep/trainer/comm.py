@@ -156,9 +156,9 @@ def lost_rank() -> Iterator[None]:
     except Exception as error:
         # HorovodInternalError, or TensorFlow's errors around what Horovod's operations said.
         where = type(error).__module__.partition(".")[0]
-        if where not in ("horovod", "tensorflow") or "horovod" not in repr(error).lower():
+        if where not in ("horovod", "tensorflow") or "horovod" not in str(error).lower():
             raise
         raise ImagenetPrepError(
             "another rank died or stalled; its own lines say why. The last checkpoint is kept: "
-            f"run the same command again to go on from it. ({str(error).splitlines()[0]})"
+            "run the same command again to go on from it."
         ) from error

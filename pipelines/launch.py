@@ -26,11 +26,7 @@ from pipelines.host import MARK
 EXAMPLES = """\
   imagenet-prep launch -np 2 -- train --data-dir /data/imagenet-480
   imagenet-prep launch -np 32 --hosts hosts -- train --data-dir /data/imagenet-480 --recipe tutorial
-  imagenet-prep launch -np 32 --hosts hosts --dry-run -- train --synthetic
-
-hosts, as in AWS's tutorial, one line a host:
-  localhost slots=8
-  172.100.1.200 slots=8"""
+  imagenet-prep launch -np 32 --hosts hosts --dry-run -- train --synthetic"""
 
 # Horovod names ranks that others wait for after this long, and ends the job after --stall-timeout.
 _STALL_WARNING_S = 30
@@ -49,7 +45,9 @@ class Config:
         help="ranks over all hosts; one a GPU", metavar="N", aliases=("-np",)
     )
     hosts: str | None = cli.flag(
-        None, help="the hosts file; without one this machine alone", metavar="FILE"
+        None,
+        help="the hosts file, a line a host: ADDRESS slots=N; without it this machine alone",
+        metavar="FILE",
     )
     mpi: bool = cli.flag(
         False, help="Open MPI in place of Gloo; for a Horovod made by install-horovod --mpi"

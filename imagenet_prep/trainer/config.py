@@ -85,6 +85,7 @@ class Config:
     evaluate: bool = cli.flag(
         False, help="evaluate the last checkpoint and end", aliases=("--eval",)
     )
+    no_evaluation: bool = cli.flag(False, help="for a set without a validation split")
     export: str | None = cli.flag(
         None, help="at the end: FILE.keras, or a folder for a SavedModel", metavar="PATH"
     )
@@ -100,6 +101,8 @@ class Config:
             raise ValueError(
                 "--synthetic has nothing to evaluate: leave out --evaluate/--eval-every"
             )
+        if self.no_evaluation and (self.synthetic or self.evaluate or self.eval_every):
+            raise ValueError("--no-evaluation: leave out --evaluate, --eval-every and --synthetic")
         if self.synthetic and self.backend != "auto":
             raise ValueError("--synthetic decodes nothing: leave out --backend")
         if self.loss_scale is not None and self.precision != "float16":

@@ -24,7 +24,7 @@ from imagenet_prep.trainer.optimizer import Optimizer
 
 
 def train(config: Config, open_reader: OpenReader) -> Score | None:
-    """Trains as configured and returns the last evaluation, None with synthetic data.
+    """Trains as configured and returns the last evaluation; None where there is none.
 
     Every rank runs this. All that is random is drawn from the seed, the epoch and the example:
     a run that was ended and resumed on one rank has the very weights of one that was not.
@@ -61,7 +61,8 @@ class _Training:
         self._folder = Path(config.log_dir).expanduser()
         self._leads = comm.world.rank == 0
         self._reader = self._open("train", open_reader)
-        self._held_out = None if config.synthetic else self._open("validation", open_reader)
+        evaluates = not (config.synthetic or config.no_evaluation)
+        self._held_out = self._open("validation", open_reader) if evaluates else None
         self._plan = recipe.resolve(
             config, comm.world.size, self._reader.num_examples, self._reader.num_classes
         )

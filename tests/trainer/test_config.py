@@ -17,6 +17,7 @@ from imagenet_prep.trainer.config import Config
         ({}, "--data-dir or --synthetic"),
         ({"data_dir": "x", "synthetic": True}, "--data-dir or --synthetic"),
         ({"synthetic": True, "evaluate": True}, "nothing to evaluate"),
+        ({"data_dir": "x", "no_evaluation": True, "eval_every": 1.0}, "--no-evaluation"),
         ({"synthetic": True, "backend": "dali"}, "--backend"),
         ({"synthetic": True, "batch_size": 0}, "--batch-size 0"),
         ({"synthetic": True, "image_size": 8}, "--image-size 8"),

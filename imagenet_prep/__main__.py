@@ -19,9 +19,17 @@ VERBS = {
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
     "show": "look into one shard",
+    "train": "ResNet-50 on a prepared data set, one process or many",
+    "launch": "check every host of a hosts file, then train on all of them",
+    "run-on-hosts": "one command on every host at once",
+    "install-horovod": "build Horovod for the installed TensorFlow, and prove it",
     "bench-read": "how fast this host feeds a trainer",
 }
-_MODULES = {"prepare": "pipelines.prepare"}
+_MODULES = {
+    "prepare": "pipelines.prepare",
+    "launch": "pipelines.launch",
+    "run-on-hosts": "pipelines.run_on_hosts",
+}
 
 
 def main() -> None:
@@ -48,7 +56,7 @@ def main() -> None:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<10} {summary}" for verb, summary in VERBS.items())
+    verbs = "\n".join(f"  {verb:<15} {summary}" for verb, summary in VERBS.items())
     return (
         "usage: imagenet-prep VERB [flags]\n\n"
         f"verbs:\n{verbs}\n\n"

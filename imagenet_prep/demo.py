@@ -22,6 +22,7 @@ class Config:
     folder: str = cli.flag("imagenet-prep-demo", help="where everything goes", positional=True)
     images: int = cli.flag(400, help="images of the train split", metavar="N")
     short_side: int = cli.flag(256, help="pixels of the shorter edge after resize", metavar="PX")
+    no_training: bool = cli.flag(False, help="end before a small network is trained")
 
     def __post_init__(self) -> None:
         """Refuses what has no room for the odd files."""
@@ -60,6 +61,8 @@ def demo(config: Config) -> None:
     shard = dataset / "train-00000-of-00004"
     _say(f"4. imagenet-prep show {shlex.quote(str(shard))} --limit 5")
     show.run([str(shard), "--limit", "5"])
+    if not config.no_training:
+        _train(dataset, folder / f"training-{config.images}-{config.short_side}")
 
     print(
         f"\nMade: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
@@ -71,6 +74,36 @@ def demo(config: Config) -> None:
     )
 
 
+def _train(dataset: Path, log_dir: Path) -> None:
+    """Trains in a process of its own, on two ranks where Horovod is installed."""
+    import importlib.util
+    import subprocess
+
+    from imagenet_prep.core.errors import ImagenetPrepError
+
+    if importlib.util.find_spec("tensorflow") is None:
+        _say("5. no training: TensorFlow is not installed (pip install 'imagenet-prep[tf]')")
+        return
+    ranks = 1 if importlib.util.find_spec("horovod") is None else 2
+    command = [
+        *("train", "--data-dir", str(dataset), "--log-dir", str(log_dir)),
+        *("--model", "tiny", "--image-size", "64", "--batch-size", str(32 // ranks)),
+        *("--num-epochs", "12", "--display-every", "20"),
+    ]
+    if ranks > 1:
+        command = ["launch", "-np", str(ranks), "--", *command]
+    _say(f"5. imagenet-prep {shlex.join(command)}")
+    log_dir.mkdir(parents=True, exist_ok=True)
+    # TensorFlow's own lines are many and of no interest, unless it fails.
+    with open(log_dir / "stderr.txt", "w+", encoding="utf-8", errors="replace") as said:
+        argv = [sys.executable, "-m", "imagenet_prep", *command]
+        code = subprocess.run(argv, check=False, stderr=said, stdin=subprocess.DEVNULL).returncode
+        said.seek(0)
+        last = "".join(said.readlines()[-5:])
+    if code:
+        raise ImagenetPrepError(f"training ended with exit code {code}:\n{last}")
+
+
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     demo(
@@ -78,7 +111,7 @@ def run(argv: Sequence[str]) -> int:
             Config,
             argv,
             verb="demo",
-            description="Take a miniature ILSVRC2012 from archives to a verified data set.",
+            description="Take a miniature ILSVRC2012 from archives to a trained network.",
             examples=EXAMPLES,
         )
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.kit import command
 from tests.kit.dataset import everything
 
-SMALL = ("--images", "60", "--short-side", "96")
+SMALL = ("--images", "60", "--short-side", "96", "--no-training")
 
 
 def test_the_demo_goes_all_the_way_and_a_second_time_too(tmp_path: Path) -> None:
@@ -78,3 +79,16 @@ def test_impossible_demos_are_refused(tmp_path: Path, flags: tuple[str, ...]) ->
     assert result.code == 2, result
     assert flags[0] in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+def test_the_demo_ends_with_a_network_that_has_learnt(tf: ModuleType, tmp_path: Path) -> None:
+    result = command.run("demo", "here", cwd=tmp_path)
+
+    assert (result.code, result.complaints) == (0, "")
+    trained = result.out.partition("\n5. imagenet-prep ")[2].partition("\nMade: ")[0]
+    # Behind the rank's name, where there are two.
+    lines = [line.rpartition("<stdout>:")[2].split() for line in trained.splitlines()]
+    evaluation = lines[[line[:2] for line in lines].index(["step", "epoch"]) + 1]
+    assert float(evaluation[2]) > 90, trained

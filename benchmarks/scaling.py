@@ -1,0 +1,57 @@
+"""The paper model of docs/scaling.md: a step of ResNet-50 on hosts with 8 GPUs each.
+
+python -m benchmarks.scaling      # prints the table of docs/scaling.md
+"""
+
+from __future__ import annotations
+
+import math
+
+WEIGHTS = 25_557_032
+LOCAL_BATCH = 256
+GPUS_A_HOST = 8
+# The tutorial's 4 GPUs without input: 3,012 images/s (shared/reference/peers.md, E).
+COMPUTE_S = LOCAL_BATCH / (3_012 / 4)
+# p3.16xlarge: 25 Gbit/s between hosts; NVLink rings within one, as NCCL's all_reduce_perf has it.
+NETWORK_BYTES_S = 25e9 / 8
+NVLINK_BYTES_S = 25e9
+LATENCY_S = 50e-6  # a message over TCP between two hosts of one placement group
+FUSION_BYTES = 16 << 20  # HOROVOD_FUSION_THRESHOLD of train.sh
+
+# Lowest and highest speed in the tutorial's tables, without their first rows.
+PRINTED = {32: (18_631, 20_902), 256: (142_660, 144_808)}
+
+
+def ring_s(peers: int, num_bytes: float, bytes_s: float, latency_s: float) -> float:
+    """Returns the seconds of a ring allreduce: 2 (n - 1) messages of 1/n of the data each."""
+    return 2 * (peers - 1) * (latency_s + num_bytes / peers / bytes_s)
+
+
+def reduction_s(gpus: int, bytes_a_weight: int) -> float:
+    """Returns the seconds of a hierarchical allreduce of all gradients, buffer by buffer."""
+    total = WEIGHTS * bytes_a_weight
+    inside = ring_s(min(gpus, GPUS_A_HOST), total, NVLINK_BYTES_S, 0.0)
+    buffers = math.ceil(total / FUSION_BYTES)
+    hosts = math.ceil(gpus / GPUS_A_HOST)
+    return inside + buffers * ring_s(hosts, total / buffers, NETWORK_BYTES_S, LATENCY_S)
+
+
+def images_s(gpus: int, bytes_a_weight: int, hidden: float = 0.0) -> float:
+    """Returns images a second; `hidden` is the share of the reduction behind the backward pass."""
+    return gpus * LOCAL_BATCH / (COMPUTE_S + (1 - hidden) * reduction_s(gpus, bytes_a_weight))
+
+
+def table() -> list[str]:
+    """Returns the rows of docs/scaling.md."""
+    rows = []
+    for gpus in (8, 32, 64, 256):
+        printed = "{:,} to {:,}".format(*PRINTED[gpus]) if gpus in PRINTED else "–"
+        rows.append(
+            f"| {gpus} | {1e3 * reduction_s(gpus, 4):.0f} ms | {images_s(gpus, 4):,.0f} | {printed} "
+            f"| {images_s(gpus, 2):,.0f} | {images_s(gpus, 2, hidden=0.8):,.0f} |"
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

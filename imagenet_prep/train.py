@@ -1,0 +1,77 @@
+"""`imagenet-prep train`: trains ResNet-50 on a prepared data set, in one process or as one rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from imagenet_prep.core import cli
+from imagenet_prep.trainer.config import Config
+
+if TYPE_CHECKING:
+    from imagenet_prep.core.world import World
+    from imagenet_prep.trainer.evaluation import Score
+    from imagenet_prep.trainer.feed import Reader
+
+EXAMPLES = """\
+  imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
+  imagenet-prep train --synthetic --num-epochs 0.1
+  imagenet-prep launch -np 16 --hosts hosts -- train --data-dir /data/imagenet-480
+  imagenet-prep train --data-dir cifar10 --model tiny --image-size 32 --num-epochs 30"""
+
+
+def train(config: Config) -> Score | None:
+    """Trains, and returns the last evaluation.
+
+    Raises:
+      ImagenetPrepError: as imagenet_prep.trainer.loop.train says.
+    """
+    import importlib.util
+
+    from imagenet_prep.core.errors import UsageError
+
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UsageError("training needs TensorFlow: pip install 'imagenet-prep[tf]'")
+    from imagenet_prep.trainer import loop
+
+    def open_reader(split: str, training: bool, world: World) -> Reader:
+        from imagenet_prep.read import make_dataset
+
+        assert config.data_dir is not None
+        return make_dataset(
+            config.data_dir,
+            split,
+            batch_size=config.batch_size,
+            image_size=config.image_size,
+            training=training,
+            world=world,
+            seed=config.seed,
+            backend=config.backend,
+            recipe="tutorial" if config.recipe == "tutorial" else "resnet",
+        )
+
+    return loop.train(config, open_reader)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    train(
+        cli.parse(
+            Config,
+            argv,
+            verb="train",
+            description="Train ResNet-50 on a prepared data set. Run again, it resumes.",
+            examples=EXAMPLES,
+        )
+    )
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

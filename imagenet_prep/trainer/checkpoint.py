@@ -1,0 +1,115 @@
+"""Checkpoints: one file each, whole or not there, and proven when they are read."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.core.store import LocalStore
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+_NAME = re.compile(r"checkpoint-(\d{8})\.npz")
+_FACTS = "facts"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One state of a run.
+
+    Attributes:
+      step: steps that were made.
+      facts: what else the run needs, JSON: its numbers and the state of the reader.
+      arrays: all variables by name.
+      saved_at: seconds since 1970, UTC.
+    """
+
+    step: int
+    facts: dict[str, Any]
+    arrays: Arrays
+    saved_at: float
+
+
+def name(step: int) -> str:
+    """Returns the file name of the checkpoint after a step."""
+    return f"checkpoint-{step:08d}.npz"
+
+
+def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep: int) -> None:
+    """Publishes a checkpoint and removes all but the last `keep`.
+
+    Raises:
+      IncompleteError: the disk is full; earlier checkpoints are kept.
+      StoreError: anything else the system refuses.
+    """
+    import numpy as np
+
+    head = json.dumps({"step": step, "saved_at": time.time(), "facts": facts}).encode()
+    stream = io.BytesIO()
+    # A zip without compression: every member has a CRC that reading checks.
+    np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
+    store = LocalStore(folder)
+    store.write(name(step), stream.getvalue())
+    for stale in steps(folder)[:-keep]:
+        (folder / name(stale)).unlink(missing_ok=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """Returns the steps that have checkpoints, in order."""
+    found = (_NAME.fullmatch(file) for file in LocalStore(folder).names("."))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """Returns the last sound checkpoint, or None where there is none; says which are damaged.
+
+    Raises:
+      DataDamagedError: there are checkpoints, and none is sound.
+    """
+    there = steps(folder)
+    for step in reversed(there):
+        try:
+            return load(folder / name(step))
+        except DataDamagedError as error:
+            print(f"imagenet-prep: {error} Trying the one before.", file=sys.stderr, flush=True)
+    if there:
+        raise DataDamagedError(
+            f"{folder}: none of its {len(there)} checkpoints can be read, see above. "
+            "Remove them to begin again."
+        )
+    return None
+
+
+def load(path: Path) -> Checkpoint:
+    """Returns a checkpoint.
+
+    Raises:
+      DataDamagedError: a byte is not what was written.
+      StoreError: the system cannot read it.
+    """
+    import numpy as np
+
+    try:
+        # NumPy leaves a file open that it cannot read; this closes it.
+        with open(path, "rb") as stream, np.load(stream) as file:
+            arrays = {key: file[key] for key in file.files}
+        head = json.loads(arrays.pop(_FACTS).tobytes())
+        return Checkpoint(head["step"], head["facts"], arrays, head["saved_at"])
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,164 @@
+"""What ranks say to each other: by Horovod, or nothing where there is one rank.
+
+Horovod with Keras 3 wants raw variables (`v.value`): its optimizer wrapper and callbacks run,
+but average nothing. tests/trainer/test_two_ranks.py holds two real ranks against one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.world import World
+
+
+class Comm(Protocol):
+    """All ranks call the same methods in the same order."""
+
+    @property
+    def world(self) -> World:
+        """Which rank this is."""
+
+    def tape(self, tape: Any) -> Any:
+        """Returns a gradient tape whose gradients are the mean over the ranks."""
+
+    def sum(self, tensor: Any) -> Any:
+        """Returns the sum over the ranks; works inside tf.function."""
+
+    def average_variables(self, variables: Sequence[Any]) -> None:
+        """Sets each variable to its mean over the ranks."""
+
+    def broadcast_variables(self, variables: Sequence[Any]) -> None:
+        """Sets each variable to what it is on rank 0."""
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Returns what `value` is on rank 0."""
+
+    def close(self) -> None:
+        """Waits for all ranks and parts from them."""
+
+
+class Alone:
+    """One process: every mean is what it is."""
+
+    world = World()
+
+    def tape(self, tape: Any) -> Any:
+        """Returns the tape itself."""
+        return tape
+
+    def sum(self, tensor: Any) -> Any:
+        """Returns the tensor itself."""
+        return tensor
+
+    def average_variables(self, variables: Sequence[Any]) -> None:
+        """Leaves them as they are."""
+
+    def broadcast_variables(self, variables: Sequence[Any]) -> None:
+        """Leaves them as they are."""
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Returns the value itself."""
+        return value
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class Horovod:
+    """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
+
+    def __init__(self, world: World, *, fp16_compression: bool) -> None:
+        """Meets the other ranks.
+
+        Raises:
+          UsageError: Horovod is not installed, or another number of ranks has come.
+        """
+        try:
+            import horovod.tensorflow as hvd
+
+            hvd.init()
+        except ImportError as error:
+            raise UsageError(
+                f"{world.size} ranks were started, but Horovod is missing here: {error}. "
+                "Run `imagenet-prep install-horovod` on every host."
+            ) from error
+        self._hvd = hvd
+        self.world = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+        if self.world.size != world.size:
+            raise UsageError(
+                f"the launcher says {world.size} ranks, Horovod found {self.world.size}. It was "
+                "built without support for this launcher: build it with "
+                "`imagenet-prep install-horovod --mpi`, or launch without --mpi."
+            )
+        compression = hvd.Compression
+        self._compression = compression.fp16 if fp16_compression else compression.none
+
+    def tape(self, tape: Any) -> Any:
+        """Returns Horovod's tape: each gradient travels as soon as it is known."""
+        return self._hvd.DistributedGradientTape(tape, compression=self._compression)
+
+    def sum(self, tensor: Any) -> Any:
+        """Returns the sum over the ranks."""
+        return self._hvd.allreduce(tensor, op=self._hvd.Sum)
+
+    def average_variables(self, variables: Sequence[Any]) -> None:
+        """Sets each variable to its mean over the ranks."""
+        if not variables:
+            return
+        means = self._hvd.grouped_allreduce([v.value() for v in variables], op=self._hvd.Average)
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign(mean)
+
+    def broadcast_variables(self, variables: Sequence[Any]) -> None:
+        """Sets each variable to what it is on rank 0."""
+        self._hvd.broadcast_variables(variables, root_rank=0)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Returns what `value` is on rank 0."""
+        return self._hvd.broadcast_object(value, root_rank=0)
+
+    def close(self) -> None:
+        """Waits for all ranks and parts from them."""
+        import tensorflow as tf
+
+        self.sum(tf.zeros([]))  # ends when all ranks have come
+        self._hvd.shutdown()
+
+
+def connect(*, fp16_compression: bool) -> Comm:
+    """Returns the way to the other ranks that the launcher has started.
+
+    Raises:
+      UsageError: there should be several, and Horovod is not installed.
+      ImagenetPrepError: the launcher's environment cannot be.
+    """
+    try:
+        world = World.from_environment()
+    except ValueError as error:
+        raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
+    return Horovod(world, fp16_compression=fp16_compression) if world.size > 1 else Alone()
+
+
+@contextlib.contextmanager
+def lost_rank() -> Iterator[None]:
+    """Turns Horovod's errors about other ranks into one that says what to do.
+
+    Raises:
+      ImagenetPrepError: another rank died or stalled.
+    """
+    try:
+        yield
+    except ImagenetPrepError:
+        raise
+    except Exception as error:
+        # HorovodInternalError, or TensorFlow's errors around what Horovod's operations said.
+        where = type(error).__module__.partition(".")[0]
+        if where not in ("horovod", "tensorflow") or "horovod" not in str(error).lower():
+            raise
+        raise ImagenetPrepError(
+            "another rank died or stalled; its own lines say why. The last checkpoint is kept: "
+            "run the same command again to go on from it."
+        ) from error

@@ -1,0 +1,150 @@
+"""What a training run can be told, and what cannot go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from imagenet_prep.core import cli
+from imagenet_prep.trainer import schedule
+
+MODELS = ("resnet50", "tiny")
+OPTIMIZERS = ("sgd", "lars", "larc")
+PRECISIONS = ("float32", "bfloat16", "float16")
+RECIPES = ("tutorial", "v1.5")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run; see the help of each flag. None: the recipe decides."""
+
+    data_dir: str | None = cli.flag(
+        None, help="the data set: a folder, s3:// or http(s)://", aliases=("--data_dir",)
+    )
+    synthetic: bool = cli.flag(False, help="train on noise that is made once: needs no data")
+    model: str = cli.flag(
+        "resnet50", choices=MODELS, help="tiny is for tests, CIFAR-10 and demos", aliases=("-m",)
+    )
+    batch_size: int = cli.flag(
+        256,
+        help="images a step and process",
+        metavar="N",
+        aliases=("-b", "--batch_size"),
+    )
+    num_epochs: float = cli.flag(
+        90.0, help="how often every image is seen", metavar="X", aliases=("--num_epochs",)
+    )
+    image_size: int = cli.flag(224, help="height and width of what is trained on", metavar="PX")
+    log_dir: str = cli.flag(
+        "imagenet_resnet",
+        help="checkpoints, log and TensorBoard's scalars; a run that ended early is resumed here",
+        aliases=("--log_dir",),
+    )
+    recipe: str = cli.flag(
+        "v1.5",
+        choices=RECIPES,
+        help="tutorial: as AWS's tutorial of 2018; v1.5: cosine, label smoothing (NVIDIA)",
+    )
+    optimizer: str | None = cli.flag(None, choices=OPTIMIZERS, help="default: the recipe's")
+    nesterov: bool = cli.flag(False, help="Nesterov momentum; recipe tutorial has it anyway")
+    lr: float | None = cli.flag(
+        None, help="peak learning rate; default: the recipe's for the global batch", metavar="X"
+    )
+    momentum: float | None = cli.flag(None, help="default: the recipe's", metavar="X")
+    weight_decay: float | None = cli.flag(
+        None, help="of kernels, never of batch norms and biases; default: the recipe's", metavar="X"
+    )
+    trust_coefficient: float | None = cli.flag(
+        None, help="eta of lars and larc (default: 0.013 of larc, 0.001 of lars)", metavar="X"
+    )
+    label_smoothing: float | None = cli.flag(None, help="default: the recipe's", metavar="X")
+    schedule: str | None = cli.flag(
+        None, choices=schedule.KINDS, help="how the rate decays; default: the recipe's"
+    )
+    warmup_epochs: float | None = cli.flag(None, help="default: the recipe's", metavar="X")
+    precision: str = cli.flag(
+        "float32", choices=PRECISIONS, help="of activations; weights stay float32"
+    )
+    loss_scale: float | None = cli.flag(
+        None, help="for float16, whose gradients vanish without (default: 1024)", metavar="X"
+    )
+    fp16_compression: bool = cli.flag(
+        False, help="gradients travel between processes in half the bytes"
+    )
+    jit: bool = cli.flag(False, help="compile forward and backward pass with XLA")
+    display_every: int = cli.flag(
+        50, help="steps between rows", metavar="N", aliases=("--display_every",)
+    )
+    eval_every: float = cli.flag(
+        0.0, help="epochs between evaluations; 0: only at the end", metavar="X"
+    )
+    checkpoint_every: int = cli.flag(
+        1000, help="steps between checkpoints; there is always one at the end", metavar="N"
+    )
+    keep: int = cli.flag(3, help="checkpoints that are kept", metavar="N")
+    evaluate: bool = cli.flag(
+        False, help="evaluate the last checkpoint and end", aliases=("--eval",)
+    )
+    no_evaluation: bool = cli.flag(False, help="for a set without a validation split")
+    export: str | None = cli.flag(
+        None, help="at the end: FILE.keras, or a folder for a SavedModel", metavar="PATH"
+    )
+    seed: int = cli.flag(0, help="of first weights, order and crops", metavar="N")
+    backend: str = cli.flag("auto", choices=("auto", "tfdata", "dali"), help="who decodes")
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot be, and flags that would have no effect."""
+        self._check_numbers()
+        if self.synthetic == (self.data_dir is not None):
+            raise ValueError("give either --data-dir or --synthetic")
+        if self.synthetic and (self.evaluate or self.eval_every):
+            raise ValueError(
+                "--synthetic has nothing to evaluate: leave out --evaluate/--eval-every"
+            )
+        if self.no_evaluation and (self.synthetic or self.evaluate or self.eval_every):
+            raise ValueError("--no-evaluation: leave out --evaluate, --eval-every and --synthetic")
+        if self.synthetic and self.backend != "auto":
+            raise ValueError("--synthetic decodes nothing: leave out --backend")
+        if self.loss_scale is not None and self.precision != "float16":
+            raise ValueError(f"--loss-scale is for --precision float16, not {self.precision}")
+        if self.trust_coefficient is not None and self.optimizer not in ("lars", "larc"):
+            raise ValueError("--trust-coefficient is for --optimizer lars or larc")
+        if self.nesterov and self.optimizer == "lars":
+            raise ValueError("--nesterov is not for --optimizer lars, whose momentum is plain")
+        if self.export is not None and Path(self.export).suffix not in ("", ".keras"):
+            raise ValueError(f"--export {self.export}: expected FILE.keras, or a folder")
+
+    def _check_numbers(self) -> None:
+        least = {"batch_size": 1, "display_every": 1, "checkpoint_every": 1, "keep": 1}
+        for name, minimum in (least | {"image_size": 16, "seed": 0}).items():
+            if getattr(self, name) < minimum:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected {minimum} or more"
+                )
+        # A flag's range: the least, whether that itself is allowed, and what it stays below.
+        ranges = {
+            "num_epochs": (0.0, False, float("inf")),
+            "eval_every": (0.0, True, float("inf")),
+            "lr": (0.0, False, float("inf")),
+            "momentum": (0.0, True, 1.0),
+            "weight_decay": (0.0, True, 1.0),
+            "trust_coefficient": (0.0, False, 1.0),
+            "label_smoothing": (0.0, True, 1.0),
+            "warmup_epochs": (0.0, True, float("inf")),
+            "loss_scale": (1.0, True, float("inf")),
+        }
+        for name, (low, with_low, high) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not (
+                (low < value or (with_low and low == value)) and value < high
+            ):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {value}: expected "
+                    f"{'at least' if with_low else 'more than'} {low:g}"
+                    + (f" and less than {high:g}" if high < float("inf") else "")
+                )
+        if self.warmup_epochs is not None and self.warmup_epochs >= self.num_epochs:
+            raise ValueError(
+                f"--warmup-epochs {self.warmup_epochs:g}: expected less than "
+                f"--num-epochs {self.num_epochs:g}"
+            )

@@ -1,0 +1,41 @@
+"""Settles what of this host a rank uses, before TensorFlow looks."""
+
+from __future__ import annotations
+
+import os
+
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.world import World
+
+_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+
+
+def quieten() -> None:
+    """Keeps TensorFlow's start-up lines from the table; call before it is imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def settle(world: World, precision: str, seed: int) -> None:
+    """Takes a GPU or a share of the cores, sets the precision, and seeds first weights.
+
+    Raises:
+      ImagenetPrepError: the host has GPUs, but fewer than ranks.
+    """
+    import keras
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        if world.local_rank >= len(gpus):
+            raise ImagenetPrepError(
+                f"local rank {world.local_rank}: {os.uname().nodename} has {len(gpus)} GPUs. "
+                f"Write slots={len(gpus)} into the hosts file, or start fewer ranks."
+            )
+        tf.config.set_visible_devices(gpus[world.local_rank], "GPU")
+        tf.config.experimental.set_memory_growth(gpus[world.local_rank], True)
+    elif world.local_size > 1:
+        # Each rank would take all cores, and they would wait for each other.
+        threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+    keras.config.set_dtype_policy(_POLICIES[precision])
+    keras.utils.set_random_seed(seed)

@@ -1,0 +1,122 @@
+"""What a run says: the tutorial's table, a line of JSON for each row, TensorBoard's scalars."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.trainer.evaluation import Score
+
+LOG = "train.jsonl"
+SCALARS = "tensorboard"
+
+_TRAIN_HEADER = "  Step Epoch Speed   Loss  FinLoss   LR"
+_EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC)"
+
+
+class Log:
+    """Prints and keeps rows; on other ranks than 0 it does nothing.
+
+    Attributes:
+      folder: gets `train.jsonl` and `tensorboard/`.
+    """
+
+    def __init__(self, folder: Path, *, speaks: bool) -> None:
+        self._speaks = speaks
+        self._file = self._scalars = None
+        self._has_header = False
+        if speaks:
+            import tensorflow as tf
+
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - until `close`
+            self._scalars = tf.summary.create_file_writer(str(folder / SCALARS))
+
+    def say(self, text: str) -> None:
+        """Prints a line."""
+        if self._speaks:
+            print(text, flush=True)
+
+    def start(self, facts: Mapping[str, Any]) -> None:
+        """Keeps the numbers of the run."""
+        self._keep("start", facts)
+
+    def train(
+        self, step: int, epoch: float, speed: float, loss: float, total: float, rate: float
+    ) -> None:
+        """Prints and keeps a row of the tutorial's table.
+
+        Args:
+          step: from 0, whose batch this is.
+          epoch: how often every image was seen before it.
+          speed: images a second of all ranks since the last row, input included, checkpoints
+            and evaluations left out.
+          loss: cross entropy, mean over the ranks.
+          total: with weight decay's loss.
+          rate: learning rate of the step.
+        """
+        if not self._has_header:
+            self.say(_TRAIN_HEADER)
+            self._has_header = True
+        self.say(f"{step:6d} {epoch:5.1f} {speed:7.1f} {loss:6.3f} {total:6.3f} {rate:7.5f}")
+        row = {"epoch": epoch, "images_per_s": speed, "loss": loss, "total_loss": total}
+        self._keep("train", {"step": step, **row, "learning_rate": rate})
+        self._scalar(step, "train", {**row, "learning_rate": rate})
+
+    def evaluation(self, step: int, epoch: float, score: Score, saved_at: float) -> None:
+        """Prints and keeps a row of an evaluation; `saved_at` is in seconds since 1970."""
+        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
+        self.say(_EVALUATION_HEADER)
+        self.say(
+            f"{step:6d}  {epoch:5.1f}  {100 * score.top1:5.3f}  {100 * score.top5:6.2f}  "
+            f"{score.loss:6.2f}  {saved}"
+        )
+        self._has_header = False
+        row = {"epoch": epoch, "top1": score.top1, "top5": score.top5, "loss": score.loss}
+        self._keep(
+            "evaluation",
+            {"step": step, **row, "examples": score.examples, "checkpoint_time_utc": saved},
+        )
+        self._scalar(step, "evaluation", row)
+
+    def finished(self, seconds: float) -> None:
+        """Says how long training took, as the tutorial did."""
+        self.say(f"Finished in {seconds}")
+        self._keep("finished", {"seconds": seconds})
+
+    def flush(self) -> None:
+        """Hands everything to the system."""
+        if self._scalars is not None:
+            self._scalars.flush()
+
+    def close(self) -> None:
+        """Ends both files."""
+        if self._file is not None and self._scalars is not None:
+            self._scalars.close()
+            self._file.close()
+
+    def _keep(self, kind: str, facts: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            # NaN is no JSON.
+            sound = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in facts.items()
+            }
+            line = {"kind": kind, "time": time.time(), **sound}
+            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._file.flush()
+
+    def _scalar(self, step: int, group: str, values: Mapping[str, float]) -> None:
+        if self._scalars is not None:
+            import tensorflow as tf
+
+            # What tf.summary.scalar writes; that function alone would need TensorBoard itself.
+            kind = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
+            kind.plugin_data.plugin_name = "scalars"
+            with self._scalars.as_default():
+                for name, value in values.items():
+                    tf.summary.write(f"{group}/{name}", tf.constant(value, tf.float32), step, kind)

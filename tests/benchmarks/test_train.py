@@ -1,0 +1,44 @@
+"""The training benchmark: what its shares mean, and that it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import scaling, train
+from tests.kit.command import REPOSITORY
+
+
+def test_shares_are_what_is_lost_to_waiting() -> None:
+    speeds = {train.SYNTHETIC: 100.0, train.REAL: 80.0, train.ONE_CORE: 60.0, train.TWO_RANKS: 90.0}
+
+    assert train.shares(speeds) == pytest.approx({"input": 0.2, "communication": 0.25})
+    assert train.shares({train.SYNTHETIC: 9.0, train.REAL: 10.0}) == {"input": 0.0}
+
+
+@pytest.mark.tf
+@pytest.mark.slow
+def test_a_tiny_benchmark_runs(tf: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small = ("--batch-size", "4", "--image-size", "16", "--steps", "8", "--images", "40")
+    train.main([*small, "--rounds", "1", "--one-rank", "--scratch", str(tmp_path)])
+
+    printed = capfd.readouterr().out
+    result = json.loads(printed[printed.index('{\n "model"') :])
+    assert all(speed > 0 for speed in result["images_per_s"].values())
+    assert 0 <= result["shares"]["input"] < 1
+
+
+def test_the_paper_model_is_what_the_documents_print_and_near_the_tutorial() -> None:
+    document = (REPOSITORY / "docs" / "scaling.md").read_text("utf-8")
+
+    assert all(row in document for row in scaling.table())
+    for gpus, (lowest, highest) in scaling.PRINTED.items():
+        assert 0.95 * lowest < scaling.images_s(gpus, 4) < 1.07 * highest
+
+
+def test_a_ring_among_one_costs_nothing_and_two_send_all_data_once_each_way() -> None:
+    assert scaling.ring_s(1, 1e9, 1e9, 1.0) == 0
+    assert scaling.ring_s(2, 1e9, 1e9, 0.5) == pytest.approx(2 * (0.5 + 0.5))

@@ -1,0 +1,90 @@
+"""A data set of four colours that anything learns, and runs on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.example import ImageExample
+from imagenet_prep.trainer.config import Config
+from tests.kit.tfrecords import jpeg, wnid, write_set
+
+CLASSES = 4
+NUM_TRAIN, NUM_VALIDATION = 67, 22
+
+
+def flags(data: Path, log_dir: Path, **more: Any) -> dict[str, Any]:
+    """Returns the settings of a run of two epochs of eight steps."""
+    small = {
+        "data_dir": str(data),
+        "log_dir": str(log_dir),
+        "model": "tiny",
+        "image_size": 16,
+        "batch_size": 8,
+        "num_epochs": 2.0,
+        "lr": 0.05,
+        "display_every": 4,
+        "backend": "tfdata",
+    }
+    return small | more
+
+
+def arguments(settings: dict[str, Any]) -> list[str]:
+    """Returns settings as the command line has them."""
+    words = []
+    for name, value in settings.items():
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words
+
+
+@pytest.fixture(scope="session")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """67 + 22 noisy pictures of four colours, in shards of unequal length; read-only."""
+    root = tmp_path_factory.mktemp("shades") / "set"
+    colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
+
+    def example(number: int) -> ImageExample:
+        rng = np.random.default_rng(number)
+        label = number % CLASSES
+        pixels = np.clip(rng.normal(colours[label], 40, (24, 20, 3)), 0, 255)
+        name = f"{wnid(label)}_{number}.JPEG"
+        return ImageExample(jpeg(pixels), 24, 20, name, label + 1, wnid(label), "thing")
+
+    def split(counts: Sequence[int], start: int) -> list[list[ImageExample]]:
+        ends = np.cumsum([start, *counts]).tolist()
+        return [[example(n) for n in range(*pair)] for pair in itertools.pairwise(ends)]
+
+    splits = {"train": split((30, 37), 0), "validation": split((12, 10), NUM_TRAIN)}
+    write_set(root, splits, num_classes=CLASSES)
+    return root
+
+
+@pytest.fixture
+def train(tf: Any, shades: Path) -> Callable[..., Any]:
+    """Trains in this process: train(log_dir, **settings) -> the last evaluation."""
+    from imagenet_prep.train import train as verb
+
+    def run(log_dir: Path, **more: Any) -> Any:
+        return verb(Config(**flags(shades, log_dir, **more)))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def horovod() -> None:
+    """Horovod, where it is installed."""
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed: run `imagenet-prep install-horovod`")
+
+
+def rows(log_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the lines of one kind of a run's log."""
+    lines = (log_dir / "train.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]

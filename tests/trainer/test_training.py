@@ -1,0 +1,290 @@
+"""Runs in one process: they learn, are told, are saved, and go on as if never ended."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer.config import Config
+from tests.kit.command import started
+from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, arguments, flags, rows
+
+pytestmark = pytest.mark.tf
+Train = Callable[..., Any]
+
+
+def arrays_of(log_dir: Path) -> dict[str, Any]:
+    found = checkpoint.load_latest(log_dir)
+    assert found is not None
+    return dict(found.arrays)
+
+
+def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
+
+
+def test_a_run_learns_and_prints_the_tutorials_table(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score = train(tmp_path / "run", num_epochs=8.0)
+    printed = capsys.readouterr().out
+
+    assert score.examples == NUM_VALIDATION
+    assert score.top1 > 0.9
+    lines = printed.splitlines()
+    assert lines[0] == "1 rank x 8 images = 8 a step; 67 images, 4 classes, 8 steps an epoch"
+    assert lines[2] == "  Step Epoch Speed   Loss  FinLoss   LR"
+    row = re.compile(r" *\d+ +\d+\.\d +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} \d\.\d{5}")
+    assert lines[-2] == "  step  epoch  top1    top5     loss   checkpoint_time(UTC)"
+    table = lines[3:-3]
+    assert [int(line.split()[0]) for line in table] == [0, 1, *range(4, 67, 4)]
+    assert all(row.fullmatch(line) for line in table)
+    assert re.fullmatch(r"Finished in \d+\.\d+", lines[-3])
+    assert lines[-1].split()[:2] == ["67", "8.0"]
+
+
+def test_the_times_of_evaluation_rows_are_utc(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        before = time.time()
+        train(tmp_path / "run", num_epochs=0.2)
+        after = time.time()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    (row,) = rows(tmp_path / "run", "evaluation")
+    saved = calendar.timegm(time.strptime(row["checkpoint_time_utc"], "%Y-%m-%d %H:%M:%S"))
+
+    assert int(before) <= saved <= after
+
+
+def test_log_and_scalars_hold_what_the_table_says(tf: Any, train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run")
+
+    (start,) = rows(tmp_path / "run", "start")
+    assert (start["global_batch"], start["total_steps"], start["ranks"]) == (8, 16, 1)
+    logged = {row["step"]: row["loss"] for row in rows(tmp_path / "run", "train")}
+    assert list(logged) == [0, 1, 4, 8, 12]
+    scalars = {}
+    for file in (tmp_path / "run" / "tensorboard").iterdir():
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                scalars[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    assert {step: scalars["train/loss", step] for step in logged} == pytest.approx(logged)
+    assert scalars["evaluation/top1", 16] >= 0
+
+
+def test_the_evaluation_of_a_checkpoint_equals_a_plain_count(
+    train: Train, shades: Path, tmp_path: Path
+) -> None:
+    from imagenet_prep.core.world import World
+    from imagenet_prep.read import make_dataset
+    from imagenet_prep.trainer import model
+
+    # Not a divisor of 22, and few steps: padding is masked, and not all answers are right.
+    score = train(tmp_path / "run", num_epochs=0.5, batch_size=5)
+
+    arrays = arrays_of(tmp_path / "run")
+    network = model.build("tiny", 16, 4)
+    variables = [*network.trainable_variables, *network.non_trainable_variables]
+    for number, variable in enumerate(variables):
+        variable.assign(arrays[f"variable_{number:04d}"])
+    reader = make_dataset(
+        shades, "validation", 1, 16, framework="numpy", world=World(), backend="tfdata"
+    )
+    right = seen = 0
+    losses = []
+    for batch in reader:
+        logits = network(batch["images"], training=False).numpy()[0].astype(np.float64)
+        label = int(batch["class_index"][0])
+        right += int(np.argmax(logits)) == label
+        losses.append(np.log(np.exp(logits).sum()) - logits[label])
+        seen += 1
+    reader.close()
+
+    assert seen == NUM_VALIDATION == score.examples
+    assert score.top1 == pytest.approx(right / NUM_VALIDATION)
+    assert score.top5 == 1.0  # of four classes
+    assert score.loss == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "whole", num_epochs=3.0, checkpoint_every=10, keep=9)
+    assert checkpoint.steps(tmp_path / "whole") == [10, 20, 25]
+    # Ended after step 10, in the midst of the second epoch: only that checkpoint is there.
+    (tmp_path / "ended").mkdir()
+    shutil.copy(tmp_path / "whole" / checkpoint.name(10), tmp_path / "ended")
+    train(tmp_path / "ended", num_epochs=3.0, checkpoint_every=10)
+
+    assert "resumed after step 10 from checkpoint-00000010.npz" in capsys.readouterr().out
+    assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
+    both = [rows(tmp_path / name, "evaluation")[-1]["loss"] for name in ("whole", "ended")]
+    assert both[0] == both[1]
+
+
+def test_a_finished_run_is_only_evaluated_again(train: Train, tmp_path: Path) -> None:
+    first = train(tmp_path / "run")
+    again = train(tmp_path / "run")
+
+    assert again == first
+    assert len(rows(tmp_path / "run", "finished")) == 1
+    assert train(tmp_path / "run", evaluate=True) == first
+
+
+def test_evaluating_what_was_never_trained_is_refused(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
+        train(tmp_path / "run", evaluate=True)
+
+
+def test_a_corrupt_latest_checkpoint_falls_back_to_the_one_before(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", checkpoint_every=6)
+    whole = arrays_of(tmp_path / "run")
+    last = tmp_path / "run" / checkpoint.name(16)
+    last.write_bytes(last.read_bytes()[:-300])
+    train(tmp_path / "run", checkpoint_every=6)
+    said = capsys.readouterr()
+
+    assert "checkpoint-00000016.npz: damaged checkpoint" in said.err
+    assert "resumed after step 12" in said.out
+    assert_same_bits(whole, arrays_of(tmp_path / "run"))
+
+
+def test_another_run_does_not_go_on_from_this_ones_checkpoints(
+    train: Train, tmp_path: Path
+) -> None:
+    train(tmp_path / "run")
+    for other in ({"num_epochs": 3.0}, {"lr": 0.1}, {"seed": 1}, {"batch_size": 4}):
+        with pytest.raises(UsageError, match=r"holds a run with \w+"):
+            train(tmp_path / "run", **other)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(ImagenetPrepError, match=r"the loss is (nan|inf).*--lr"):
+        train(tmp_path / "run", lr=1e30, warmup_epochs=0.0)
+
+    assert checkpoint.steps(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"precision": "bfloat16"},
+        {"precision": "float16"},
+        {"jit": True},
+        {"optimizer": "larc", "lr": 1.0},
+        {"optimizer": "lars", "lr": 5.0},
+        {"recipe": "tutorial", "schedule": "steps"},
+    ],
+    ids=lambda more: next(iter(more.values())),
+)
+def test_every_way_to_train_lowers_the_loss(
+    train: Train, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    train(tmp_path / "run", num_epochs=4.0, **more)
+    losses = [row["loss"] for row in rows(tmp_path / "run", "train")]
+
+    assert losses[-1] < losses[0]
+
+
+def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
+    from imagenet_prep.train import train as verb
+
+    config = Config(
+        synthetic=True,
+        model="tiny",
+        image_size=16,
+        batch_size=4,
+        num_epochs=12 / 1_281_167 * 4,
+        log_dir=str(tmp_path / "run"),
+    )
+
+    assert verb(config) is None
+    assert checkpoint.steps(tmp_path / "run") == [12]
+
+
+# Of Keras, which copies its variables as NumPy 1 had it.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@pytest.mark.parametrize("name", ["model.keras", "saved"])
+def test_what_is_exported_gives_the_models_answers(
+    tf: Any, train: Train, tmp_path: Path, name: str
+) -> None:
+    import keras
+
+    train(tmp_path / "run", export=str(tmp_path / "out" / name))
+    images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
+    if name.endswith(".keras"):
+        answers = keras.models.load_model(tmp_path / "out" / name)(images).numpy()
+    else:
+        answers = tf.saved_model.load(str(tmp_path / "out" / name)).serve(images).numpy()
+
+    from imagenet_prep.trainer import model
+
+    arrays = arrays_of(tmp_path / "run")
+    network = model.build("tiny", 16, 4)
+    for number, v in enumerate([*network.trainable_variables, *network.non_trainable_variables]):
+        v.assign(arrays[f"variable_{number:04d}"])
+    np.testing.assert_allclose(answers, network(images, training=False).numpy(), atol=1e-5)
+
+
+def test_evaluation_refuses_to_leave_an_example_out(tf: Any) -> None:
+    from imagenet_prep.trainer.comm import Alone
+    from imagenet_prep.trainer.evaluation import evaluate
+
+    batch = {"images": None, "class_index": None, "mask": None}
+    with pytest.raises(DataDamagedError, match="counted 3 examples, expected 4"):
+        evaluate(lambda *_: tf.constant([3.0, 1, 1, 1], tf.float64), [batch], 4, Alone())
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_4_and_the_same_command_goes_on(
+    tf: Any, shades: Path, tmp_path: Path
+) -> None:
+    settings = flags(shades, tmp_path / "run", num_epochs=400.0, display_every=1)
+    settings |= {"checkpoint_every": 100_000}
+    with started("train", *arguments(settings)) as running:
+        log = tmp_path / "run" / "train.jsonl"
+        while not (log.exists() and '"step": 5,' in log.read_text()):
+            assert not running.ended, running.finish()
+            time.sleep(0.05)
+        running.send(signal.SIGTERM)
+        finished = running.finish()
+
+    assert finished.code == 4, finished.err
+    assert "Run the same command again to resume" in finished.err
+    (saved,) = checkpoint.steps(tmp_path / "run")
+    assert saved < 3350
+    with started("train", *arguments(settings)) as running:
+        while f"resumed after step {saved:,}" not in running._text(running._out):
+            assert not running.ended, running.finish()
+            time.sleep(0.05)
+        running.send(signal.SIGTERM)
+        assert running.finish().code == 4
+    assert checkpoint.steps(tmp_path / "run")[-1] > saved
+
+
+def test_numbers_of_the_data_set_are_those_of_the_run(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run", num_epochs=0.2)
+
+    (start,) = rows(tmp_path / "run", "start")
+    assert (start["num_examples"], start["num_classes"]) == (NUM_TRAIN, 4)

@@ -1,0 +1,157 @@
+"""Two real ranks under horovodrun: one run, whose parts agree bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.trainer import checkpoint
+from tests.kit.command import Finished, started
+from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
+
+pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horovod")]
+
+RANK = Path(__file__).with_name("rank.py")
+PATIENCE_S = 240.0
+
+
+def two_ranks(*words: str | Path) -> Finished:
+    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    options = ("-np", "2", "--gloo", sys.executable, str(RANK))
+    with started(*words, program=(horovodrun, *options)) as running:
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == 0, finished.err
+    return finished
+
+
+def saved(folder: Path, what: str) -> list[dict[str, Any]]:
+    return [dict(np.load(folder / f"{what}-{rank}.npz")) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize(("what", "tolerance"), [("gradients", 1e-6), ("gradients-fp16", 2e-3)])
+def test_the_mean_gradient_is_that_of_the_joined_batch(
+    tmp_path: Path, what: str, tolerance: float
+) -> None:
+    two_ranks(what, tmp_path)
+
+    first, second = saved(tmp_path, "gradients")
+    assert np.array_equal(first["mean"], second["mean"])
+    np.testing.assert_allclose(first["mean"], first["joined"], rtol=tolerance, atol=tolerance)
+    # Each rank alone is far from it: without averaging the line above fails.
+    assert np.abs(first["own"] - second["own"]).max() > 0.01
+
+
+def test_two_ranks_end_with_the_same_weights_and_near_one_ranks_loss(
+    shades: Path, tmp_path: Path, train: Any
+) -> None:
+    settings = flags(shades, tmp_path / "two", batch_size=4, num_epochs=4.0, eval_every=2.0)
+    two_ranks("weights", tmp_path, json.dumps(settings))
+    train(tmp_path / "one", num_epochs=4.0, eval_every=2.0)
+
+    first, second = saved(tmp_path, "weights")
+    assert [name for name in first if not np.array_equal(first[name], second[name])] == []
+    scores = [json.loads((tmp_path / f"score-{rank}.json").read_text()) for rank in (0, 1)]
+    assert scores[0] == scores[1]
+    assert scores[0][0] == NUM_VALIDATION
+    ended = [rows(tmp_path / name, "train")[-1] for name in ("two", "one")]
+    assert ended[0]["step"] == ended[1]["step"]
+    assert ended[0]["learning_rate"] == ended[1]["learning_rate"]
+    assert ended[0]["loss"] == pytest.approx(ended[1]["loss"], abs=0.25)
+    assert [row["step"] for row in rows(tmp_path / "two", "evaluation")] == [16, 32, 33]
+
+
+def test_without_averaging_the_ranks_would_part(shades: Path, tmp_path: Path) -> None:
+    settings = flags(shades, tmp_path / "run", batch_size=4, num_epochs=1.0)
+    two_ranks("weights-without-averaging", tmp_path, json.dumps(settings))
+
+    first, second = saved(tmp_path, "weights")
+    assert [name for name in first if not np.array_equal(first[name], second[name])]
+
+
+def running_ranks(running: Any) -> dict[int, int]:
+    """Returns the pid of each rank among a launch's processes."""
+    found = {}
+    for pid in running.workers():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [line.partition(b"=")[2] for line in environment if line.startswith(b"HOROVOD_RANK")]
+        # A shell stands between horovodrun and each rank.
+        if rank and b"imagenet_prep" in words:
+            found[int(rank[0])] = pid
+    return found
+
+
+def wait_for(condition: Any, running: Any) -> None:
+    patience = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert not running.ended, running.finish()
+        assert time.monotonic() < patience
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_all_and_the_same_command_goes_on(
+    shades: Path, tmp_path: Path, victim: int
+) -> None:
+    run = tmp_path / "run"
+    settings = flags(shades, run, batch_size=4, num_epochs=60.0, checkpoint_every=5, keep=2)
+    command = ("launch", "-np", "2", "--", "train", *arguments(settings))
+    with started(*command) as running:
+        # Rank 0 writes checkpoints all the time: it dies in or near one.
+        wait_for(lambda: len(checkpoint.steps(run)) == 2, running)
+        os.kill(running_ranks(running)[victim], signal.SIGKILL)
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+    assert finished.code == 128 + signal.SIGKILL, finished.err
+
+    with started(*command) as running:
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == 0, finished.err
+    assert "resumed after step" in finished.out
+    assert checkpoint.steps(run)[-1] == 60 * 67 // 8
+    assert rows(run, "evaluation")[-1]["examples"] == NUM_VALIDATION
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_launcher_saves_on_all_ranks_and_exits_4(
+    shades: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = flags(shades, run, batch_size=4, num_epochs=4000.0, display_every=1)
+    with started("launch", "-np", "2", "--", "train", *arguments(settings)) as running:
+        log = run / "train.jsonl"
+        wait_for(lambda: log.exists() and '"step": 5,' in log.read_text(), running)
+        running.send(signal.SIGTERM)
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+
+    assert finished.code == 4, finished.err
+    assert len(checkpoint.steps(run)) == 1
+
+
+@pytest.mark.slow
+def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = flags(shades, run, batch_size=4, num_epochs=4000.0, display_every=1)
+    options = ("-np", "2", "--stall-timeout", "40", "--grace", "5")
+    with started("launch", *options, "--", "train", *arguments(settings)) as running:
+        log = run / "train.jsonl"
+        wait_for(lambda: log.exists() and '"step": 5,' in log.read_text(), running)
+        os.kill(running_ranks(running)[1], signal.SIGSTOP)
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+
+    assert finished.code == 1, finished.err
+    assert "died or stalled: rank 1 on localhost" in finished.err

@@ -50,10 +50,12 @@ class Measures:
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._origins: list[Origin] = []
         self._stride = 1
+        self._classes: Counter[int] = Counter()
 
     def add(self, member: Member, image: PreparedImage) -> None:
         """Counts one stored image."""
         number = len(self._rows)
+        self._classes[member.class_index] += 1
         height, width = image.source_size or (image.height, image.width)
         self._rows.append(
             (height, width, image.height, image.width, member.size, len(image.encoded))
@@ -66,7 +68,7 @@ class Measures:
                 self._stride *= 2
 
     def content(self) -> dict[str, Any]:
-        """Returns what the receipt keeps: `histograms` and `origins`."""
+        """Returns what the receipt keeps: `histograms`, `origins`, and how many classes there are."""
         import numpy as np
 
         rows = np.maximum(np.asarray(self._rows, dtype=np.float64).reshape(-1, 6), 1)
@@ -85,7 +87,11 @@ class Measures:
                 np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64), return_counts=True
             )
             histograms[name] = dict(zip(map(str, bins), counts.tolist(), strict=True))
-        return {"histograms": histograms, "origins": [list(origin) for origin in self._origins]}
+        return {
+            "histograms": histograms,
+            "origins": [list(origin) for origin in self._origins],
+            "num_classes": len(self._classes),
+        }
 
 
 def lower_edge(bin_number: int) -> float:

@@ -87,6 +87,7 @@ def test_the_receipt_is_the_truth_about_both_files(tmp_path: Path) -> None:
     lengths = [len(read(member)) for member in MEMBERS]
 
     assert receipt.pop("transform_s") >= 0
+    assert receipt.pop("num_classes") == len({member.class_index for member in MEMBERS})
     assert [row[:5] for row in receipt.pop("origins")] == [
         [number, *member[:4]] for number, member in enumerate(MEMBERS)
     ]

@@ -18,6 +18,7 @@ VERBS = {
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "show": "look into one shard",
+    "report": "one page with pictures: is it whole, what is in it, what was done to it",
 }
 _MODULES = {"prepare": "pipelines.prepare"}
 

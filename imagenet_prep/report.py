@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ EXAMPLES = """\
   imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
 
 _COMPARISON = "comparison.html"
+# The extra `report`.
+_PACKAGES = ("jinja2", "matplotlib", "skimage")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,7 @@ class Config:
         metavar="DIR",
     )
     seed: int = cli.flag(0, help="decides which images are shown", metavar="N")
-    workers: int = cli.flag(
-        0, help="shards verified at a time; 0 is one a core", metavar="N"
-    )
+    workers: int = cli.flag(0, help="shards verified at a time; 0 is one a core", metavar="N")
 
     def __post_init__(self) -> None:
         """Refuses half a request."""
@@ -72,13 +73,11 @@ def report(config: Config) -> Path:
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.core.store import storage_errors
 
-    try:
-        import jinja2  # noqa: F401 - asked for before minutes of work
-        import matplotlib  # noqa: F401
-    except ImportError as error:
+    # Asked for before minutes of work.
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(
-            f"{error.name} is not installed: pip install 'imagenet-prep[report]'"
-        ) from error
+            f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
+        )
     root = Path(config.dataset).expanduser()
     if config.other is not None:
         content = _comparison(config, root, Path(config.other).expanduser())
@@ -107,12 +106,20 @@ def _page(config: Config, root: Path) -> str:
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
     if facts.problems:
-        print(
-            f"damaged: {len(facts.problems)} problems, at the top of the report", file=sys.stderr
-        )
+        print(f"damaged: {len(facts.problems)} problems, at the top of the report", file=sys.stderr)
     return page.report(
         facts, tiles, incidents, level=config.level, seed=config.seed, made_at=made_at
     )
+
+
+def _comparison(config: Config, root: Path, other: Path) -> str:
+    from datetime import UTC, datetime
+
+    from imagenet_prep.reporting import page
+    from imagenet_prep.reporting.compare import compare
+
+    found = compare(_facts(config, root), _facts(config, other), config.seed)
+    return page.comparison(found, seed=config.seed, made_at=datetime.now(UTC))
 
 
 def _facts(config: Config, root: Path) -> Facts:

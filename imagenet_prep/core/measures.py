@@ -68,7 +68,7 @@ class Measures:
                 self._stride *= 2
 
     def content(self) -> dict[str, Any]:
-        """Returns what the receipt keeps: `histograms`, `origins`, and how many classes there are."""
+        """Returns what the receipt keeps: `histograms`, `origins` and `num_classes`."""
         import numpy as np
 
         rows = np.maximum(np.asarray(self._rows, dtype=np.float64).reshape(-1, 6), 1)

@@ -8,7 +8,7 @@ very data set.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,7 +75,7 @@ class Facts:
     histograms: measures.Histograms = field(default_factory=dict)
     num_classes: dict[str, int] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
-    seconds_of: Counter[str] = field(default_factory=Counter)
+    seconds_of: dict[str, float] = field(default_factory=dict)
     source_root: Path | None = None
     source_files: dict[str, str] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
@@ -183,6 +183,7 @@ def _read_receipts(facts: Facts) -> None:
     sha256 = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
     archives = {source.name for source in facts.manifest.sources}
     histograms: dict[str, Counter[int]] = {}
+    stages: defaultdict[str, float] = defaultdict(float)
     # Of a shard that was made twice, e.g. mended, one receipt is enough.
     left = dict(sha256)
     for path in sorted(facts.root.glob(f"{naming.WORK}/*/receipts/*.json")):
@@ -196,17 +197,15 @@ def _read_receipts(facts: Facts) -> None:
             )
             shard = receipt.get("shard")
             if shard is None:
-                stage = _PROOF if receipt.get("archive") in archives else path.parts[-3]
-                facts.seconds_of[stage.partition("-")[0] if stage != _PROOF else stage] += (
-                    task.seconds
-                )
+                is_proof = receipt.get("archive") in archives
+                stages[_PROOF if is_proof else path.parts[-3].partition("-")[0]] += task.seconds
                 continue
             if left.get(shard) != receipt["sha256"]:
                 continue
             del left[shard]
             transform_s = receipt.get("transform_s", 0.0)
-            facts.seconds_of[_CODEC] += transform_s
-            facts.seconds_of[_READ] += max(task.seconds - transform_s, 0.0)
+            stages[_CODEC] += transform_s
+            stages[_READ] += max(task.seconds - transform_s, 0.0)
             facts.tasks.append(task)
             facts.origins += [(shard, Origin(*row)) for row in receipt.get("origins", [])]
             if "num_classes" in receipt:
@@ -219,7 +218,7 @@ def _read_receipts(facts: Facts) -> None:
             # A damaged receipt is no damage of the data set: it costs a bar of a plot.
             continue
     facts.histograms = histograms
-    facts.seconds_of = +facts.seconds_of
+    facts.seconds_of = dict(stages)
 
 
 def _classes(root: Path) -> list[ClassName]:
@@ -231,7 +230,13 @@ def _classes(root: Path) -> list[ClassName]:
 
 
 def _is_incident(line: dict[str, Any]) -> bool:
-    kinds = {"key": str, "archive": str, "action": str, "reason": str, "detail": str}
+    kinds: dict[str, type] = {
+        "key": str,
+        "archive": str,
+        "action": str,
+        "reason": str,
+        "detail": str,
+    }
     kinds |= {"class_index": int, "offset": int, "size": int}
     return all(isinstance(line.get(name), kind) for name, kind in kinds.items())
 

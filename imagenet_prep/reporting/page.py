@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -25,8 +25,13 @@ from imagenet_prep.reporting import plots
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.sample import Incident, Tile
 
+if TYPE_CHECKING:
+    # Its SSIM comes from a package that a report of one data set does not need.
+    from imagenet_prep.reporting.compare import Comparison
+
 _MOST_PROBLEMS = 200
 _MOST_ROWS = 200
+_TIMES = "\N{MULTIPLICATION SIGN}"
 
 _CHECKED = {
     "manifest": "every file is there with its size",
@@ -94,6 +99,61 @@ def report(
     )
 
 
+def comparison(found: Comparison, *, seed: int, made_at: datetime) -> str:
+    """Returns the comparison of two data sets as HTML."""
+    one, other = found.facts
+    names = [one.root.name, other.root.name]
+    if names[0] == names[1]:
+        names = [str(one.root), str(other.root)]
+    return _render(
+        "compare.html.jinja",
+        f"{names[0]} and {names[1]}",
+        made_at,
+        data={},
+        comparison=found,
+        names=names,
+        ratio=f"{_TIMES} {other.num_bytes / one.num_bytes:.2f}",
+        rows=[
+            (label, *(shown(facts) for facts in found.facts)) for label, shown in _COMPARED.items()
+        ],
+        worst=[match for match in found.matches if match.pictures],
+        seed=seed,
+        most_problems=_MOST_PROBLEMS,
+    )
+
+
+def _train_bytes(facts: Facts) -> int:
+    split = facts.manifest.splits.get(schema.TRAIN)
+    return split.num_bytes if split else facts.num_bytes
+
+
+def _bytes_per_example(facts: Facts) -> float:
+    return facts.num_bytes / max(facts.examples, 1)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds < 120 else f"{seconds / 60:,.1f} min"
+
+
+# A row of the table each; 1.25 GB/s is a network of 10 Gbit/s, 0.2 GB/s a spinning disk.
+_COMPARED: dict[str, Callable[[Facts], str]] = {
+    "examples": lambda facts: f"{facts.examples:,}",
+    "disk": lambda facts: human_bytes(facts.num_bytes),
+    "bytes an example": lambda facts: human_bytes(_bytes_per_example(facts)),
+    "read in an epoch of train": lambda facts: human_bytes(_train_bytes(facts)),
+    "an epoch over 10 Gbit/s": lambda facts: _duration(_train_bytes(facts) / 1.25e9),
+    "an epoch from a disk of 200 MB/s": lambda facts: _duration(_train_bytes(facts) / 0.2e9),
+    "images/s that 10 Gbit/s carry": lambda facts: (
+        f"{1.25e9 / max(_bytes_per_example(facts), 1):,.0f}"
+    ),
+    "largest sides": lambda facts: ", ".join(
+        f"{split.max_width} {_TIMES} {split.max_height}" for split in facts.manifest.splits.values()
+    ),
+    "left out": lambda facts: f"{sum(facts.manifest.quarantined.values()):,}",
+    "manifest": lambda facts: facts.manifest.digest[:16],
+}
+
+
 def broken(root: Path, problem: str, made_at: datetime) -> str:
     """Returns the report of a data set whose manifest cannot be used, as HTML."""
     title = f"{root.name}: damaged"
@@ -147,11 +207,13 @@ def _facts_of(tile: Tile) -> dict[str, Any]:
         ("class", f"{tile.wnid}, index {tile.class_index}"),
         ("file", tile.filename),
         ("shard", f"{tile.shard}, record {tile.record}, byte {tile.offset:,}"),
-        ("stored", f"{tile.width} × {tile.height}, {human_bytes(tile.num_bytes)}"),
+        ("stored", f"{tile.width} {_TIMES} {tile.height}, {human_bytes(tile.num_bytes)}"),
     ]
     origin = tile.origin
     if origin is not None:
-        rows.append(("source", f"{origin.width} × {origin.height}, {human_bytes(origin.size)}"))
+        rows.append(
+            ("source", f"{origin.width} {_TIMES} {origin.height}, {human_bytes(origin.size)}")
+        )
         rows.append(("lies in", f"{origin.archive}, byte {origin.offset:,}"))
     if tile.psnr is not None:
         rows.append(("PSNR", f"{tile.psnr:.1f} dB against the source shrunk by Lanczos"))
@@ -177,13 +239,15 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
         rows.append((f"lacks {key}", what))
     for name, split in manifest.splits.items():
         rows.append((f"{name}, resized", f"{split.resized:,} of {split.examples:,}"))
-        rows.append((f"{name}, largest sides", f"{split.max_width} × {split.max_height}"))
+        rows.append((f"{name}, largest sides", f"{split.max_width} {_TIMES} {split.max_height}"))
     return rows
 
 
 def _loading(facts: Facts) -> list[Loading]:
     folder = str(facts.root.absolute())
-    split = schema.TRAIN if schema.TRAIN in facts.manifest.splits else [*facts.manifest.splits][0]
+    split = (
+        schema.TRAIN if schema.TRAIN in facts.manifest.splits else next(iter(facts.manifest.splits))
+    )
     return [
         Loading(
             "TensorFlow Datasets",

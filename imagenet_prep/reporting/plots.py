@@ -26,9 +26,9 @@ _VARIABLES = {
     _INK: "var(--ink)",
     _FAINT: "var(--faint)",
 }
-_STYLE = {
-    "svg.fonttype": "none", # text stays text: to be read aloud, and in the page's font
-    "svg.hashsalt": "imagenet-prep", # equal figures have equal ids
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: to be read aloud, and in the page's font
+    "svg.hashsalt": "imagenet-prep",  # equal figures have equal ids
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.edgecolor": _FAINT,
@@ -51,7 +51,7 @@ _STYLE = {
     "ytick.labelcolor": _INK,
     "ytick.major.size": 0,
 }
-_INCHES = (4.6, 2.5)
+_INCHES = (3.7, 2.3)
 _MOST_BARS = 24
 _TIME_BINS = 60
 
@@ -152,11 +152,18 @@ def _before_and_after(
         values = [counts[number] for number in bins[:-1]]
         edges = [measures.lower_edge(number) for number in bins]
         axes.stairs(
-            values, edges, fill=filled, color=colour, alpha=0.6 if filled else 1,
-            linewidth=1.6, label=called,
+            values,
+            edges,
+            fill=filled,
+            color=colour,
+            alpha=0.6 if filled else 1,
+            linewidth=1.6,
+            label=called,
         )
         middles.append(shown(_median(counts)))
     axes.set_xscale("log", base=2)
+    numbers = [number for name in names for number in facts.histograms[name]]
+    axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
     axes.xaxis.set_major_formatter(FuncFormatter(shown))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel(label)
@@ -193,8 +200,11 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
             continue
         low, high = min(counts), max(counts)
         axes.hist(
-            counts, bins=np.linspace(low - 0.5, high + 0.5, min(high - low + 1, 40) + 1).tolist(),
-            color=colour, alpha=0.75, label=name,
+            counts,
+            bins=np.linspace(low - 0.5, high + 0.5, min(high - low + 1, 40) + 1).tolist(),
+            color=colour,
+            alpha=0.75,
+            label=name,
         )
         whole = sum(1 for count in split.examples_per_class if count)
         says.append(f"a shard of {name} holds {low:,} to {high:,} of {whole:,} classes")
@@ -235,8 +245,8 @@ def _throughput(facts: Facts) -> Plot | None:
 
 
 def _time_by_stage(facts: Facts) -> Plot | None:
-    stages = [(name, seconds) for name, seconds in facts.seconds_of.most_common() if seconds]
-    if not stages:
+    stages = sorted(facts.seconds_of.items(), key=lambda stage: -stage[1])
+    if not any(value for _, value in stages):
         return None
     unit, seconds = _time_unit(max(value for _, value in stages))
     figure, axes = _axes()
@@ -310,7 +320,12 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     # Sized by the page, and hidden from screen readers: the sentence below it says the same.
-    svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', svg, count=1)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        r'<svg viewBox="\1" aria-hidden="true">',
+        svg,
+        count=1,
+    )
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # One page holds many plots: their ids must not meet.
     prefix = re.sub(r"\W+", "-", title.lower())

@@ -163,9 +163,7 @@ def incidents(facts: Facts) -> list[Incident]:
     return found
 
 
-def _candidates(
-    facts: Facts, seed: int
-) -> Iterator[tuple[str, list[tuple[int, Origin | None]]]]:
+def _candidates(facts: Facts, seed: int) -> Iterator[tuple[str, list[tuple[int, Origin | None]]]]:
     """Yields shards in an order of the seed, each with records to look at.
 
     Receipts tell where their records came from; without them any record is as good.

@@ -70,14 +70,9 @@ def report(config: Config) -> Path:
       IncompleteError: the data set is not finished; or the disk is full.
       StoreError: the page cannot be written.
     """
-    from imagenet_prep.core.errors import UsageError
     from imagenet_prep.core.store import storage_errors
 
-    # Asked for before minutes of work.
-    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UsageError(
-            f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
-        )
+    require_packages()
     root = Path(config.dataset).expanduser()
     if config.other is not None:
         content = _comparison(config, root, Path(config.other).expanduser())
@@ -89,6 +84,20 @@ def report(config: Config) -> Path:
         # A path may be no text; a page always is.
         out.write_bytes(content.encode("utf-8", "replace"))
     return out
+
+
+def require_packages() -> None:
+    """Makes sure that `report` can work; asked for before hours of work that end with one.
+
+    Raises:
+      UsageError: a package is missing.
+    """
+    from imagenet_prep.core.errors import UsageError
+
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UsageError(
+            f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
+        )
 
 
 def _page(config: Config, root: Path) -> str:

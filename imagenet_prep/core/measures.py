@@ -68,7 +68,11 @@ class Measures:
                 self._stride *= 2
 
     def content(self) -> dict[str, Any]:
-        """Returns what the receipt keeps: `histograms`, `origins` and `num_classes`."""
+        """Returns what the receipt keeps.
+
+        By measure: `histograms`, counts by bin, and `sums`, exact. `origins` of some images, and
+        `num_classes`, how many different ones.
+        """
         import numpy as np
 
         rows = np.maximum(np.asarray(self._rows, dtype=np.float64).reshape(-1, 6), 1)
@@ -89,6 +93,7 @@ class Measures:
             histograms[name] = dict(zip(map(str, bins), counts.tolist(), strict=True))
         return {
             "histograms": histograms,
+            "sums": {name: round(float(column.sum()), 3) for name, column in values.items()},
             "origins": [list(origin) for origin in self._origins],
             "num_classes": len(self._classes),
         }

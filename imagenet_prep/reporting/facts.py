@@ -59,6 +59,7 @@ class Facts:
       problems: what is wrong with it, a sentence each.
       origins: (shard, origin) of some records, as receipts name them.
       histograms: over all shards, by measure; empty without receipts.
+      sums: over the same images, by measure.
       num_classes: classes in each shard whose receipt says so, by its name.
       tasks: that wrote its shards.
       seconds_of: work of all workers together, by stage.
@@ -73,6 +74,7 @@ class Facts:
     problems: list[str]
     origins: list[tuple[str, Origin]] = field(default_factory=list)
     histograms: measures.Histograms = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
     num_classes: dict[str, int] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
     seconds_of: dict[str, float] = field(default_factory=dict)
@@ -210,6 +212,7 @@ def _read_receipts(facts: Facts) -> None:
             facts.origins += [(shard, Origin(*row)) for row in receipt.get("origins", [])]
             if "num_classes" in receipt:
                 facts.num_classes[shard] = receipt["num_classes"]
+            facts.sums.update(receipt.get("sums", {}))
             for name, counts in receipt.get("histograms", {}).items():
                 histograms.setdefault(name, Counter()).update(
                     {int(number): count for number, count in counts.items()}

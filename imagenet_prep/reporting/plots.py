@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 from imagenet_prep.core import measures
 from imagenet_prep.core.cli import human_bytes
+from imagenet_prep.core.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
 
 # Colours that no plot would have by chance; the page's own take their place.
@@ -99,7 +100,7 @@ def _examples_per_class(facts: Facts) -> Plot:
             says.append(f"{name}: {counts[-1]:,} to {counts[0]:,} in {len(counts):,} classes")
     axes.set_xlabel("classes, fullest first")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    _legend(axes)
     return _plot("Examples per class", "; ".join(says), figure)
 
 
@@ -143,7 +144,7 @@ def _before_and_after(
     if not all(facts.histograms.get(name) for name in names):
         return None
     figure, axes = _axes()
-    middles = []
+    means = []
     styles = ((_BEFORE, "before", False), (_AFTER, "after", True))
     for name, (colour, called, filled) in zip(names, styles, strict=True):
         counts = facts.histograms[name]
@@ -160,16 +161,15 @@ def _before_and_after(
             linewidth=1.6,
             label=called,
         )
-        middles.append(shown(_median(counts)))
+        means.append(shown(facts.sums[name] / counts.total()))
     axes.set_xscale("log", base=2)
     numbers = [number for name in names for number in facts.histograms[name]]
     axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
     axes.xaxis.set_major_formatter(FuncFormatter(shown))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlabel(label)
-    axes.legend()
-    # Bins are 9 % wide, and so is what is known of the median.
-    return _plot(title, f"median about {middles[0]} before, {middles[1]} after", figure)
+    _legend(axes)
+    return _plot(title, f"{means[0]} on average before, {means[1]} after", figure)
 
 
 def _bytes_per_shard(facts: Facts) -> Plot:
@@ -184,7 +184,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("shards")
-    axes.legend()
+    _legend(axes)
     return _plot("Bytes per shard", "; ".join(says), figure)
 
 
@@ -206,13 +206,15 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
             alpha=0.75,
             label=name,
         )
-        whole = sum(1 for count in split.examples_per_class if count)
-        says.append(f"a shard of {name} holds {low:,} to {high:,} of {whole:,} classes")
+        says.append(
+            f"a shard of {name} holds {low:,} to {high:,} of {_num_classes(split):,} classes"
+        )
+    axes.set_xlim(0, max(map(_num_classes, facts.manifest.splits.values())) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("different classes in a shard")
     axes.set_ylabel("shards")
-    axes.legend()
+    _legend(axes)
     return _plot("Classes per shard", "; ".join(says), figure)
 
 
@@ -288,20 +290,19 @@ def _rates(tasks: Sequence[Task]) -> list[float]:
     return sorted((examples[w] / seconds[w] for w in examples if seconds[w] > 0), reverse=True)
 
 
-def _median(counts: Counter[int]) -> float:
-    """Returns the middle of the bin that holds the median."""
-    left = counts.total() / 2
-    for number in sorted(counts):
-        left -= counts[number]
-        if left <= 0:
-            return measures.lower_edge(number) * 2 ** (0.5 / measures.BINS_PER_OCTAVE)
-    return 0.0
-
-
 def _time_unit(seconds: float) -> tuple[str, float]:
     if seconds < 180:
         return "seconds", 1.0
     return ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
+
+
+def _num_classes(split: Split) -> int:
+    return sum(1 for count in split.examples_per_class if count)
+
+
+def _legend(axes: Any) -> None:
+    """Adds a legend above the axes, where it covers nothing."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2, borderpad=0)
 
 
 def _axes() -> tuple[Figure, Any]:

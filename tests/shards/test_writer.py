@@ -91,6 +91,7 @@ def test_the_receipt_is_the_truth_about_both_files(tmp_path: Path) -> None:
     assert [row[:5] for row in receipt.pop("origins")] == [
         [number, *member[:4]] for number, member in enumerate(MEMBERS)
     ]
+    assert receipt.pop("sums")["source_bytes"] == 60
     assert {sum(counts.values()) for counts in receipt.pop("histograms").values()} == {3}
     assert receipt == {
         "shard": SHARD,

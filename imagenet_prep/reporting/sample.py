@@ -26,7 +26,7 @@ _DRAWS = 8000
 # Side in pixels and WebP quality of thumbnails, for up to so many.
 _LARGE, _SMALL, _FEW = (176, 72), (104, 52), 240
 # Bytes of data URIs that all tiles, and all pairs, may take.
-_TILE_BYTES, _PAIR_BYTES = 3_000_000, 900_000
+_TILE_BYTES, _PAIR_BYTES = 2_500_000, 650_000
 _PAIRS = 16
 # Width and height in pixels of what a pair shows of the stored image.
 _PAIR_SIDE = 288

@@ -167,24 +167,28 @@ def incidents(facts: Facts) -> list[Incident]:
 def _candidates(facts: Facts, seed: int) -> Iterator[tuple[str, list[tuple[int, Origin | None]]]]:
     """Yields shards in an order of the seed, each with records to look at.
 
-    Receipts tell where their records came from; without them any record is as good.
+    First those of which receipts tell where they came from. They are few a shard, and older
+    receipts name none; then any record is as good.
     """
     chance = random.Random(seed)
-    by_shard: dict[str, list[tuple[int, Origin | None]]] = {}
-    if facts.origins:
-        for name, origin in facts.origins:
-            by_shard.setdefault(name, []).append((origin.record, origin))
-    else:
-        shards = [s for split in facts.manifest.splits.values() for s in split.shards]
-        starts = [0, *itertools.accumulate(shard.examples for shard in shards)]
-        for position in sorted(chance.sample(range(starts[-1]), min(_DRAWS, starts[-1]))):
-            number = bisect.bisect_right(starts, position) - 1
-            by_shard.setdefault(shards[number].name, []).append((position - starts[number], None))
-    order = sorted(by_shard)
-    chance.shuffle(order)
-    for name in order:
-        chance.shuffle(by_shard[name])
-        yield name, by_shard[name]
+    known: dict[str, dict[int, Origin | None]] = {}
+    for name, origin in facts.origins:
+        known.setdefault(name, {})[origin.record] = origin
+    shards = [s for split in facts.manifest.splits.values() for s in split.shards]
+    starts = [0, *itertools.accumulate(shard.examples for shard in shards)]
+    drawn: dict[str, dict[int, Origin | None]] = {}
+    for position in chance.sample(range(starts[-1]), min(_DRAWS, starts[-1])):
+        number = bisect.bisect_right(starts, position) - 1
+        name, record = shards[number].name, position - starts[number]
+        if record not in known.get(name, {}):
+            drawn.setdefault(name, {})[record] = None
+    for by_shard in (known, drawn):
+        order = sorted(by_shard)
+        chance.shuffle(order)
+        for name in order:
+            records = sorted(by_shard[name].items(), key=lambda record: record[0])
+            chance.shuffle(records)
+            yield name, records
 
 
 def _read(facts: Facts, shard: str, index: list[str], number: int) -> example.ImageExample:

@@ -228,18 +228,21 @@ def _facts_of(tile: Tile) -> dict[str, Any]:
 
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
+    """Returns what the set was made with; settings that were left to themselves are left out."""
     manifest = facts.manifest
     rows = []
     for name, value in manifest.config.items():
+        if value is None or value == []:
+            continue
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         rows.append((name.replace("_", " "), text))
-    rows.append((manifest.producer.name, manifest.producer.version))
-    rows += sorted(manifest.producer.libraries.items())
-    for key, what in manifest.lacks.items():
-        rows.append((f"lacks {key}", what))
+    rows.append(("program", f"{manifest.producer.name} {manifest.producer.version}"))
+    libraries = sorted(manifest.producer.libraries.items())
+    rows.append(("libraries", ", ".join(f"{name} {version}" for name, version in libraries)))
+    rows += [(f"lacks {key}", what) for key, what in manifest.lacks.items()]
     for name, split in manifest.splits.items():
-        rows.append((f"{name}, resized", f"{split.resized:,} of {split.examples:,}"))
-        rows.append((f"{name}, largest sides", f"{split.max_width} {_TIMES} {split.max_height}"))
+        sides = f"{split.max_width} {_TIMES} {split.max_height}"
+        rows.append((name, f"{split.resized:,} resized; largest sides {sides}"))
     return rows
 
 

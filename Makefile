@@ -15,7 +15,7 @@ KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml | sha256sum | cut 
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 
-.PHONY: help demo test quick lint types imports format locks clean
+.PHONY: help demo test quick lint types imports format locks picture chromium clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -23,8 +23,12 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports chromium ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+picture: $(TEST) chromium ## the demo's report into the README, by the test that takes the screenshot
+	@$(BIN)/python -m pytest -q -m browser -k screenshots tests/report
+	@cp build/report/report-1200-light.png docs/report.png
 
 quick: lint ## lint and the fast tests
 	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
@@ -64,6 +68,15 @@ $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
 	@touch $@
+
+# Tests of the report want a real browser; without one they are skipped, and say so.
+chromium:
+	@command -v chromium chromium-browser google-chrome > /dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  echo "Installing chromium, for the tests of the report" >&2; \
+	  { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; } && exit 0; \
+	fi; \
+	echo "No Chromium: the report is not tested in a browser. On Debian: sudo apt-get install chromium" >&2
 
 # pip is the last thing that a finished venv gets. Debian ships the venv module apart.
 $(BIN)/pip:

@@ -29,6 +29,7 @@ _MODULES = {
     "prepare": "pipelines.prepare",
     "launch": "pipelines.launch",
     "run-on-hosts": "pipelines.run_on_hosts",
+    "report": "one page with pictures: is it whole, what is in it, what was done to it",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, naming
 
 EXAMPLES = """\
   imagenet-prep demo
@@ -35,7 +35,7 @@ class Config:
 def demo(config: Config) -> None:
     """Makes the archives, prepares and verifies them, and says what to do next."""
     # The demo is the one verb that calls others; they load what they need.
-    from imagenet_prep import show, verify
+    from imagenet_prep import report, show, verify
     from imagenet_prep.miniature import make_miniature
     from pipelines import prepare
 
@@ -63,10 +63,14 @@ def demo(config: Config) -> None:
     show.run([str(shard), "--limit", "5"])
     if not config.no_training:
         _train(dataset, folder / f"training-{config.images}-{config.short_side}")
+    if not (dataset / naming.REPORT).exists():
+        _say(f"5. imagenet-prep report {shlex.quote(str(dataset))}")
+        report.run([str(dataset)])
 
     print(
         f"\nMade: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
         "quarantine.jsonl (every image that was left out or repaired, and why).\n"
+        f"Open {dataset / naming.REPORT} in a browser.\n"
         "\nNext:\n"
         f"  imagenet-prep show {shlex.quote(str(shard))} --image 0 --out image.jpg\n"
         f"  imagenet-prep prepare {shlex.join(command)}   # again: nothing is left to do\n"

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import shlex
+import socket
 import sys
 import threading
 import time
@@ -225,6 +226,7 @@ class Stage(Generic[AnyTask]):
                 "outputs": listed,
                 "start_s": round(start, 3),
                 "seconds": seconds,
+                "worker": _worker(),
             }
             self.store.write(f"{self.folder}/receipts/{task.name}.json", canonical.dumps(receipt))
             for output in outputs:
@@ -462,6 +464,10 @@ def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
 def _execute(task: AnyTask, stage: Stage[AnyTask]) -> None:
     if not stage.stopped:
         stage.execute(task)
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{threading.current_thread().name}"
 
 
 def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:

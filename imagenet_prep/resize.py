@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli, schema
+from imagenet_prep import report
+from imagenet_prep.core import cli, naming, schema
 
 EXAMPLES = """\
   imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
@@ -116,6 +117,7 @@ class Config:
     worker_kind: str = cli.flag(
         "auto", choices=("auto", "threads", "processes"), help="what a worker is"
     )
+    report: bool = cli.flag(False, help=f"end with a page of pictures, OUTPUT/{naming.REPORT}")
     dry_run: bool = cli.flag(False, help="say what was found and would be made; write nothing")
     json: bool = cli.flag(False, help="print the result as JSON")
 
@@ -127,6 +129,8 @@ class Config:
             raise ValueError(f"--short-side {self.short_side}: expected at least 1")
         if not 1 <= self.quality <= 100:
             raise ValueError(f"--quality {self.quality}: expected 1 to 100")
+        if self.report and self.dry_run:
+            raise ValueError("--report shows what was made, --dry-run makes nothing")
         if self.start_offset:
             raise ValueError(
                 f"--start_offset {self.start_offset}: not needed. Run the same command again and "
@@ -212,7 +216,11 @@ def run(argv: Sequence[str]) -> int:
             "--workers says how many shards are in work.",
             file=sys.stderr,
         )
+    if config.report:
+        report.require_packages()
     summary = resize(config)
+    if config.report:
+        summary["report"] = str(report.report(report.Config(config.output_dir)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     return 0
 
@@ -260,6 +268,8 @@ def _render(summary: dict[str, Any]) -> str:
     if summary["subset"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
     lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
+    if "report" in summary:
+        lines.append(f"report: {summary['report']}")
     return "\n".join(lines)
 
 

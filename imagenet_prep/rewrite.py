@@ -241,6 +241,12 @@ class _Output:
         begun = made | {split: self._settings[split] for split in left}
         content = {"config": {self.job.verb: begun}, "libraries": self.job.libraries}
         self.store.write(_BEGUN, canonical.dumps(content))
+        shards = [shard for split in self.job.found.splits.values() for shard in split]
+        origin = {
+            "root": str(self.job.found.root.absolute()),
+            "files": {shard.path.name: str(shard.path.absolute()) for shard in shards},
+        }
+        self.store.write(naming.ORIGIN, json.dumps(origin).encode())
         watch = BadImageLimit(self.job.allowed_bad_images)
         for split in left:
             stage = self._stage(split, labelling)

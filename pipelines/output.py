@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import imagenet_prep
@@ -125,6 +126,7 @@ class Output:
         space.check_shards(self.job, self.store, plans, pending)
         # From here on the folder belongs to these settings; a run refused before leaves it free.
         self.store.write(_BEGUN, canonical.dumps(self._settings()))
+        self.store.write(naming.ORIGIN, self._origin())
         receipts = engine.run(
             stage,
             tasks,
@@ -195,6 +197,11 @@ class Output:
             ]
         )
         return engine.Stage("write", digest, self.store, work)
+
+    def _origin(self) -> bytes:
+        files = {p.name: str(p.path.absolute()) for p in self.job.parts if p.path is not None}
+        root = str(Path(self.job.config.source).expanduser().absolute())
+        return json.dumps({"root": root, "files": files}).encode()
 
     def _commit(
         self, inventory: Inventory, receipts: Sequence[dict[str, Any]]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagenet_prep import report
 from imagenet_prep.core import cli, naming, remote, schema
 from imagenet_prep.core.errors import UsageError
 
@@ -99,6 +100,7 @@ class Config:
     worker_kind: str = cli.flag(
         "auto", choices=("auto", "threads", "processes"), help="what a worker is"
     )
+    report: bool = cli.flag(False, help=f"end with a page of pictures, OUT/{naming.REPORT}")
     dry_run: bool = cli.flag(False, help="print the plan and the disk it needs; write nothing")
     json: bool = cli.flag(False, help="print the result as JSON")
     beam_args: tuple[str, ...] = ()
@@ -135,6 +137,8 @@ class Config:
         ):
             if getattr(self, name) and split not in self.splits:
                 raise ValueError(f"--{name.replace('_', '-')} without {split} in --splits")
+        if self.report and self.dry_run:
+            raise ValueError("--report shows what was made, --dry-run makes nothing")
         if remote.is_remote(self.out):
             raise ValueError("--out: this version writes to folders only")
         if remote.is_remote(self.source):
@@ -258,7 +262,11 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     config = dataclasses.replace(config, beam_args=tuple(theirs))
+    if config.report:
+        report.require_packages()
     summary = prepare(config)
+    if config.report:
+        summary["report"] = str(report.report(report.Config(config.out)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     return 0
 
@@ -306,6 +314,8 @@ def _render(summary: dict[str, Any]) -> str:
     if summary["subset"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
     lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
+    if "report" in summary:
+        lines.append(f"report: {summary['report']}")
     return "\n".join(lines)
 
 

@@ -78,7 +78,8 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
         repair = surplus
     pixels, surplus = _decode(data, header, height, width)
     encoded = _encode(pixels, height, width, policy)
-    return PreparedImage(encoded, height, width, shrinks, repair or surplus)
+    before = (header.height, header.width)
+    return PreparedImage(encoded, height, width, shrinks, repair or surplus, before)
 
 
 def encode_raw(pixels: Pixels) -> bytes:
@@ -154,7 +155,7 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
     height, width = policy.resized(image.height, image.width)
     shrinks = (height, width) != (image.height, image.width)
     encoded = _encode(np.asarray(image), height, width, policy)
-    return PreparedImage(encoded, height, width, shrinks, name)
+    return PreparedImage(encoded, height, width, shrinks, name, (image.height, image.width))
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

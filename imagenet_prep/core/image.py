@@ -70,6 +70,7 @@ class PreparedImage(NamedTuple):
       height, width: pixels of `encoded`.
       resized: the pixels were resampled.
       repair: why the image had to be changed beyond a resize, e.g. "cmyk"; None for most.
+      source_size: (height, width) in pixels before; None where it is the same.
     """
 
     encoded: bytes
@@ -77,3 +78,4 @@ class PreparedImage(NamedTuple):
     width: int
     resized: bool
     repair: str | None
+    source_size: tuple[int, int] | None = None

@@ -11,6 +11,9 @@ QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"
 TFDS_INFO = "dataset_info.json"
 WORK = ".work"
+# Where the source lay, for `report`: a path is nothing that a manifest may hold.
+ORIGIN = f"{WORK}/origin.json"
+REPORT = "report.html"
 INDEX = "index"
 
 _SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")

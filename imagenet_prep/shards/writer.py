@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.image import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.core.measures import Measures
 from imagenet_prep.core.store import LargeFile, storage_errors
 
 
@@ -47,10 +49,13 @@ def write_shard(
     ):
         incidents: list[dict[str, Any]] = []
         index: list[str] = []
+        measures = Measures()
         source_bytes = resized = max_height = max_width = 0
+        transform_s = 0.0
         with LargeFile(shard_path) as shard_file:
             for member, data in images:
                 source_bytes += member.size
+                start = time.perf_counter()
                 try:
                     image = transform(data)
                 except BadImageError as error:
@@ -63,6 +68,9 @@ def write_shard(
                         ) from error
                     incidents.append(incident)
                     continue
+                finally:
+                    transform_s += time.perf_counter() - start
+                measures.add(member, image)
                 if image.repair is not None:
                     incidents.append(
                         _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
@@ -110,7 +118,9 @@ def write_shard(
             "resized": resized,
             "max_height": max_height,
             "max_width": max_width,
+            "transform_s": round(transform_s, 3),
             "incidents": incidents,
+            **measures.content(),
         }
 
 

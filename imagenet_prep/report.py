@@ -1,0 +1,167 @@
+"""`imagenet-prep report`: a data set on one page, for people who look at pictures."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagenet_prep.core import cli, naming
+
+if TYPE_CHECKING:
+    from imagenet_prep.reporting.facts import Facts
+
+EXAMPLES = """\
+  imagenet-prep report /data/imagenet-480
+  imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
+  imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
+
+_COMPARISON = "comparison.html"
+# The extra `report`.
+_PACKAGES = ("jinja2", "matplotlib", "skimage")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one report; see the help of each flag."""
+
+    dataset: str = cli.flag(help="folder of the data set", positional=True)
+    other: str | None = cli.flag(
+        None, help="folder of the other data set, with --compare", positional=True
+    )
+    compare: bool = cli.flag(False, help="show two data sets side by side")
+    out: str | None = cli.flag(
+        None,
+        help=f"file to write (default: DATASET/{naming.REPORT}, with --compare {_COMPARISON})",
+        metavar="FILE",
+    )
+    level: str = cli.flag(
+        "manifest",
+        choices=("manifest", "crc", "decode"),
+        help="how thoroughly to verify first; crc and decode read the whole data set",
+    )
+    source: str | None = cli.flag(
+        None,
+        help="folder of the archives, to show images before and after "
+        "(default: where they were read from, if they are still there)",
+        metavar="DIR",
+    )
+    seed: int = cli.flag(0, help="decides which images are shown", metavar="N")
+    workers: int = cli.flag(0, help="shards verified at a time; 0 is one a core", metavar="N")
+
+    def __post_init__(self) -> None:
+        """Refuses half a request."""
+        if self.compare != (self.other is not None):
+            raise ValueError("--compare and a second data set belong together")
+        if self.workers < 0:
+            raise ValueError(f"--workers {self.workers}: expected 0 or more")
+
+
+def report(config: Config) -> Path:
+    """Writes the page and returns its path.
+
+    A damaged data set is no failure here: the page says so at its top.
+
+    Raises:
+      UsageError: there is no data set, or a package that makes pages is missing.
+      IncompleteError: the data set is not finished; or the disk is full.
+      StoreError: the page cannot be written.
+    """
+    from imagenet_prep.core.store import storage_errors
+
+    require_packages()
+    root = Path(config.dataset).expanduser()
+    if config.other is not None:
+        content = _comparison(config, root, Path(config.other).expanduser())
+        out = Path(config.out or _COMPARISON).expanduser()
+    else:
+        content = _page(config, root)
+        out = Path(config.out).expanduser() if config.out else root / naming.REPORT
+    with storage_errors("write", out):
+        # A path may be no text; a page always is.
+        out.write_bytes(content.encode("utf-8", "replace"))
+    return out
+
+
+def require_packages() -> None:
+    """Makes sure that `report` can work; asked for before hours of work that end with one.
+
+    Raises:
+      UsageError: a package is missing.
+    """
+    from imagenet_prep.core.errors import UsageError
+
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UsageError(
+            f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
+        )
+
+
+def _page(config: Config, root: Path) -> str:
+    from datetime import UTC, datetime
+
+    from imagenet_prep.core.errors import ManifestError
+    from imagenet_prep.reporting import page, sample
+
+    made_at = datetime.now(UTC)
+    try:
+        facts = _facts(config, root)
+    except ManifestError as error:
+        print(f"damaged: {error}", file=sys.stderr)
+        return page.broken(root.absolute(), str(error), made_at)
+    tiles = sample.draw(facts, config.seed)
+    incidents = sample.incidents(facts)
+    if facts.problems:
+        print(f"damaged: {len(facts.problems)} problems, at the top of the report", file=sys.stderr)
+    return page.report(
+        facts, tiles, incidents, level=config.level, seed=config.seed, made_at=made_at
+    )
+
+
+def _comparison(config: Config, root: Path, other: Path) -> str:
+    from datetime import UTC, datetime
+
+    from imagenet_prep.reporting import page
+    from imagenet_prep.reporting.compare import compare
+
+    found = compare(_facts(config, root), _facts(config, other), config.seed)
+    return page.comparison(found, seed=config.seed, made_at=datetime.now(UTC))
+
+
+def _facts(config: Config, root: Path) -> Facts:
+    from imagenet_prep import verify
+    from imagenet_prep.reporting import facts
+
+    manifest = verify.load_manifest(root)
+    checked = verify.verify(
+        verify.Config(dataset=str(root), level=config.level, workers=config.workers)
+    )
+    source = Path(config.source).expanduser() if config.source else None
+    return facts.gather(root.absolute(), manifest, checked["problems"], source)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = cli.parse(
+        Config,
+        argv,
+        verb="report",
+        description="Show a data set on one page: is it whole, what is in it, what was done to it."
+        "\nThe page is one file, for any browser; it asks nothing of any network.",
+        examples=EXAMPLES,
+    )
+    out = report(config)
+    print(f"{out}: {cli.human_bytes(out.stat().st_size)}")
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

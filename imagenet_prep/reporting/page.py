@@ -1,0 +1,275 @@
+"""One self-contained page: nothing is fetched, and no text of a data set becomes markup.
+
+Jinja2 escapes all that it is given; facts reach the script as JSON and the page as text
+nodes. A content security policy allows the one script by its hash, and no request at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import imagenet_prep
+from imagenet_prep.core import schema
+from imagenet_prep.core.cli import human_bytes
+from imagenet_prep.reporting import plots
+from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.reporting.sample import Incident, Tile
+
+if TYPE_CHECKING:
+    # Its SSIM comes from a package that a report of one data set does not need.
+    from imagenet_prep.reporting.compare import Comparison
+
+_MOST_PROBLEMS = 200
+_MOST_ROWS = 200
+_TIMES = "\N{MULTIPLICATION SIGN}"
+
+_CHECKED = {
+    "manifest": "every file is there with its size",
+    "crc": "every byte of every file is what it was",
+    "decode": "every byte is what it was, and every image decodes and has its label",
+}
+
+
+class Loading(NamedTuple):
+    """How to read the data set: a title, and code to copy."""
+
+    title: str
+    code: str
+
+
+def report(
+    facts: Facts,
+    tiles: list[Tile],
+    incidents: list[Incident],
+    *,
+    level: str,
+    seed: int,
+    made_at: datetime,
+) -> str:
+    """Returns the report of a data set as HTML.
+
+    Args:
+      facts: of the data set.
+      tiles, incidents: what to show of it.
+      level: at which it was checked just now.
+      seed: that drew the tiles.
+      made_at: now, in UTC.
+    """
+    manifest = facts.manifest
+    examples: dict[int, int] = {}
+    for split in manifest.splits.values():
+        for index, count in enumerate(split.examples_per_class):
+            if count:
+                examples[index] = examples.get(index, 0) + count
+    classes = [
+        {"text": " ".join(facts.class_name(index)).lower(), "examples": count}
+        for index, count in examples.items()
+    ]
+    shown = len({tile.class_index for tile in tiles})
+    return _render(
+        "report.html.jinja",
+        f"{facts.root.name}: report",
+        made_at,
+        data={"tiles": [_facts_of(tile) for tile in tiles], "classes": classes},
+        facts=facts,
+        manifest=manifest,
+        tiles=tiles,
+        tile_side=104,
+        pairs=any(tile.before for tile in tiles),
+        drawn_from=f"of {shown:,} of {len(examples):,} classes",
+        incidents=incidents,
+        plots=plots.of(facts),
+        checked=f"Checked on {_time(made_at)} at level {level}: "
+        + ("this is not so." if facts.problems else _CHECKED[level] + "."),
+        loading=_loading(facts),
+        settings=_settings(facts),
+        seed=seed,
+        most_problems=_MOST_PROBLEMS,
+        most_rows=_MOST_ROWS,
+    )
+
+
+def comparison(found: Comparison, *, seed: int, made_at: datetime) -> str:
+    """Returns the comparison of two data sets as HTML."""
+    one, other = found.facts
+    names = [one.root.name, other.root.name]
+    if names[0] == names[1]:
+        names = [str(one.root), str(other.root)]
+    return _render(
+        "compare.html.jinja",
+        f"{names[0]} and {names[1]}",
+        made_at,
+        data={},
+        comparison=found,
+        names=names,
+        ratio=f"{_TIMES} {other.num_bytes / one.num_bytes:.2f}",
+        rows=[
+            (label, *(shown(facts) for facts in found.facts)) for label, shown in _COMPARED.items()
+        ],
+        worst=[match for match in found.matches if match.pictures],
+        seed=seed,
+        most_problems=_MOST_PROBLEMS,
+    )
+
+
+def _train_bytes(facts: Facts) -> int:
+    split = facts.manifest.splits.get(schema.TRAIN)
+    return split.num_bytes if split else facts.num_bytes
+
+
+def _bytes_per_example(facts: Facts) -> float:
+    return facts.num_bytes / max(facts.examples, 1)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds < 120 else f"{seconds / 60:,.1f} min"
+
+
+# A row of the table each; 1.25 GB/s is a network of 10 Gbit/s, 0.2 GB/s a spinning disk.
+_COMPARED: dict[str, Callable[[Facts], str]] = {
+    "examples": lambda facts: f"{facts.examples:,}",
+    "disk": lambda facts: human_bytes(facts.num_bytes),
+    "bytes an example": lambda facts: human_bytes(_bytes_per_example(facts)),
+    "read in an epoch of train": lambda facts: human_bytes(_train_bytes(facts)),
+    "an epoch over 10 Gbit/s": lambda facts: _duration(_train_bytes(facts) / 1.25e9),
+    "an epoch from a disk of 200 MB/s": lambda facts: _duration(_train_bytes(facts) / 0.2e9),
+    "images/s that 10 Gbit/s carry": lambda facts: (
+        f"{1.25e9 / max(_bytes_per_example(facts), 1):,.0f}"
+    ),
+    "largest sides": lambda facts: ", ".join(
+        f"{split.max_width} {_TIMES} {split.max_height}" for split in facts.manifest.splits.values()
+    ),
+    "left out": lambda facts: f"{sum(facts.manifest.quarantined.values()):,}",
+    "manifest": lambda facts: facts.manifest.digest[:16],
+}
+
+
+def broken(root: Path, problem: str, made_at: datetime) -> str:
+    """Returns the report of a data set whose manifest cannot be used, as HTML."""
+    title = f"{root.name}: damaged"
+    return _render("broken.html.jinja", title, made_at, data={}, name=root.name, problem=problem)
+
+
+def _render(
+    template: str, title: str, made_at: datetime, *, data: dict[str, Any], **values: Any
+) -> str:
+    environment = Environment(
+        loader=PackageLoader("imagenet_prep.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": lambda value: f"{value:,}",
+        "size": human_bytes,
+        "reasons": _reasons,
+        "words": lambda tile: f"{tile.wnid} {tile.words} {tile.filename}".lower(),
+    }
+    script = _ours("script.js")
+    digest = hashlib.sha256(script.encode()).digest()
+    return environment.get_template(template).render(
+        title=title,
+        version=imagenet_prep.__version__,
+        made_at=_time(made_at),
+        style=Markup(_ours("style.css")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_hash="sha256-" + base64.b64encode(digest).decode(),
+        data=data,
+        **values,
+    )
+
+
+def _ours(name: str) -> str:
+    return (resources.files("imagenet_prep.reporting") / "templates" / name).read_text("utf-8")
+
+
+def _time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
+
+
+def _facts_of(tile: Tile) -> dict[str, Any]:
+    rows = [
+        ("class", f"{tile.wnid}, index {tile.class_index}"),
+        ("file", tile.filename),
+        ("shard", f"{tile.shard}, record {tile.record}, byte {tile.offset:,}"),
+        ("stored", f"{tile.width} {_TIMES} {tile.height}, {human_bytes(tile.num_bytes)}"),
+    ]
+    origin = tile.origin
+    if origin is not None:
+        rows.append(
+            ("source", f"{origin.width} {_TIMES} {origin.height}, {human_bytes(origin.size)}")
+        )
+        rows.append(("lies in", f"{origin.archive}, byte {origin.offset:,}"))
+    if tile.psnr is not None:
+        rows.append(("PSNR", f"{tile.psnr:.1f} dB against the source shrunk by Lanczos"))
+    if tile.boxes:
+        rows.append(("boxes", str(tile.boxes)))
+    return {
+        "title": tile.words or tile.wnid,
+        "rows": rows,
+        "before": tile.before,
+        "after": tile.after,
+    }
+
+
+def _settings(facts: Facts) -> list[tuple[str, str]]:
+    """Returns what the set was made with; settings that were left to themselves are left out."""
+    manifest = facts.manifest
+    rows = []
+    for name, value in manifest.config.items():
+        if value is None or value == []:
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        rows.append((name.replace("_", " "), text))
+    rows.append(("program", f"{manifest.producer.name} {manifest.producer.version}"))
+    libraries = sorted(manifest.producer.libraries.items())
+    rows.append(("libraries", ", ".join(f"{name} {version}" for name, version in libraries)))
+    rows += [(f"lacks {key}", what) for key, what in manifest.lacks.items()]
+    for name, split in manifest.splits.items():
+        sides = f"{split.max_width} {_TIMES} {split.max_height}"
+        rows.append((name, f"{split.resized:,} resized; largest sides {sides}"))
+    return rows
+
+
+def _loading(facts: Facts) -> list[Loading]:
+    folder = str(facts.root.absolute())
+    split = (
+        schema.TRAIN if schema.TRAIN in facts.manifest.splits else next(iter(facts.manifest.splits))
+    )
+    return [
+        Loading(
+            "TensorFlow Datasets",
+            "import tensorflow_datasets as tfds\n"
+            f"builder = tfds.builder_from_directory({folder!r})\n"
+            f"{split} = builder.as_dataset(split={split!r})",
+        ),
+        Loading(
+            "NVIDIA DALI, in a pipeline",
+            "from pathlib import Path\n"
+            "from nvidia.dali import fn, tfrecord as tfrec\n"
+            f"root = Path({folder!r})\n"
+            "records = fn.readers.tfrecord(\n"
+            f"    path=sorted(map(str, root.glob('{split}-*'))),\n"
+            f"    index_path=sorted(map(str, root.glob('index/{split}-*'))),\n"
+            "    features={\n"
+            f"        '{schema.ENCODED}': tfrec.FixedLenFeature((), tfrec.string, ''),\n"
+            f"        '{schema.LABEL}': tfrec.FixedLenFeature([1], tfrec.int64, -1),\n"
+            "    },\n"
+            ")",
+        ),
+    ]

@@ -1,0 +1,82 @@
+"""Small pictures as data URIs, and how far two pictures are apart."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Pixels = npt.NDArray[np.uint8]
+
+# Pillow's own limit raises inside `open`; images of a data set are as large as they are.
+Image.MAX_IMAGE_PIXELS = None
+
+_LANCZOS = Image.Resampling.LANCZOS
+# What a picture cannot be made of: whatever a decoder breaks on.
+_UNDECODABLE = (OSError, SyntaxError, ValueError, IndexError, UnidentifiedImageError)
+
+
+def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
+    """Returns the image in RGB, as much of it as is there, or None.
+
+    Args:
+      data: the file's bytes.
+      smallest: pixels that the sides may be halved down to while decoding a JPEG.
+    """
+    try:
+        with _truncated_allowed(), Image.open(io.BytesIO(data)) as opened:
+            if smallest is not None:
+                opened.draft("RGB", (smallest, smallest))
+            return opened.convert("RGB")
+    except _UNDECODABLE:
+        return None
+
+
+def thumbnail(image: Image.Image, side: int, quality: int) -> str:
+    """Returns the middle of an image as a square WebP of `side` pixels, as a data URI."""
+    return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality)
+
+
+def data_uri(image: Image.Image, quality: int) -> str:
+    """Returns an image as the data URI of a WebP."""
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=quality, method=4)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def shrunk(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Returns an image at (width, height), by Lanczos, the reference of resampling."""
+    return image if image.size == size else image.resize(size, _LANCZOS)
+
+
+def middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Returns the middle of an image, at most `width` x `height` pixels of it."""
+    width, height = min(width, image.width), min(height, image.height)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def psnr(one: Image.Image, other: Image.Image) -> float | None:
+    """Returns the peak signal-to-noise ratio in dB of two RGB images of one size; None if equal."""
+    difference = np.asarray(one, dtype=np.float32) - np.asarray(other, dtype=np.float32)
+    error = float(np.mean(difference * difference))
+    return None if error == 0 else float(10 * np.log10(255.0**2 / error))
+
+
+@contextlib.contextmanager
+def _truncated_allowed() -> Iterator[None]:
+    # Half a picture tells more about a bad image than none.
+    before = ImageFile.LOAD_TRUNCATED_IMAGES
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = before

@@ -1,0 +1,335 @@
+"""Plots as SVG that takes its colours from the page, so that they are right in light and dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+from imagenet_prep.core import measures
+from imagenet_prep.core.cli import human_bytes
+from imagenet_prep.core.manifest import Split
+from imagenet_prep.reporting.facts import Facts, Task
+
+# Colours that no plot would have by chance; the page's own take their place.
+_BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
+_VARIABLES = {
+    _BEFORE: "var(--before)",
+    _AFTER: "var(--after)",
+    _INK: "var(--ink)",
+    _FAINT: "var(--faint)",
+}
+_STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: to be read aloud, and in the page's font
+    "svg.hashsalt": "imagenet-prep",  # equal figures have equal ids
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": _FAINT,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.labelcolor": _INK,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "xtick.labelcolor": _INK,
+    "xtick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.color": _INK,
+    "ytick.labelcolor": _INK,
+    "ytick.major.size": 0,
+}
+_INCHES = (3.7, 2.3)
+_MOST_BARS = 24
+_TIME_BINS = 60
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot and what it says.
+
+    Attributes:
+      title: what is plotted.
+      says: the plot in a sentence, for those who do not see it and those in a hurry.
+      svg: an <svg> element.
+    """
+
+    title: str
+    says: str
+    svg: str
+
+
+def of(facts: Facts) -> list[Plot]:
+    """Returns the plots that the facts are enough for."""
+    makers: Sequence[Callable[[Facts], Plot | None]] = (
+        _examples_per_class,
+        _short_side,
+        _aspect,
+        _bytes_per_image,
+        _bytes_per_shard,
+        _classes_per_shard,
+        _throughput,
+        _time_by_stage,
+        _per_worker,
+    )
+    with mpl.rc_context(_STYLE):
+        return [plot for maker in makers if (plot := maker(facts)) is not None]
+
+
+def _examples_per_class(facts: Facts) -> Plot:
+    figure, axes = _axes()
+    says = []
+    colours = (_AFTER, _BEFORE)
+    for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
+        counts = sorted((count for count in split.examples_per_class if count), reverse=True)
+        axes.stairs(counts, fill=True, color=colour, alpha=0.75, label=name)
+        if counts:
+            says.append(f"{name}: {counts[-1]:,} to {counts[0]:,} in {len(counts):,} classes")
+    axes.set_xlabel("classes, fullest first")
+    axes.set_ylim(bottom=0)
+    _legend(axes)
+    return _plot("Examples per class", "; ".join(says), figure)
+
+
+def _short_side(facts: Facts) -> Plot | None:
+    return _before_and_after(
+        facts,
+        "Short side",
+        (measures.SOURCE_SHORT_SIDE, measures.SHORT_SIDE),
+        "pixels, logarithmic",
+        lambda value, _=None: f"{value:,.0f}",
+    )
+
+
+def _aspect(facts: Facts) -> Plot | None:
+    return _before_and_after(
+        facts,
+        "Aspect, width over height",
+        (measures.SOURCE_ASPECT, measures.ASPECT),
+        "width / height, logarithmic",
+        lambda value, _=None: f"{value:.2g}",
+    )
+
+
+def _bytes_per_image(facts: Facts) -> Plot | None:
+    return _before_and_after(
+        facts,
+        "Bytes per image",
+        (measures.SOURCE_BYTES, measures.BYTES),
+        "logarithmic",
+        lambda value, _=None: human_bytes(value).replace(".0 ", " "),
+    )
+
+
+def _before_and_after(
+    facts: Facts,
+    title: str,
+    names: tuple[str, str],
+    label: str,
+    shown: Callable[..., str],
+) -> Plot | None:
+    if not all(facts.histograms.get(name) for name in names):
+        return None
+    figure, axes = _axes()
+    means = []
+    styles = ((_BEFORE, "before", False), (_AFTER, "after", True))
+    for name, (colour, called, filled) in zip(names, styles, strict=True):
+        counts = facts.histograms[name]
+        first, last = min(counts), max(counts)
+        bins = range(first, last + 2)
+        values = [counts[number] for number in bins[:-1]]
+        edges = [measures.lower_edge(number) for number in bins]
+        axes.stairs(
+            values,
+            edges,
+            fill=filled,
+            color=colour,
+            alpha=0.6 if filled else 1,
+            linewidth=1.6,
+            label=called,
+        )
+        means.append(shown(facts.sums[name] / counts.total()))
+    axes.set_xscale("log", base=2)
+    numbers = [number for name in names for number in facts.histograms[name]]
+    axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
+    axes.xaxis.set_major_formatter(FuncFormatter(shown))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlabel(label)
+    _legend(axes)
+    return _plot(title, f"{means[0]} on average before, {means[1]} after", figure)
+
+
+def _bytes_per_shard(facts: Facts) -> Plot:
+    figure, axes = _axes()
+    says = []
+    colours = (_AFTER, _BEFORE)
+    for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
+        sizes = [shard.num_bytes for shard in split.shards]
+        axes.hist(sizes, bins=min(40, max(4, len(sizes))), color=colour, alpha=0.75, label=name)
+        says.append(f"{name}: {human_bytes(min(sizes))} to {human_bytes(max(sizes))}")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel("shards")
+    _legend(axes)
+    return _plot("Bytes per shard", "; ".join(says), figure)
+
+
+def _classes_per_shard(facts: Facts) -> Plot | None:
+    if not facts.num_classes:
+        return None
+    figure, axes = _axes()
+    says = []
+    colours = (_AFTER, _BEFORE)
+    for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
+        counts = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
+        if not counts:
+            continue
+        low, high = min(counts), max(counts)
+        axes.hist(
+            counts,
+            bins=np.linspace(low - 0.5, high + 0.5, min(high - low + 1, 40) + 1).tolist(),
+            color=colour,
+            alpha=0.75,
+            label=name,
+        )
+        says.append(
+            f"a shard of {name} holds {low:,} to {high:,} of {_num_classes(split):,} classes"
+        )
+    axes.set_xlim(0, max(map(_num_classes, facts.manifest.splits.values())) + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("different classes in a shard")
+    axes.set_ylabel("shards")
+    _legend(axes)
+    return _plot("Classes per shard", "; ".join(says), figure)
+
+
+def _throughput(facts: Facts) -> Plot | None:
+    tasks = [task for task in facts.tasks if task.seconds > 0 and task.examples]
+    if not tasks:
+        return None
+    start = min(task.start_s for task in tasks)
+    end = max(task.start_s + task.seconds for task in tasks)
+    edges = np.linspace(start, end, _TIME_BINS + 1)
+    rates = np.zeros(_TIME_BINS)
+    for task in tasks:
+        # A task's images are taken as evenly spread over its time.
+        overlap = np.minimum(edges[1:], task.start_s + task.seconds) - np.maximum(
+            edges[:-1], task.start_s
+        )
+        rates += np.maximum(overlap, 0) * task.examples / task.seconds
+    width = float(edges[1] - edges[0])
+    unit, seconds = _time_unit(end - start)
+    figure, axes = _axes()
+    axes.stairs(rates / width, (edges - start) / seconds, fill=True, color=_AFTER, alpha=0.75)
+    axes.set_xlabel(f"{unit} since the first shard was begun")
+    axes.set_ylabel("images/s")
+    mean = sum(task.examples for task in tasks) / (end - start)
+    return _plot(
+        "Throughput over the run",
+        f"{mean:,.0f} images/s over {(end - start) / seconds:,.1f} {unit}, breaks included",
+        figure,
+    )
+
+
+def _time_by_stage(facts: Facts) -> Plot | None:
+    stages = sorted(facts.seconds_of.items(), key=lambda stage: -stage[1])
+    if not any(value for _, value in stages):
+        return None
+    unit, seconds = _time_unit(max(value for _, value in stages))
+    figure, axes = _axes()
+    names, values = [name for name, _ in stages], [value / seconds for _, value in stages]
+    axes.barh(names, values, color=_AFTER, alpha=0.75, height=0.6)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(f"{unit}, all workers together")
+    whole = sum(value for _, value in stages)
+    says = ", ".join(f"{name} {value / whole:.0%}" for name, value in stages)
+    return _plot("Time by stage", says, figure)
+
+
+def _per_worker(facts: Facts) -> Plot | None:
+    rates = _rates(facts.tasks)
+    if not rates:
+        return None
+    figure, axes = _axes()
+    if len(rates) <= _MOST_BARS:
+        axes.bar(range(1, len(rates) + 1), rates, color=_AFTER, alpha=0.75, width=0.6)
+    else:
+        axes.stairs(rates, fill=True, color=_AFTER, alpha=0.75)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("workers, fastest first")
+    axes.set_ylabel("images/s")
+    says = f"{len(rates)} workers, {rates[-1]:,.0f} to {rates[0]:,.0f} images/s each"
+    return _plot("Images/s per worker", says, figure)
+
+
+def _rates(tasks: Sequence[Task]) -> list[float]:
+    """Returns images/s of each worker while it was at work, fastest first."""
+    examples: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
+    for task in tasks:
+        if task.worker:
+            examples[task.worker] += task.examples
+            seconds[task.worker] += task.seconds  # type: ignore[assignment]
+    return sorted((examples[w] / seconds[w] for w in examples if seconds[w] > 0), reverse=True)
+
+
+def _time_unit(seconds: float) -> tuple[str, float]:
+    if seconds < 180:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
+
+
+def _num_classes(split: Split) -> int:
+    return sum(1 for count in split.examples_per_class if count)
+
+
+def _legend(axes: Any) -> None:
+    """Adds a legend above the axes, where it covers nothing."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2, borderpad=0)
+
+
+def _axes() -> tuple[Figure, Any]:
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    axes: Any = figure.subplots()
+    axes.patch.set_visible(False)
+    return figure, axes
+
+
+def _plot(title: str, says: str, figure: Figure) -> Plot:
+    buffer = io.StringIO()
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    _, tag, rest = buffer.getvalue().partition("<svg")
+    svg = tag + rest
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    # Sized by the page, and hidden from screen readers: the sentence below it says the same.
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        r'<svg viewBox="\1" aria-hidden="true">',
+        svg,
+        count=1,
+    )
+    svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # One page holds many plots: their ids must not meet.
+    prefix = re.sub(r"\W+", "-", title.lower())
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    return Plot(title, says, svg)

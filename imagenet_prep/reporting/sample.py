@@ -1,0 +1,235 @@
+"""Which images a report shows: a seeded few of every class, and what went wrong with others."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from imagenet_prep.core import example, tfrecord
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.image import QUARANTINED
+from imagenet_prep.core.measures import Origin
+from imagenet_prep.reporting import pictures
+from imagenet_prep.reporting.facts import Facts, index_of, record_at
+
+# One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
+_TILES = 1000
+_PER_CLASS = 24
+# So many draws leave 0.3 of 1000 equally likely classes without an image.
+_DRAWS = 8000
+# Side in pixels and WebP quality of thumbnails, for up to so many.
+_LARGE, _SMALL, _FEW = (176, 72), (88, 48), 240
+# Bytes of data URIs that all tiles, and all pairs, may take.
+_TILE_BYTES, _PAIR_BYTES = 2_600_000, 650_000
+_PAIRS = 16
+# Width and height in pixels of what a pair shows of the stored image.
+_PAIR_SIDE = 288
+_INCIDENTS_PER_REASON = 12
+_INCIDENT = (104, 52)
+
+
+@dataclass
+class Tile:
+    """One image of the sample.
+
+    Attributes:
+      shard, record, offset: where it lies.
+      class_index, wnid, words, filename: what the record says it is.
+      width, height, num_bytes: of the stored image.
+      boxes: how many bounding boxes it has.
+      picture: data URI.
+      origin: of the source image, where a receipt tells.
+      psnr: dB against the source shrunk by Lanczos, where it was resized and is at hand.
+      before, after: data URIs of the middle of the image, where there is room for them.
+    """
+
+    shard: str
+    record: int
+    offset: int
+    class_index: int
+    wnid: str
+    words: str
+    filename: str
+    width: int
+    height: int
+    num_bytes: int
+    boxes: int
+    picture: str
+    origin: Origin | None = None
+    psnr: float | None = None
+    before: str | None = None
+    after: str | None = None
+
+
+@dataclass
+class Incident:
+    """One image that was left out or changed.
+
+    Attributes:
+      line: of quarantine.jsonl.
+      wnid, words: its class.
+      picture: data URI of the source image, where that is at hand and shows anything.
+    """
+
+    line: dict[str, Any]
+    wnid: str
+    words: str
+    picture: str | None
+
+
+def draw(facts: Facts, seed: int) -> list[Tile]:
+    """Returns images of as many classes as there are, by class; the same for the same seed.
+
+    Damage that is met on the way is added to the problems of `facts`.
+    """
+    per_class: Counter[int] = Counter()
+    for split in facts.manifest.splits.values():
+        per_class.update({i: n for i, n in enumerate(split.examples_per_class) if n})
+    quota = min(_PER_CLASS, max(1, _TILES // max(len(per_class), 1)))
+    left = {index: min(quota, count) for index, count in per_class.items()}
+    index_of_wnid = {name.wnid: index for index, name in enumerate(facts.classes)}
+    num = min(sum(left.values()), _TILES)
+    side, quality = _LARGE if num <= _FEW else _SMALL
+    tiles: list[Tile] = []
+    used = 0
+    for shard, records in _candidates(facts, seed):
+        if len(tiles) >= num or used >= _TILE_BYTES:
+            break
+        try:
+            index = index_of(facts, shard)
+        except DataDamagedError as error:
+            facts.problems.append(str(error))
+            continue
+        for record, origin in records:
+            if origin is not None:
+                known = index_of_wnid.get(origin.key.partition("/")[0])
+                if known is not None and not left.get(known):
+                    continue
+            try:
+                found = _read(facts, shard, index, record)
+            except DataDamagedError as error:
+                facts.problems.append(str(error))
+                continue
+            class_index = found.stored_label - facts.manifest.label_offset
+            if left.get(class_index, 0) <= 0:
+                continue
+            image = pictures.decode(found.encoded, 2 * side)
+            if image is None:
+                facts.problems.append(f"{shard}: record {record}: its image cannot be decoded")
+                continue
+            tile = Tile(
+                shard=shard,
+                record=record,
+                offset=int(index[record].split()[0]),
+                class_index=class_index,
+                wnid=found.wnid,
+                words=found.text,
+                filename=found.filename,
+                width=found.width,
+                height=found.height,
+                num_bytes=len(found.encoded),
+                boxes=len(found.boxes.xmin),
+                picture=pictures.thumbnail(image, side, quality),
+                origin=origin,
+            )
+            used += len(tile.picture)
+            left[class_index] -= 1
+            tiles.append(tile)
+            if len(tiles) >= num or used >= _TILE_BYTES:
+                break
+    _compare_with_source(facts, tiles)
+    return sorted(tiles, key=lambda tile: (tile.class_index, tile.shard, tile.record))
+
+
+def incidents(facts: Facts) -> list[Incident]:
+    """Returns some images of each reason, those that were left out first."""
+    shown: Counter[tuple[str, str]] = Counter()
+    found = []
+    lines = sorted(facts.incidents, key=lambda line: line["action"] != QUARANTINED)
+    for line in lines:
+        kind = (line["action"], line["reason"])
+        if shown[kind] >= _INCIDENTS_PER_REASON:
+            continue
+        shown[kind] += 1
+        data = facts.source_bytes(line["archive"], line["offset"], line["size"])
+        image = pictures.decode(data, 2 * _INCIDENT[0]) if data else None
+        picture = None if image is None else pictures.thumbnail(image, *_INCIDENT)
+        found.append(Incident(line, *facts.class_name(line["class_index"]), picture))
+    return found
+
+
+def _candidates(facts: Facts, seed: int) -> Iterator[tuple[str, list[tuple[int, Origin | None]]]]:
+    """Yields shards in an order of the seed, each with records to look at.
+
+    First those of which receipts tell where they came from. They are few a shard, and older
+    receipts name none; then any record is as good.
+    """
+    chance = random.Random(seed)
+    known: dict[str, dict[int, Origin | None]] = {}
+    for name, origin in facts.origins:
+        known.setdefault(name, {})[origin.record] = origin
+    shards = [s for split in facts.manifest.splits.values() for s in split.shards]
+    starts = [0, *itertools.accumulate(shard.examples for shard in shards)]
+    drawn: dict[str, dict[int, Origin | None]] = {}
+    for position in chance.sample(range(starts[-1]), min(_DRAWS, starts[-1])):
+        number = bisect.bisect_right(starts, position) - 1
+        name, record = shards[number].name, position - starts[number]
+        if record not in known.get(name, {}):
+            drawn.setdefault(name, {})[record] = None
+    for by_shard in (known, drawn):
+        order = sorted(by_shard)
+        chance.shuffle(order)
+        for name in order:
+            records = sorted(by_shard[name].items(), key=lambda record: record[0])
+            chance.shuffle(records)
+            yield name, records
+
+
+def _read(facts: Facts, shard: str, index: list[str], number: int) -> example.ImageExample:
+    frame = record_at(facts, shard, index, number)
+    try:
+        (record,) = tfrecord.read_records(io.BytesIO(frame), shard)
+        return example.decode(record.payload, facts.manifest.lacks)
+    except ValueError as error:
+        raise DataDamagedError(f"{shard}: record {number}: its index does not fit") from error
+    except DataDamagedError as error:
+        reason = str(error).partition(": record 0 at byte 0: ")[2] or str(error)
+        raise DataDamagedError(f"{shard}: record {number}: {reason}") from error
+
+
+def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
+    """Adds PSNR to resized tiles, and pairs of pictures to the first of them."""
+    used = pairs = 0
+    for tile in tiles:
+        origin = tile.origin
+        if origin is None or (origin.height, origin.width) == (tile.height, tile.width):
+            continue
+        data = facts.source_bytes(origin.archive, origin.offset, origin.size)
+        source = pictures.decode(data) if data else None
+        if source is None or source.size != (origin.width, origin.height):
+            continue
+        stored = pictures.decode(
+            _read(facts, tile.shard, index_of(facts, tile.shard), tile.record).encoded
+        )
+        if stored is None or stored.size != (tile.width, tile.height):
+            continue
+        tile.psnr = pictures.psnr(pictures.shrunk(source, stored.size), stored)
+        if pairs < _PAIRS and used < _PAIR_BYTES:
+            after = pictures.middle(stored, _PAIR_SIDE, _PAIR_SIDE)
+            # The same part of the source, with as many pixels as it has: at most twice as many.
+            factor = source.width / stored.width
+            part = pictures.middle(
+                source, round(after.width * factor), round(after.height * factor)
+            )
+            if factor > 2:
+                part = pictures.shrunk(part, (2 * after.width, 2 * after.height))
+            tile.before = pictures.data_uri(part, 80)
+            tile.after = pictures.data_uri(after, 90)
+            used += len(tile.before) + len(tile.after)
+            pairs += 1

@@ -1,0 +1,99 @@
+"""The demo's data set with its report, and a headless Chromium that may ask for nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.kit import command
+
+SCREENSHOTS = REPOSITORY / "build" / "report"
+
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Demo(NamedTuple):
+    """A data set that nobody changes, and the archives it was made from."""
+
+    out: Path
+    source: Path
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The demo, 400 photographs at 256 pixels; read-only."""
+    folder = tmp_path_factory.mktemp("demo")
+    result = command.run("demo", folder)
+    assert result.code == 0, result
+    return Demo(folder / "dataset-400-256", folder / "archives-400")
+
+
+@pytest.fixture
+def copy(demo: Demo, tmp_path: Path) -> Path:
+    """The demo's data set, to be damaged."""
+    return Path(shutil.copytree(demo.out, tmp_path / "copy"))
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Callable[..., str]:
+    """Runs `report` and returns the page's text."""
+
+    def make(*arguments: str | Path) -> str:
+        out = tmp_path / "page.html"
+        result = command.run("report", *arguments, "--out", out)
+        assert result.code == 0, result
+        return out.read_text("utf-8")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium; skips where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Complaints(list[str]):
+    """What a page asked of a network, printed to its console, or broke on."""
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Callable[..., tuple[Any, Complaints]]]:
+    """Opens a file as users do, offline; returns the page and its growing complaints."""
+    contexts = []
+
+    def open_file(path: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> Any:
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
+        )
+        contexts.append(context)
+        page, complaints = context.new_page(), Complaints()
+        address = path.as_uri()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith("data:") or request.url == address
+                else complaints.append(request.url)
+            ),
+        )
+        page.goto(address)
+        return page, complaints
+
+    yield open_file
+    for context in contexts:
+        context.close()

@@ -1,0 +1,238 @@
+"""The page in a real browser: quiet, searchable, by keyboard, on a phone, for everyone."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from imagenet_prep import verify
+from imagenet_prep.reporting import facts, page, sample
+from tests.kit import command
+from tests.report.conftest import SCREENSHOTS, Demo
+
+pytestmark = pytest.mark.browser
+
+OpenPage = Callable[..., tuple[Any, list[str]]]
+REPORT = "report.html"
+WIDTHS = (390, 768, 1200)
+EVIL = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\"'&amp;é 数据"
+
+_OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+_CLIP = "getComputedStyle(document.querySelector('[data-part=before]')).clipPath"
+_FOCUS = """() => {
+  const all = [...document.querySelectorAll('a[href], button, input, summary, [tabindex="0"]')]
+    .filter((e) => e.checkVisibility());
+  return [all.length, all.indexOf(document.activeElement)];
+}"""
+
+
+@pytest.fixture(scope="session")
+def comparison(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo at 256 and at 64 pixels, side by side."""
+    folder = tmp_path_factory.mktemp("comparison")
+    other = folder / "small"
+    shards = ("--train-shards", "3", "--validation-shards", "2", "--allow-subset")
+    prepare = ("prepare", "--source", demo.source, "--out", other, "--short-side", "64", *shards)
+    assert command.run(*prepare).code == 0
+    out = folder / "comparison.html"
+    assert command.run("report", "--compare", demo.out, other, "--out", out).code == 0
+    return out
+
+
+def violations(shown: Any) -> list[str]:
+    """Returns what axe finds wrong."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
+    found = axe.run(shown).response["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node.get('failureSummary')}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_quiet_and_whole(demo: Demo, open_page: OpenPage, scheme: str) -> None:
+    shown, complaints = open_page(demo.out / REPORT, scheme=scheme)
+
+    assert shown.locator("h1").text_content() == demo.out.name
+    assert "Whole" in shown.locator(".verdict").text_content()
+    assert shown.locator("figure svg").count() == 9
+    assert shown.locator("#grid li:visible").count() >= 60
+    broken = "[...document.images].filter((i) => i.src && !(i.complete && i.naturalWidth)).length"
+    shown.wait_for_function(f"{broken} === 0")
+    shown.locator("#lineage").scroll_into_view_if_needed()
+    assert complaints == []
+
+
+def test_search_finds_words_and_wnids_and_says_what_is_not_shown(
+    demo: Demo, open_page: OpenPage
+) -> None:
+    shown, complaints = open_page(demo.out / REPORT)
+    tiles, found = shown.locator("#grid li:visible"), shown.locator("#found")
+    every = tiles.count()
+
+    shown.fill("#search", "DAISY")
+    daisies = tiles.count()
+    assert 0 < daisies < every
+    assert {text.split()[-1] for text in tiles.all_text_contents()} == {"daisy"}
+    assert found.text_content().startswith(f"{daisies} images here; 1 class with ")
+    shown.fill("#search", "n11939491")
+    assert tiles.count() == daisies
+    shown.fill("#search", "no such thing")
+    assert tiles.count() == 0
+    assert found.text_content().startswith("0 images here; 0 classes")
+    shown.fill("#search", "")
+    assert tiles.count() == every
+    assert complaints == []
+
+
+def test_an_image_is_opened_compared_and_closed_by_keyboard(
+    demo: Demo, open_page: OpenPage
+) -> None:
+    shown, complaints = open_page(demo.out / REPORT)
+    tile = shown.locator("button.tile:has(.pair)").first
+    tile.focus()
+    shown.keyboard.press("Enter")
+    dialog = shown.locator("#dialog")
+
+    assert dialog.is_visible()
+    assert "PSNR" in dialog.text_content()
+    assert "of-0000" in dialog.text_content()
+    slider = shown.get_by_role("slider")
+    before, clip = int(slider.input_value()), shown.evaluate(_CLIP)
+    slider.focus()
+    for _ in range(10):
+        shown.keyboard.press("ArrowRight")
+    assert int(slider.input_value()) == before + 10
+    assert shown.evaluate(_CLIP) != clip
+    title = shown.locator("#dialog dl").text_content()
+    shown.get_by_role("button", name="Next").press("Enter")
+    assert shown.locator("#dialog dl").text_content() != title
+    shown.get_by_role("button", name="Previous").press("Enter")
+    assert shown.locator("#dialog dl").text_content() == title
+    shown.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert tile.evaluate("(e) => e === document.activeElement")
+    assert complaints == []
+
+
+def test_the_slider_follows_the_mouse(demo: Demo, open_page: OpenPage) -> None:
+    shown, _ = open_page(demo.out / REPORT)
+    shown.locator("button.tile:has(.pair)").first.click()
+    box = shown.get_by_role("slider").bounding_box()
+    middle = box["y"] + box["height"] / 2
+
+    shown.mouse.click(box["x"] + 0.9 * box["width"], middle)
+    right = shown.evaluate(_CLIP)
+    shown.mouse.click(box["x"] + 0.1 * box["width"], middle)
+
+    assert shown.evaluate(_CLIP) != right
+    assert int(shown.get_by_role("slider").input_value()) < 20
+
+
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_the_tab_key_reaches_everything_once(
+    demo: Demo, comparison: Path, open_page: OpenPage, which: str
+) -> None:
+    shown, _ = open_page(demo.out / REPORT if which == "report" else comparison)
+    count, _ = shown.evaluate(_FOCUS)
+    visited = []
+    for _ in range(count):
+        shown.keyboard.press("Tab")
+        visited.append(shown.evaluate(_FOCUS)[1])
+
+    assert visited == list(range(count))
+
+
+@pytest.mark.parametrize("width", [320, *WIDTHS])
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_nothing_sticks_out_to_the_side(
+    demo: Demo, comparison: Path, open_page: OpenPage, which: str, width: int
+) -> None:
+    shown, _ = open_page(demo.out / REPORT if which == "report" else comparison, width=width)
+
+    for summary in shown.locator("summary").all():
+        summary.click()
+    assert shown.evaluate(_OVERFLOW) <= 0
+    if which == "report":
+        shown.locator("button.tile:has(.pair)").first.click()
+        assert shown.evaluate(_OVERFLOW) <= 0
+        box = shown.locator("#dialog").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("which", ["report", "comparison", "dialog", "damaged"])
+def test_axe_finds_nothing_wrong(
+    demo: Demo, comparison: Path, tmp_path: Path, open_page: OpenPage, which: str, scheme: str
+) -> None:
+    path = comparison if which == "comparison" else demo.out / REPORT
+    if which == "damaged":
+        copy = Path(shutil.copytree(demo.out, tmp_path / "copy"))
+        (copy / "labels.txt").unlink()
+        path = tmp_path / REPORT
+        assert command.run("report", copy, "--out", path).code == 0
+    shown, _ = open_page(path, scheme=scheme)
+    if which == "dialog":
+        shown.locator("button.tile:has(.pair)").first.click()
+
+    assert violations(shown) == []
+
+
+def test_no_text_of_a_data_set_becomes_markup(
+    demo: Demo, tmp_path: Path, open_page: OpenPage
+) -> None:
+    known = facts.gather(demo.out, verify.load_manifest(demo.out), [EVIL], None)
+    tiles = [
+        dataclasses.replace(tile, words=EVIL, filename=EVIL, wnid=EVIL, shard=EVIL)
+        for tile in sample.draw(known, 0)[:3]
+    ]
+    known.classes = [facts.ClassName(EVIL, EVIL) for _ in known.classes]
+    known.replicas = [{"where": EVIL, "when": EVIL, "digest": EVIL}]
+    line = dict.fromkeys(("key", "archive", "action", "reason", "detail"), EVIL)
+    incident = sample.Incident({**line, "offset": 1, "size": 1}, EVIL, EVIL, None)
+    path = tmp_path / "evil.html"
+    path.write_text(
+        page.report(known, tiles, [incident], level="crc", seed=0, made_at=datetime.now(UTC)),
+        "utf-8",
+    )
+
+    shown, complaints = open_page(path)
+    shown.locator("button.tile").first.click()
+
+    assert shown.evaluate("window.hit") is None
+    assert shown.locator("#dialog h2").text_content() == EVIL
+    assert shown.locator(".verdict li").text_content() == EVIL
+    assert EVIL in shown.locator("#incidents").text_content()
+    assert shown.locator("img[onerror]").count() == 0
+    assert shown.locator("script").count() == 2
+    assert complaints == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_screenshots_for_people_to_look_at(
+    demo: Demo, tmp_path: Path, open_page: OpenPage, width: int
+) -> None:
+    """Left in build/report; `make picture` puts the widest into the README."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    # The README's picture shows a user's folder, not a test's.
+    path = tmp_path / REPORT
+    content = (demo.out / REPORT).read_text("utf-8")
+    path.write_text(content.replace(str(demo.out), "/data/demo"), "utf-8")
+    for scheme in ("light", "dark"):
+        shown, _ = open_page(path, width=width, height=1100, scheme=scheme)
+        picture = Image.open(io.BytesIO(shown.screenshot()))
+        picture.save(SCREENSHOTS / f"report-{width}-{scheme}.png")
+
+        assert picture.size == (width, 1100)
+        colours = picture.convert("L").resize((60, 60)).histogram()
+        assert sum(1 for count in colours if count) > 10

@@ -1,0 +1,244 @@
+"""`report`: what the page says of whole and of damaged data sets, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command
+from tests.kit.dataset import contents, everything, receipts
+from tests.kit.faults import cut, flip_bit
+from tests.report.conftest import Demo
+
+Report = Callable[..., str]
+
+
+def data(page: str) -> dict[str, list[dict[str, object]]]:
+    """Returns what the page's script is given."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    found: dict[str, list[dict[str, object]]] = json.loads(match[1])
+    return found
+
+
+def verdict(page: str) -> str:
+    """Returns the text of the page's verdict."""
+    match = re.search(r'<div class="verdict.*?</div>', page, re.DOTALL)
+    assert match is not None
+    return " ".join(re.sub(r"<[^>]+>", " ", match[0]).split())
+
+
+def test_the_page_tells_what_the_manifest_does(demo: Demo, report: Report) -> None:
+    page = report(demo.out)
+    manifest = json.loads((demo.out / "dataset.json").read_bytes())
+
+    assert verdict(page).startswith("Whole, as a subset Checked on ")
+    assert "at level manifest: every file is there with its size." in verdict(page)
+    assert manifest["digest"] in page
+    for source in manifest["sources"]:
+        assert source["md5"] in page
+    for split in manifest["splits"].values():
+        assert all(shard["sha256"] in page for shard in split["shards"])
+    for line in (demo.out / "quarantine.jsonl").read_text().splitlines():
+        assert json.loads(line)["key"] in page
+    assert str(demo.out) in page
+
+
+def test_a_report_changes_nothing_but_its_own_page(demo: Demo, report: Report) -> None:
+    before = everything(demo.out)
+    report(demo.out, "--level", "decode")
+
+    assert everything(demo.out) == before
+
+
+def test_each_class_is_shown_with_facts_of_its_source(demo: Demo, report: Report) -> None:
+    found = data(report(demo.out))
+
+    manifest = json.loads((demo.out / "dataset.json").read_bytes())
+    assert len(found["classes"]) == manifest["classes"]["count"]
+    assert sum(line["examples"] for line in found["classes"]) == 497  # type: ignore[misc]
+    assert len({tile["title"] for tile in found["tiles"]}) == manifest["classes"]["count"]
+    rows = [dict(tile["rows"]) for tile in found["tiles"]]  # type: ignore[call-overload]
+    assert all("source" in row and "lies in" in row for row in rows)
+    assert all(float(row["PSNR"].split()[0]) > 25 for row in rows if "PSNR" in row)
+    assert sum("PSNR" in row for row in rows) > 60
+    assert sum(tile["before"] is not None for tile in found["tiles"]) == 16
+
+
+def test_a_seed_gives_the_same_sample_and_another_another(demo: Demo, report: Report) -> None:
+    first, again = data(report(demo.out)), data(report(demo.out))
+    other = data(report(demo.out, "--seed", "1"))
+
+    def pairs(found: dict[str, list[dict[str, object]]]) -> list[object]:
+        return [tile["rows"] for tile in found["tiles"] if tile["before"]]
+
+    assert first == again
+    assert pairs(first) != pairs(other)
+
+
+def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
+    copy: Path, report: Report
+) -> None:
+    shutil.rmtree(copy / ".work")
+    page = report(copy)
+
+    assert verdict(page).startswith("Whole")
+    assert len(data(page)["tiles"]) >= 100
+    assert all(tile["before"] is None for tile in data(page)["tiles"])
+    assert page.count("<figure>") == 2
+
+
+def test_the_source_may_have_moved(demo: Demo, copy: Path, tmp_path: Path, report: Report) -> None:
+    (copy / ".work" / "origin.json").unlink()
+    without = data(report(copy))
+    beside = data(report(copy, "--source", demo.source))
+
+    assert not any(tile["before"] for tile in without["tiles"])
+    assert any(tile["before"] for tile in beside["tiles"])
+
+
+def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, report: Report) -> None:
+    for number, path in enumerate(receipts(copy)):
+        junk = (b"", b"[]", b"{", b'{"shard": 5}', b'{"start_s": "x", "seconds": [], "shard": {}}')
+        path.write_bytes(junk[number % len(junk)])
+    (copy / ".work" / "origin.json").write_bytes(b"[1")
+    page = report(copy)
+
+    assert verdict(page).startswith("Whole")
+    assert data(page)["tiles"]
+
+
+def test_receipts_of_older_versions_are_read(copy: Path, report: Report) -> None:
+    for path in receipts(copy):
+        receipt = json.loads(path.read_bytes())
+        for name in ("histograms", "sums", "origins", "num_classes", "transform_s", "worker"):
+            receipt.pop(name, None)
+        path.write_text(json.dumps(receipt))
+    page = report(copy)
+
+    assert verdict(page).startswith("Whole")
+    assert "Throughput over the run" in page
+    assert "Images/s per worker" not in page
+    assert len(data(page)["tiles"]) >= 100
+
+
+SHARD = "train-00001-of-00004"
+
+
+@pytest.mark.parametrize(
+    ("damage", "level", "said"),
+    [
+        (lambda out: (out / SHARD).unlink(), "manifest", f"{SHARD}: missing"),
+        (lambda out: cut(out / SHARD, 100_000), "manifest", f"{SHARD}: 100,000 bytes, expected"),
+        (lambda out: flip_bit(out / SHARD, 50_000), "crc", f"{SHARD}: record 1 at byte"),
+        (lambda out: (out / "index" / SHARD).unlink(), "manifest", f"index/{SHARD}: missing"),
+        (lambda out: (out / "labels.txt").write_bytes(b"\xff\x00"), "manifest", "labels.txt: its"),
+        (lambda out: (out / "quarantine.jsonl").write_bytes(b"1\n{}\n{"), "manifest", "quarantine"),
+        (lambda out: shutil.copy(out / SHARD, out / "train-x"), "manifest", "train-x: not in the"),
+    ],
+)
+def test_a_damaged_set_has_a_report_that_says_so_first(
+    copy: Path, report: Report, damage: Callable[[Path], object], level: str, said: str
+) -> None:
+    damage(copy)
+    page = report(copy, "--level", level)
+
+    assert verdict(page).startswith("Damaged: ")
+    assert said in verdict(page)
+    assert data(page)["tiles"]
+
+
+def test_damage_that_only_the_sample_meets_is_told(copy: Path, report: Report) -> None:
+    for shard in copy.glob("train-*"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 4 : 3 * len(content) // 4] = bytes(
+            len(range(len(content) // 4, 3 * len(content) // 4))
+        )
+        shard.write_bytes(content)
+    page = report(copy)
+
+    assert verdict(page).startswith("Damaged: ")
+    assert "CRC" in verdict(page)
+
+
+def test_without_a_sound_manifest_the_page_says_just_that(copy: Path, report: Report) -> None:
+    flip_bit(copy / "dataset.json", 400)
+    page = report(copy)
+
+    assert verdict(page).startswith("Damaged: its manifest cannot be used")
+    assert str(copy / "dataset.json") in page
+
+
+def test_where_there_is_no_data_set_there_is_no_page(tmp_path: Path) -> None:
+    result = command.run("report", tmp_path)
+
+    assert result.code == 2
+    assert "not a data set" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_set_asks_for_its_end(copy: Path) -> None:
+    (copy / "dataset.json").unlink()
+    result = command.run("report", copy)
+
+    assert result.code == 4
+    assert "has not finished" in result.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--compare", "A"), ("A", "B"), ("A", "--level", "much"), ("A", "--workers", "-1"), ()],
+)
+def test_half_a_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    assert command.run("report", *arguments).code == 2
+
+
+def test_prepare_and_resize_end_with_a_report_where_asked(demo: Demo, tmp_path: Path) -> None:
+    out, small = tmp_path / "out", tmp_path / "small"
+    flags = ("--allow-subset", "--train-shards", "2", "--short-side", "96", "--report")
+    prepared = command.run(
+        "prepare", "--source", demo.source, "--out", out, "--splits", "train", *flags
+    )
+    resized = command.run("resize", "-i", out, "-o", small, "--short-side", "48", "--report")
+
+    assert prepared.code == 0, prepared
+    assert resized.code == 0, resized
+    assert f"report: {out / 'report.html'}" in prepared.out
+    for folder in (out, small):
+        page = (folder / "report.html").read_text("utf-8")
+        assert verdict(page).startswith("Whole")
+        assert any(tile["before"] for tile in data(page)["tiles"])
+    assert command.run("verify", out, "--level", "decode").code == 0
+
+
+def test_the_report_asked_for_does_not_change_the_data_set(demo: Demo, tmp_path: Path) -> None:
+    plain, reported = tmp_path / "plain", tmp_path / "reported"
+    flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
+    for out, more in ((plain, ()), (reported, ("--report",))):
+        assert (
+            command.run("prepare", "--source", demo.source, "--out", out, *flags, *more).code == 0
+        )
+    found = contents(reported)
+
+    assert found.pop("report.html")
+    assert found == contents(plain)
+
+
+def test_replicas_are_told_with_what_they_hold(copy: Path, report: Report) -> None:
+    digest = json.loads((copy / "dataset.json").read_bytes())["digest"]
+    lines = [
+        {"where": "s3://bucket/imagenet", "when": "2026-10-01 12:00 UTC", "digest": digest},
+        {"where": "/mnt/old", "when": "2026-09-01 12:00 UTC", "digest": "0" * 64},
+    ]
+    (copy / ".work" / "replicas.jsonl").write_text(
+        "".join(map("{}\n".format, map(json.dumps, lines)))
+    )
+    page = report(copy)
+
+    assert "s3://bucket/imagenet" in page
+    assert page.count("another state of this data set") == 1

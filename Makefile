@@ -56,7 +56,7 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index
 locks: $(BIN)/pip ## renew .ci/*.lock from pyproject.toml, with packages at least a week old
 	@$(BIN)/python -m pip install --quiet uv
 	@$(LOCK) --extra all --extra test --output-file .ci/test.lock > /dev/null
-	@$(LOCK) --extra demo --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+	@$(LOCK) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 
 clean: ## remove scratch, keep .venv
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

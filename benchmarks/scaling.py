@@ -45,10 +45,10 @@ def table() -> list[str]:
     """Returns the rows of docs/scaling.md."""
     rows = []
     for gpus in (8, 32, 64, 256):
-        printed = "{:,} to {:,}".format(*PRINTED[gpus]) if gpus in PRINTED else "–"
+        printed = "{:,} to {:,}".format(*PRINTED[gpus]) if gpus in PRINTED else "-"
         rows.append(
-            f"| {gpus} | {1e3 * reduction_s(gpus, 4):.0f} ms | {images_s(gpus, 4):,.0f} | {printed} "
-            f"| {images_s(gpus, 2):,.0f} | {images_s(gpus, 2, hidden=0.8):,.0f} |"
+            f"| {gpus} | {1e3 * reduction_s(gpus, 4):.0f} ms | {images_s(gpus, 4):,.0f} "
+            f"| {printed} | {images_s(gpus, 2):,.0f} | {images_s(gpus, 2, hidden=0.8):,.0f} |"
         )
     return rows
 

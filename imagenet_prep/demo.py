@@ -64,7 +64,7 @@ def demo(config: Config) -> None:
     if not config.no_training:
         _train(dataset, folder / f"training-{config.images}-{config.short_side}")
     if not (dataset / naming.REPORT).exists():
-        _say(f"5. imagenet-prep report {shlex.quote(str(dataset))}")
+        _say(f"6. imagenet-prep report {shlex.quote(str(dataset))}")
         report.run([str(dataset)])
 
     print(

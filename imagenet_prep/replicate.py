@@ -45,6 +45,7 @@ class Config:
         "every host of the file",
         metavar="TARGET",
     )
+    mode: str = cli.flag("full", choices=("full", "partition"), help="what every host gets")
     check: bool = cli.flag(False, help="read every byte of the replicas and report; move nothing")
     repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
     dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
@@ -68,6 +69,11 @@ class Config:
         """Refuses what cannot be combined, and impossible numbers."""
         from imagenet_prep.core import remote
 
+        if self.mode == "partition":
+            raise ValueError(
+                "--mode partition: the readers deal every batch over all shards of the set, so a "
+                "node with a part of it would read the rest remotely. Every host gets all: full"
+            )
         if sum((self.check, self.repair, self.dry_run)) > 1:
             raise ValueError("--check, --repair, --dry-run: give one of them")
         least = {"connections": 1, "retries": 0, "timeout": 1, "bandwidth_limit": 0, "wait": 0}

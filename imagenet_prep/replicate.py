@@ -45,6 +45,7 @@ class Config:
         "every host of the file",
         metavar="TARGET",
     )
+    mode: str = cli.flag("full", choices=("full", "partition"), help="what every host gets")
     check: bool = cli.flag(False, help="read every byte of the replicas and report; move nothing")
     repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
     dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
@@ -68,6 +69,11 @@ class Config:
         """Refuses what cannot be combined, and impossible numbers."""
         from imagenet_prep.core import remote
 
+        if self.mode == "partition":
+            raise ValueError(
+                "--mode partition: the readers deal every batch over all shards of the set, so a "
+                "node with a part of it would read the rest remotely. Every host gets all: full"
+            )
         if sum((self.check, self.repair, self.dry_run)) > 1:
             raise ValueError("--check, --repair, --dry-run: give one of them")
         least = {"connections": 1, "retries": 0, "timeout": 1, "bandwidth_limit": 0, "wait": 0}
@@ -285,17 +291,27 @@ def _push(
     from imagenet_prep.engine import Progress
 
     progress = Progress("replicate", num_files * len(addresses), 0, quiet=quiet)
-    shown: dict[str, int] = dict.fromkeys(addresses, 0)
+    shown = dict.fromkeys(addresses, 0)
+
+    def say(member: nodes.Member, what: str) -> None:
+        if not quiet:
+            print(f"{member.address}: {what}", file=sys.stderr, flush=True)
 
     def watch(member: nodes.Member, what: str) -> None:
-        if what in ("lacks", "stored"):
-            done = num_files - (member.lacking or 0)
-            arrived, member_before = what == "stored", shown[member.address]
-            for _ in range(done - member_before):
-                progress.add({"num_bytes": member.last_bytes if arrived else 0})
-            shown[member.address] = max(done, member_before)
-        elif not quiet:
-            print(f"{member.address}: {what}", file=sys.stderr, flush=True)
+        if what not in ("lacks", "stored"):
+            say(member, what)
+            return
+        before, done = shown[member.address], num_files - (member.lacking or 0)
+        # A host that comes back counts again only what it did not have.
+        for _ in range(done - before):
+            progress.add({"num_bytes": member.last_bytes if what == "stored" else 0})
+        if (
+            what == "stored"
+            and done * 4 // num_files > before * 4 // num_files
+            and done < num_files
+        ):
+            say(member, f"{100 * done // num_files} % of its files")
+        shown[member.address] = max(done, before)
         progress.tick()
 
     chain = nodes.Chain(addresses, request, watch)

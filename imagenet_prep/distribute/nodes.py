@@ -14,9 +14,11 @@ import queue
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import naming
@@ -29,6 +31,7 @@ from imagenet_prep.core.errors import (
     UsageError,
     by_name,
 )
+from imagenet_prep.core.store import LocalStore
 from imagenet_prep.distribute.send import Process, command_on
 from imagenet_prep.distribute.wire import PROTOCOL, BrokenError, Frame
 
@@ -129,9 +132,17 @@ class Chain:
         self._watch = watch
         self._events: queue.Queue[_Event] = queue.Queue()
         self._closing = False
+        # Left in the data set's own folder: a host that sees it there looks at that very folder,
+        # through another name or a shared file system.
+        self._origin = f"origin-{uuid.uuid4().hex}"
 
     def run(self) -> None:
         """Returns when every host is whole, has failed, or was waited for in vain."""
+        mark = LocalStore(Path(self._request.root)).path(f"{naming.WORK}/{self._origin}")
+        # Where it cannot be left, nobody can damage the data set either.
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
         try:
             for member in self.members:
                 self._hook(member)
@@ -149,6 +160,8 @@ class Chain:
             self._closing = True
             for member in self.members:
                 self._unhook(member)
+            with contextlib.suppress(OSError):
+                mark.unlink()
 
     def _ended(self, active_at: float) -> bool:
         states = {member.state for member in self.members}
@@ -219,6 +232,7 @@ class Chain:
                 proven=member.upstream is None,
                 address=member.address,
                 path=request.path,
+                origin=self._origin,
                 python=request.python,
                 prove=request.prove and not member.losses,
                 limit=request.limit,
@@ -446,5 +460,6 @@ def pull(
 
 
 _BY_EXIT_CODE: dict[int, type[ImagenetPrepError]] = {
-    error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)
+    **{error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)},
+    _SSH_FAILED: IncompleteError,
 }

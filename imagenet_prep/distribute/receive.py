@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import errors
+from imagenet_prep.core import errors, naming
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.manifest import File
 from imagenet_prep.distribute.contents import num_bytes
@@ -49,6 +49,11 @@ def serve(root: Path, channel: Channel) -> int:
             )
         replica = Replica(root, begin.body)
         if begin.fields["task"] == "store":
+            if replica.store.size(f"{naming.WORK}/{begin.fields['origin']}") is not None:
+                # The data set itself: there is nothing to give, and nothing may be mended.
+                channel.write("lacks", names=[], num_bytes=0)
+                channel.write("whole")
+                return errors.EXIT_DONE
             with _lock(replica):
                 return _store(replica, channel, prove=begin.fields["prove"])
         _look(replica, channel, begin)

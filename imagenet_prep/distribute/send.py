@@ -111,8 +111,8 @@ class Hop:
 
         Args:
           begin: the manifest, and as fields root (of the files here), proven (all of them are
-            the data set's own), address, path and python of the neighbour, prove, limit (bytes
-            a second).
+            the data set's own), address, path and python of the neighbour, origin, prove, limit
+            (bytes a second).
           leader: where the neighbour's answers go.
         """
         settings = begin.fields
@@ -140,6 +140,7 @@ class Hop:
                 self._begin.body,
                 protocol=PROTOCOL,
                 task="store",
+                origin=self._begin.fields["origin"],
                 prove=self._begin.fields["prove"],
             )
             while not self._over:

@@ -146,6 +146,7 @@ def test_a_damaged_source_ends_with_its_shard_named_and_no_manifest(
     [
         (["nowhere", "--to", "x"], "not a data set of imagenet-prep"),
         (["x", "--to", "http://example.org/x"], "expected a folder or s3://"),
+        (["x", "--to", "y", "--mode", "partition"], "the readers deal every batch over all shards"),
         (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
         (["x", "--to", "y", "--check", "--repair"], "give one of them"),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),

@@ -98,6 +98,24 @@ def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> 
     assert {p.name: p.stat().st_ino for p in replica.glob("train-*") if p.name in kept} == kept
 
 
+def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
+    hosts: Hosts, dataset: Path, tmp_path: Path
+) -> None:
+    folder = hosts.root / "shared"
+    dataset.rename(folder)
+    (tmp_path / "hosts.txt").write_text("localhost slots=8\nnode-3 slots=8\n")
+    reference = contents(folder)
+    faults.flip_bit(folder / SHARD, 0)
+    damaged = contents(folder)
+    target = f"hosts:{tmp_path / 'hosts.txt'}:{folder}"
+    result = command.run("replicate", folder, "--to", target, env=hosts.environment)
+
+    assert result.code == 0, result
+    assert contents(folder) == damaged
+    assert damaged["dataset.json"] == reference["dataset.json"]
+    assert list((folder / ".work").glob("origin-*")) == []
+
+
 @pytest.mark.parametrize(
     ("complaint", "said"),
     [

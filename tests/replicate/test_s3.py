@@ -16,6 +16,7 @@ from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, serve_s3
+from tests.replicate.conftest import Hosts
 
 BUCKET = "sets"
 
@@ -163,6 +164,22 @@ def test_five_hundred_faults_leave_every_object_exact(
     for each in range(1, number + 1):
         assert objects(client, f"faults-{each}") == reference
         assert uploads(client, f"faults-{each}") == []
+
+
+def test_every_host_pulls_its_own(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    there = f"s3://{BUCKET}/pulled"
+    assert replicate(s3, tmp_path / "set", "--to", there).code == 0
+    hosts.down("node-3")
+    environment = {**s3.environment, **hosts.environment}
+    result = command.run("replicate", there, "--to", hosts.to, env=environment)
+
+    assert result.code == 4, result
+    assert "node-3:~/set: ssh: connect to host node-3: No route to host" in result.out
+    hosts.assert_whole(tmp_path / "set", "node-3")
+    hosts.up("node-3")
+    assert command.run("replicate", there, "--to", hosts.to, env=environment).code == 0
+    hosts.assert_whole(tmp_path / "set")
 
 
 def test_a_killed_upload_is_resumed_and_leaves_nothing(

@@ -46,10 +46,15 @@ def table() -> list[str]:
     rows = []
     for gpus in (8, 32, 64, 256):
         printed = "{:,} to {:,}".format(*PRINTED[gpus]) if gpus in PRINTED else "-"
-        rows.append(
-            f"| {gpus} | {1e3 * reduction_s(gpus, 4):.0f} ms | {images_s(gpus, 4):,.0f} "
-            f"| {printed} | {images_s(gpus, 2):,.0f} | {images_s(gpus, 2, hidden=0.8):,.0f} |"
-        )
+        cells = [
+            f"{gpus}",
+            f"{1e3 * reduction_s(gpus, 4):.0f} ms",
+            f"{images_s(gpus, 4):,.0f}",
+            printed,
+            f"{images_s(gpus, 2):,.0f}",
+            f"{images_s(gpus, 2, hidden=0.8):,.0f}",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 

@@ -132,8 +132,7 @@ class Channel:
 
     def _fill(self) -> bool:
         """Reads what there is; False at the end."""
-        timeout = None if self._silence_s is None else self._silence_s
-        if not select.select([self._reads], [], [], timeout)[0]:
+        if not select.select([self._reads], [], [], self._silence_s)[0]:
             raise BrokenError(f"silence for {self._silence_s:.0f} s")
         data = os.read(self._reads, CHUNK_BYTES)
         self._buffer += data

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import codec, download, measure, read, scale, write
+from benchmarks import codec, download, measure, replicate, scale, write
 from imagenet_prep.core import schema
 from imagenet_prep.sources import ilsvrc, labels
 
@@ -213,8 +214,25 @@ def test_download_measures_ours_beside_curl(
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
+@pytest.mark.slow
+def test_replicate_measures_ours_beside_boto3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boto3")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    raw = tmp_path / "raw.json"
+    replicate.main(["--s3", "--megabytes=2", f"--scratch={tmp_path}", f"--json={raw}"])
+    results = json.loads(raw.read_text())["raw"]
+
+    assert set(results) == {"down: ours", "down: boto3", "up: ours", "up: boto3"}
+    assert all(rate > 0 for (rate,) in results.values())
+    assert "| up: ours " in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
+
+
 def test_programs_start_from_the_repositorys_root() -> None:
     for name in ("codec", "write", "scale", "download", "read"):
+    for name in ("codec", "write", "scale", "download", "replicate"):
         argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
         done = subprocess.run(argv, cwd=measure.ROOT, capture_output=True, text=True)
 

@@ -14,6 +14,7 @@ PYTEST_ARGS ?=
 KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml | sha256sum | cut -c1-16)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
+HOROVOD := $(VENV)/.installed-horovod-$(KEY)
 
 .PHONY: help demo test quick lint types imports format locks clean
 
@@ -23,7 +24,7 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports $(HOROVOD) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 quick: lint ## lint and the fast tests
@@ -64,6 +65,11 @@ $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
 	@touch $@
+
+# Source only, so it is built, once a machine: the wheel is kept in ~/.cache. Without it its tests are skipped.
+$(HOROVOD): $(TEST)
+	@if $(BIN)/imagenet-prep install-horovod >&2; then touch $@; \
+	else echo 'Going on without Horovod: its tests will be skipped, see above why.' >&2; fi
 
 # pip is the last thing that a finished venv gets. Debian ships the venv module apart.
 $(BIN)/pip:

@@ -14,6 +14,7 @@ PYTEST_ARGS ?=
 KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml | sha256sum | cut -c1-16)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
+HOROVOD := $(VENV)/.installed-horovod-$(KEY)
 
 .PHONY: help demo test quick lint types imports format locks picture chromium clean
 
@@ -24,6 +25,7 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
 test: lint types imports chromium ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports $(HOROVOD) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 picture: $(TEST) chromium ## the demo's report into the README, by the test that takes the screenshot
@@ -77,6 +79,10 @@ chromium:
 	  { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; } && exit 0; \
 	fi; \
 	echo "No Chromium: the report is not tested in a browser. On Debian: sudo apt-get install chromium" >&2
+# Source only, so it is built, once a machine: the wheel is kept in ~/.cache. Without it its tests are skipped.
+$(HOROVOD): $(TEST)
+	@if $(BIN)/imagenet-prep install-horovod >&2; then touch $@; \
+	else echo 'Going on without Horovod: its tests will be skipped, see above why.' >&2; fi
 
 # pip is the last thing that a finished venv gets. Debian ships the venv module apart.
 $(BIN)/pip:

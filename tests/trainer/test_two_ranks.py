@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.trainer import checkpoint
+from tests.kit import layouts
 from tests.kit.command import Finished, started
 from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
 
@@ -172,3 +173,21 @@ def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
 
     assert finished.code == 1, finished.err
     assert "died or stalled: rank 1 on localhost" in finished.err
+
+
+@pytest.mark.slow
+def test_cifar10_goes_from_its_archive_to_a_model_of_two_ranks(tmp_path: Path) -> None:
+    archive, data, run = tmp_path / "cifar", tmp_path / "set", tmp_path / "run"
+    archive.mkdir()
+    layouts.make_cifar10(archive, num=20)
+    command = ("--source", archive, "--out", data, "--train-shards", "3", "--allow-subset")
+    with started("prepare", *command, "--validation-shards", "1") as running:
+        assert running.finish(PATIENCE_S).code == 0
+    settings = flags(data, run, image_size=32, batch_size=8, export=str(tmp_path / "model.keras"))
+    with started("launch", "-np", "2", "--", "train", *arguments(settings)) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished.err
+    assert "2 ranks x 8 images = 16 a step; 100 images, 10 classes" in finished.out
+    assert rows(run, "evaluation")[-1]["examples"] == 20
+    assert (tmp_path / "model.keras").stat().st_size > 100_000

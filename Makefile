@@ -72,7 +72,7 @@ $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@touch $@
 
 # Tests of the report want a real browser; without one they are skipped, and say so.
-chromium:
+chromium: ## install Debian's, where root may; else say so
 	@command -v chromium chromium-browser google-chrome > /dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 	  echo "Installing chromium, for the tests of the report" >&2; \

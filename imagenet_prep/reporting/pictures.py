@@ -5,23 +5,26 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Pixels = npt.NDArray[np.uint8]
 
-# Pillow's own limit raises inside `open`; images of a data set are as large as they are.
+# Ours is looked at before anything is decoded; Pillow's warns.
 Image.MAX_IMAGE_PIXELS = None
 
 _LANCZOS = Image.Resampling.LANCZOS
-# What a picture cannot be made of: whatever a decoder breaks on.
-_UNDECODABLE = (OSError, SyntaxError, ValueError, IndexError, UnidentifiedImageError)
+# Those that the codec knows, so that no stray file reaches a more exotic decoder.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+# 300 MB of RGB: what was left out for its size is not decoded here either.
+_MOST_PIXELS = 100_000_000
 
 
 def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
@@ -31,13 +34,17 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
       data: the file's bytes.
       smallest: pixels that the sides may be halved down to while decoding a JPEG.
     """
-    try:
-        with _truncated_allowed(), Image.open(io.BytesIO(data)) as opened:
-            if smallest is not None:
-                opened.draft("RGB", (smallest, smallest))
-            return opened.convert("RGB")
-    except _UNDECODABLE:
-        return None
+    # Odd metadata makes Pillow warn; whoever looks at the picture needs no such line.
+    with _truncated_allowed(), warnings.catch_warnings(action="ignore"):
+        try:
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+                if smallest is not None:
+                    opened.draft("RGB", (smallest, smallest))
+                if opened.width * opened.height > _MOST_PIXELS:
+                    return None
+                return opened.convert("RGB")
+        except Exception:  # noqa: BLE001 - bad images are shown, too: plugins raise anything
+            return None
 
 
 def thumbnail(image: Image.Image, side: int, quality: int) -> str:

@@ -194,22 +194,18 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
     figure, axes = _axes()
     says = []
     colours = (_AFTER, _BEFORE)
+    # From none to all of them, so that a bar's place says how fair a sample a shard is.
+    whole = max(map(_num_classes, facts.manifest.splits.values()))
+    bins = np.linspace(-0.5, whole + 0.5, min(whole + 1, 40) + 1).tolist()
     for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
         counts = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
         if not counts:
             continue
         low, high = min(counts), max(counts)
-        axes.hist(
-            counts,
-            bins=np.linspace(low - 0.5, high + 0.5, min(high - low + 1, 40) + 1).tolist(),
-            color=colour,
-            alpha=0.75,
-            label=name,
-        )
+        axes.hist(counts, bins=bins, color=colour, alpha=0.75, label=name)
         says.append(
             f"a shard of {name} holds {low:,} to {high:,} of {_num_classes(split):,} classes"
         )
-    axes.set_xlim(0, max(map(_num_classes, facts.manifest.splits.values())) + 1)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("different classes in a shard")

@@ -8,7 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.kit import command
 from tests.kit.dataset import contents, everything, receipts
@@ -64,10 +66,12 @@ def test_each_class_is_shown_with_facts_of_its_source(demo: Demo, report: Report
     assert sum(line["examples"] for line in found["classes"]) == 497  # type: ignore[misc]
     assert len({tile["title"] for tile in found["tiles"]}) == manifest["classes"]["count"]
     rows = [dict(tile["rows"]) for tile in found["tiles"]]  # type: ignore[call-overload]
-    assert all("source" in row and "lies in" in row for row in rows)
+    told = [row for row in rows if "lies in" in row]
+    assert len(told) >= 70
+    assert all("source" in row for row in told)
     assert all(float(row["PSNR"].split()[0]) > 25 for row in rows if "PSNR" in row)
     assert sum("PSNR" in row for row in rows) > 60
-    assert sum(tile["before"] is not None for tile in found["tiles"]) == 16
+    assert 10 <= sum(tile["before"] is not None for tile in found["tiles"]) <= 16
 
 
 def test_a_seed_gives_the_same_sample_and_another_another(demo: Demo, report: Report) -> None:
@@ -242,3 +246,23 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, report: Report) -> No
 
     assert "s3://bucket/imagenet" in page
     assert page.count("another state of this data set") == 1
+
+
+@pytest.mark.slow
+def test_a_page_of_1000_classes_of_noise_is_below_5_mb(tmp_path: Path, report: Report) -> None:
+    """Noise compresses worst: the page stays small by showing fewer classes, and says so."""
+    chance = np.random.default_rng(0)
+    for number in range(1000):
+        folder = tmp_path / "source" / "train" / f"n{number:08d}"
+        folder.mkdir(parents=True)
+        pixels = chance.integers(0, 256, (160, 160, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / "0.JPEG", quality=60)
+    flags = ("--splits", "train", "--train-shards", "16", "--short-side", "128", "--allow-subset")
+    out = tmp_path / "out"
+    assert command.run("prepare", "--source", tmp_path / "source", "--out", out, *flags).code == 0
+    page = report(out)
+
+    shown = len(data(page)["tiles"])
+    assert 300 < shown < 1000
+    assert f"{shown} stored images, of {shown} of 1,000 classes" in page
+    assert 3_000_000 < len(page.encode()) < 5_000_000

@@ -24,8 +24,7 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports chromium ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
-test: lint types imports $(HOROVOD) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports chromium $(HOROVOD) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 picture: $(TEST) chromium ## the demo's report into the README, by the test that takes the screenshot
@@ -79,6 +78,7 @@ chromium: ## install Debian's, where root may; else say so
 	  { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; } && exit 0; \
 	fi; \
 	echo "No Chromium: the report is not tested in a browser. On Debian: sudo apt-get install chromium" >&2
+
 # Source only, so it is built, once a machine: the wheel is kept in ~/.cache. Without it its tests are skipped.
 $(HOROVOD): $(TEST)
 	@if $(BIN)/imagenet-prep install-horovod >&2; then touch $@; \

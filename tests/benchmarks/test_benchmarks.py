@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, download, measure, read, scale, write
-from benchmarks import codec, download, measure, replicate, scale, write
+from benchmarks import codec, download, measure, read, replicate, scale, write
 from imagenet_prep.core import schema
 from imagenet_prep.sources import ilsvrc, labels
 
@@ -231,8 +230,7 @@ def test_replicate_measures_ours_beside_boto3(
 
 
 def test_programs_start_from_the_repositorys_root() -> None:
-    for name in ("codec", "write", "scale", "download", "read"):
-    for name in ("codec", "write", "scale", "download", "replicate"):
+    for name in ("codec", "write", "scale", "download", "read", "replicate"):
         argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
         done = subprocess.run(argv, cwd=measure.ROOT, capture_output=True, text=True)
 

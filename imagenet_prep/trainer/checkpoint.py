@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.core.store import LocalStore
 
 if TYPE_CHECKING:
@@ -62,8 +62,13 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
     stream = io.BytesIO()
     # A zip without compression: every member has a CRC that reading checks.
     np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
-    store = LocalStore(folder)
-    store.write(name(step), stream.getvalue())
+    try:
+        LocalStore(folder).write(name(step), stream.getvalue())
+    except IncompleteError as error:
+        raise IncompleteError(
+            f"{folder / name(step)}: the disk is full ({error.__cause__}). Earlier checkpoints are "
+            "kept. Free some space, then run the same command again to go on from the last."
+        ) from error
     for stale in steps(folder)[:-keep]:
         (folder / name(stale)).unlink(missing_ok=True)
 

@@ -236,7 +236,8 @@ def test_what_is_exported_gives_the_models_answers(
     if name.endswith(".keras"):
         answers = keras.models.load_model(tmp_path / "out" / name)(images).numpy()
     else:
-        answers = tf.saved_model.load(str(tmp_path / "out" / name)).serve(images).numpy()
+        loaded = tf.saved_model.load(str(tmp_path / "out" / name))
+        answers = loaded.serve(images).numpy()
 
     from imagenet_prep.trainer import model
 

@@ -22,7 +22,7 @@ from imagenet_prep.core.transfer import Patience
 from imagenet_prep.distribute.contents import contents, strangers
 
 # S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 160 GiB. Eight uploads at
-# a time hold 128 MiB. Larger parts were not faster (benchmarks/README.md).
+# a time hold 128 MiB.
 _PART_BYTES = 16 << 20
 _SHA256 = "sha256"
 

@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import IO
 
+from imagenet_prep.core import naming
 from imagenet_prep.core.hosts import LOCAL, ssh_argv
 from imagenet_prep.core.manifest import File
 from imagenet_prep.distribute.pace import Pace
@@ -196,12 +197,15 @@ class Hop:
         with self._news:
             if not self._todo:
                 return None
-            if self._trusted:
-                return self._todo.pop(next(iter(self._todo)))
-            self._replica.reload()
-            arriving = self._replica.arriving()
+            arriving: set[str] = set()
+            if not self._trusted:
+                self._replica.reload()
+                arriving = self._replica.arriving()
             for name, file in self._todo.items():
-                if name in arriving or self._replica.is_proven(file):
+                # Whoever sees a shard finds its index.
+                if naming.index_name(name) in self._todo:
+                    continue
+                if self._trusted or name in arriving or self._replica.is_proven(file):
                     return self._todo.pop(name)
             return None
 

@@ -90,7 +90,7 @@ def report(
         incidents=incidents,
         plots=plots.of(facts),
         checked=f"Checked on {_time(made_at)} at level {level}: "
-        + ("this is not so." if facts.problems else _CHECKED[level] + "."),
+        + ("this is what is wrong:" if facts.problems else _CHECKED[level] + "."),
         loading=_loading(facts),
         settings=_settings(facts),
         seed=seed,

@@ -19,6 +19,7 @@ VERBS = {
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "show": "look into one shard",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
+    "bench-read": "how fast this host feeds a trainer",
 }
 _MODULES = {"prepare": "pipelines.prepare"}
 
@@ -28,7 +29,9 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in VERBS:
         verb = arguments[0]
-        module = importlib.import_module(_MODULES.get(verb, f"imagenet_prep.{verb}"))
+        module = importlib.import_module(
+            _MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
+        )
         module.main(arguments[1:])
     elif not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -69,3 +71,13 @@ def miniature(shared_cache: Path) -> Any:
     from tests.kit.miniature import miniature_for_tests
 
     return miniature_for_tests(shared_cache)
+
+
+@pytest.fixture(scope="session")
+def tf() -> ModuleType:
+    """TensorFlow, where it is installed; importing it takes seconds, so no module does."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        warnings.simplefilter("ignore")  # of its own dependencies
+        return pytest.importorskip("tensorflow", reason="TensorFlow is not installed")

@@ -20,6 +20,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.image import NO_BOXES, Boxes
 
 Value = list[bytes] | list[float] | list[int]
+Buffer = bytes | memoryview
 
 ABSENT, EMPTY, UNTRUE = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
@@ -165,20 +166,34 @@ def decode_features(payload: bytes) -> dict[str, Value]:
     """
     features: dict[str, Value] = {}
     try:
-        for body in _only_field_1(payload):
+        # Views: nested slices of bytes would copy the image four times.
+        for body in _only_field_1(memoryview(payload)):
             for entry in _only_field_1(body):
-                key, value = b"", b""
-                for part, content in _fields(entry):
-                    if part == 1:
-                        key = content
-                    elif part == 2:
-                        value = content
-                    else:
-                        raise ValueError(f"unexpected field {part} in a feature")
-                features[key.decode()] = _decode_feature(value)
+                short = len(entry) <= _RECURRING_BYTES
+                key, values = _recurring_decoded(bytes(entry)) if short else _decode_entry(entry)
+                features[key] = cast("Value", list(values))
     except (ValueError, struct.error, IndexError) as error:
         raise DataDamagedError(f"not a tf.train.Example: {error}") from error
     return features
+
+
+def _decode_entry(entry: Buffer) -> tuple[str, tuple[bytes | float | int, ...]]:
+    """Returns key and values of one entry of the features map."""
+    key: Buffer = b""
+    value: Buffer = b""
+    for part, content in _fields(entry):
+        if part == 1:
+            key = content
+        elif part == 2:
+            value = content
+        else:
+            raise ValueError(f"unexpected field {part} in a feature")
+    return bytes(key).decode(), tuple(_decode_feature(value))
+
+
+# As when encoding: all but image and file name recur.
+_RECURRING_BYTES = 256
+_recurring_decoded = functools.lru_cache(maxsize=1 << 14)(_decode_entry)
 
 
 def _encode_parts(features: Mapping[str, Value]) -> tuple[bytes, bytes, bytes]:
@@ -236,19 +251,20 @@ def _encode_list(kind: int, values: tuple[bytes | float | int, ...]) -> bytes:
     return _delimited(1, b"".join(_varint(value) for value in values))  # type: ignore[arg-type]
 
 
-def _decode_feature(data: bytes) -> Value:
+def _decode_feature(data: Buffer) -> Value:
     # The last entry of a oneof wins.
-    kind, body = [(0, b""), *_fields(data)][-1]
+    fields = [(0, memoryview(b"")), *_fields(data)]
+    kind, body = fields[-1]
     if kind == 0:
         return []
     if kind not in _KIND_NAMES:
         raise ValueError(f"unexpected feature kind {kind}")
     if kind == _BYTES:
-        return list(_only_field_1(body))
+        return [bytes(value) for value in _only_field_1(body)]
     return _floats(body) if kind == _FLOAT else _integers(body)
 
 
-def _floats(body: bytes) -> list[float]:
+def _floats(body: Buffer) -> list[float]:
     numbers: list[float] = []
     for wire_type, chunk in _packed(body):
         if wire_type == _VARINT:
@@ -257,7 +273,7 @@ def _floats(body: bytes) -> list[float]:
     return numbers
 
 
-def _integers(body: bytes) -> list[int]:
+def _integers(body: Buffer) -> list[int]:
     numbers: list[int] = []
     for wire_type, chunk in _packed(body):
         if wire_type == _FIXED32:
@@ -269,7 +285,7 @@ def _integers(body: bytes) -> list[int]:
     return numbers
 
 
-def _packed(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _packed(data: Buffer) -> Iterator[tuple[int, Buffer]]:
     """Yields (wire type, bytes) of field 1, packed or not."""
     position = 0
     while position < len(data):
@@ -290,21 +306,21 @@ def _packed(data: bytes) -> Iterator[tuple[int, bytes]]:
         yield wire_type, data[start:position]
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _fields(data: Buffer) -> Iterator[tuple[int, Buffer]]:
     """Yields (field number, content) of a message that has only length-delimited fields."""
-    position = 0
-    while position < len(data):
+    position, end = 0, len(data)
+    while position < end:
         tag, position = _read_varint(data, position)
         if tag & 7 != _LENGTH_DELIMITED:
             raise ValueError(f"wire type {tag & 7} where bytes were expected")
         size, start = _read_varint(data, position)
         position = start + size
-        if position > len(data):
-            raise ValueError(f"field {tag >> 3} claims {size:,} bytes, {len(data) - start:,} left")
+        if position > end:
+            raise ValueError(f"field {tag >> 3} claims {size:,} bytes, {end - start:,} left")
         yield tag >> 3, data[start:position]
 
 
-def _only_field_1(data: bytes) -> Iterator[bytes]:
+def _only_field_1(data: Buffer) -> Iterator[Buffer]:
     for number, content in _fields(data):
         if number != 1:
             raise ValueError(f"unexpected field {number}")
@@ -332,7 +348,10 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
+    value = data[position]
+    if value < 0x80:
+        return value, position + 1
     value = shift = 0
     while True:
         byte = data[position]

@@ -58,6 +58,26 @@ def index_line(offset: int, size: int) -> str:
     return f"{offset} {size}\n"
 
 
+def unframe(data: bytes, size: int) -> bytes:
+    """Returns the payload of one record of `size` bytes, proven by both of its CRCs.
+
+    Raises:
+      DataDamagedError: short, or a length or CRC that does not fit.
+    """
+    if len(data) < size:
+        raise DataDamagedError(f"the file ends after {len(data):,} of {size:,} bytes")
+    length, length_crc = _HEAD.unpack_from(data)
+    if length_crc != (expected := masked_crc(data[: _LENGTH.size])):
+        raise DataDamagedError(f"length CRC {length_crc:#010x}, expected {expected:#010x}")
+    if length + FRAMING_BYTES != size:
+        raise DataDamagedError(f"holds {length:,} bytes, its index says {size - FRAMING_BYTES:,}")
+    payload = data[_HEAD.size : -_CRC.size]
+    (data_crc,) = _CRC.unpack_from(data, size - _CRC.size)
+    if data_crc != (expected := masked_crc(payload)):
+        raise DataDamagedError(f"data CRC {data_crc:#010x}, expected {expected:#010x}")
+    return payload
+
+
 def read_records(
     stream: BinaryIO,
     name: str,

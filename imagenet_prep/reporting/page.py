@@ -253,6 +253,13 @@ def _loading(facts: Facts) -> list[Loading]:
     )
     return [
         Loading(
+            "imagenet-prep's own reader",
+            "from imagenet_prep.read import make_dataset\n"
+            f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
+            f"for batch in {split}:\n"
+            "    batch['images'], batch['class_index'], batch['mask']",
+        ),
+        Loading(
             "TensorFlow Datasets",
             "import tensorflow_datasets as tfds\n"
             f"builder = tfds.builder_from_directory({folder!r})\n"

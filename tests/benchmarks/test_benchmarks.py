@@ -10,11 +10,12 @@ import sys
 import tarfile
 import time
 from collections import Counter
+from importlib import util
 from pathlib import Path
 
 import pytest
 
-from benchmarks import codec, download, measure, scale, write
+from benchmarks import codec, download, measure, read, scale, write
 from imagenet_prep.core import schema
 from imagenet_prep.sources import ilsvrc, labels
 
@@ -213,9 +214,75 @@ def test_download_measures_ours_beside_curl(
 
 
 def test_programs_start_from_the_repositorys_root() -> None:
-    for name in ("codec", "write", "scale", "download"):
+    for name in ("codec", "write", "scale", "download", "read"):
         argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
         done = subprocess.run(argv, cwd=measure.ROOT, capture_output=True, text=True)
 
         assert done.returncode == 0, done.stderr
         assert f"python -m benchmarks.{name}" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.tf
+@pytest.mark.dali
+def test_read_measures_ours_and_the_bare_frameworks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("tensorflow", "nvidia.dali"):
+        if not util.find_spec(module.partition(".")[0]):
+            pytest.skip(f"{module} is not installed")
+    raw = tmp_path / "raw.json"
+    only = "^256 px: (tf.data, (plain|ours)|DALI, (bare|ours)|Pillow)$"
+    arguments = ["--images=320", "--rounds=1", "--epochs=2", f"--only={only}"]
+    read.main([*arguments, "--size", "96", "72", f"--scratch={tmp_path}", f"--json={raw}"])
+    results = json.loads(raw.read_text())["raw"]
+    printed = capsys.readouterr().out
+
+    assert len(results) == 5
+    for name, (result,) in results.items():
+        assert f"| {name} " in printed
+        # Two epochs of the two batches that 320 images fill.
+        assert result["images"] == 2 * 2 * read.BATCH
+        assert result["cpu_s"] > 0
+        assert len(result["pss_mb"]) == 2
+    assert f"256 px: {read.OURS_TF}, against {read.PLAIN}" in printed
+    assert f"256 px: {read.OURS_DALI}, against {read.BARE}" in printed
+
+
+def test_pictures_are_found_within_their_shards(tmp_path: Path) -> None:
+    root = read.prepared(tmp_path, 20, (96, 72), "original")
+    found = read.pictures(root)
+
+    assert len(found) == 20
+    for picture in found:
+        data = (root / picture.shard).read_bytes()[picture.offset :][: picture.size]
+        assert data.startswith(b"\xff\xd8\xff")
+        assert data.endswith(b"\xff\xd9")
+    assert {picture.class_index for picture in found} <= set(range(10))
+
+
+def test_reading_is_judged_against_each_floor_and_by_what_epochs_add() -> None:
+    def result(seconds: float, *pss_mb: float) -> read.Result:
+        return read.Result(100, seconds, 1.0, list(pss_mb))
+
+    results = {
+        f"256 px: {read.PLAIN}": [result(1.0, 100)] * 3,
+        f"256 px: {read.OURS_TF}": [
+            result(0.8, 900, 990),
+            result(5, 900, 990),
+            result(0.9, 900, 990),
+        ],
+        f"256 px: {read.BARE}": [result(1.0, 100)] * 3,
+        f"256 px: {read.OURS_DALI}": [result(1.25, 500, 510)] * 3,
+    }
+    bars = read.render(results).partition("\n\n")[2]
+    judged = {line.split("|")[1].strip(): line.split("|")[3:5] for line in bars.splitlines()}
+
+    def of(name: str) -> tuple[str, str]:
+        found, verdict = judged[f"256 px: {name}"]
+        return found.strip(), verdict.strip()
+
+    assert of("tf.data, ours, against tf.data, plain") == ("1.11", "met")
+    assert of("DALI, ours, against DALI, bare") == ("0.80", "MISSED")
+    assert of("tf.data, ours, PSS MB more after 2 epochs") == ("90", "MISSED")
+    assert of("DALI, ours, PSS MB more after 2 epochs") == ("10", "met")

@@ -1,4 +1,4 @@
-"""TensorFlow, and a miniature prepared by the real program, for comparison."""
+"""A miniature prepared by the real program, for comparison."""
 
 from __future__ import annotations
 
@@ -7,21 +7,10 @@ import io
 import os
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.kit.miniature import Miniature, miniature_for_tests
-
-
-@pytest.fixture(scope="session")
-def tf() -> ModuleType:
-    """TensorFlow, where it is installed; importing it takes seconds, so no module does."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        warnings.simplefilter("ignore")  # of its own dependencies
-        return pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,510 @@
+"""From shards to batches of training: our readers, bare tf.data and DALI, Pillow, the peers.
+
+python -m benchmarks.read --peers-venv /tmp/peers-venv
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import random
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import measure
+
+NUM_SHARDS, BATCH, SIDE, THREADS = 16, 128, 224, 2
+# One before the clock, for pools, caches and buffers.
+WARM_UP = 1
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+SETS = {"256 px": ("--short-side", "256"), "original": ("--keep-original",)}
+
+PLAIN, PLAIN_ROWS, OURS_TF = "tf.data, plain", "tf.data, plain, by rows", "tf.data, ours"
+BARE, OURS_DALI = "DALI, bare", "DALI, ours"
+
+
+class Picture(NamedTuple):
+    """Where a JPEG lies within a shard."""
+
+    shard: str
+    offset: int
+    size: int
+    class_index: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does; travels as JSON.
+
+    Attributes:
+      tool: a key of TOOLS.
+      root: folder of the prepared set.
+      pictures: of the train split; nobody but us has to find them.
+      own: folder with the same pictures as the tool itself writes them, if it does.
+      epochs: that are measured.
+    """
+
+    tool: str
+    root: str
+    pictures: list[Picture]
+    own: str
+    epochs: int
+
+
+# design.md and issue 4: at least so much of the other's speed.
+BARS = ((OURS_TF, PLAIN, 1.0), (OURS_TF, PLAIN_ROWS, 1.0), (OURS_DALI, BARE, 0.95))
+
+# A tool's start-up returns what reads one epoch and tells how many images each batch held.
+Epoch = Callable[[], Iterable[int]]
+Tool = Callable[[Job], Epoch]
+
+
+@dataclass
+class Result:
+    """One row of one round.
+
+    Attributes:
+      images: read in the epochs that were measured.
+      seconds: of these epochs.
+      cpu_s: of the process and its children in these epochs.
+      pss_mb: peak in each of them.
+    """
+
+    images: int
+    seconds: float
+    cpu_s: float
+    pss_mb: list[float]
+
+
+class Bench:
+    """The rows over one prepared set."""
+
+    def __init__(self, kind: str, root: Path, epochs: int, peers_venv: Path | None) -> None:
+        self.kind = kind
+        self.root = root
+        self.epochs = epochs
+        self.peers_venv = peers_venv
+        self.pictures = pictures(root)
+
+    def rows(self) -> dict[str, Callable[[], Result]]:
+        """Returns what is measured, by the name of its row."""
+        tools: dict[str, Path | None] = dict.fromkeys(
+            (PLAIN, PLAIN_ROWS, OURS_TF, BARE, OURS_DALI, "DALI, ours, to TensorFlow", "Pillow"),
+            None,
+        )
+        if self.peers_venv:
+            tools |= dict.fromkeys(("MDS, Pillow", "WebDataset, Pillow"), self.peers_venv)
+        return {
+            f"{self.kind}: {name}": partial(self._row, name, venv) for name, venv in tools.items()
+        }
+
+    def _row(self, tool: str, venv: Path | None) -> Result:
+        own = self.root.with_name(f"{self.root.name}-{tool.partition(',')[0].lower()}")
+        job = Job(tool, str(self.root), self.pictures, str(own), self.epochs)
+        path = self.root.with_name(f"{self.root.name}.job.json")
+        path.write_text(json.dumps(dataclasses.asdict(job)))
+        python = venv / "bin" / "python" if venv else sys.executable
+        try:
+            run = measure.run([python, "-m", "benchmarks.read", "--job", path])
+        finally:
+            path.unlink()
+        epochs = json.loads(run.stdout)
+        return Result(
+            images=sum(epoch["images"] for epoch in epochs),
+            seconds=sum(epoch["stop_s"] - epoch["start_s"] for epoch in epochs),
+            cpu_s=sum(epoch["cpu_s"] for epoch in epochs),
+            pss_mb=[run.peak(epoch["start_s"], epoch["stop_s"]).pss_mb for epoch in epochs],
+        )
+
+
+def prepared(scratch: Path, num_images: int, size: tuple[int, int], kind: str) -> Path:
+    """Returns a prepared set, made on the first call."""
+    final = scratch / f"set-{num_images}-{size[0]}x{size[1]}-{kind.partition(' ')[0]}"
+    if not final.is_dir():
+        source = measure.corpus(scratch, num_images, size)
+        partial_ = final.with_suffix(".partial")
+        flags = (*SETS[kind], "--train-shards", NUM_SHARDS, "--allow-subset")
+        measure.run(measure.prepare_argv(source, partial_, *flags))
+        partial_.rename(final)
+    return final
+
+
+def pictures(root: Path) -> list[Picture]:
+    """Returns where each JPEG of the train split lies."""
+    from imagenet_prep.core import example, tfrecord
+
+    found = []
+    for path in sorted(root.glob("train-*")):
+        data = path.read_bytes()
+        for record in tfrecord.read_records(io.BytesIO(data), path.name):
+            image = example.decode(record.payload)
+            offset = data.index(image.encoded, record.offset)
+            found.append(Picture(path.name, offset, len(image.encoded), image.stored_label - 1))
+    return found
+
+
+def render(results: dict[str, list[Result]]) -> str:
+    """Returns the table and what became of the design's bars."""
+    rows, bars = [], []
+    for name, rounds in results.items():
+        kind = name.partition(": ")[0]
+        peaks = [r.pss_mb for r in rounds]
+        floors = {PLAIN: results.get(f"{kind}: {PLAIN}"), BARE: results.get(f"{kind}: {BARE}")}
+        rows.append(
+            (
+                name,
+                f"{measure.median([r.images / r.seconds for r in rounds]):,.0f}",
+                f"{measure.median([r.images / r.cpu_s for r in rounds]):,.0f}",
+                *(f"{_ratio(rounds, floor):.2f}" if floor else "-" for floor in floors.values()),
+                " ".join(f"{max(column):,.0f}" for column in zip(*peaks, strict=True)),
+            )
+        )
+    for kind in SETS:
+        for ours, floor, at_least in BARS:
+            mine, theirs = (results.get(f"{kind}: {name}") for name in (ours, floor))
+            if mine and theirs:
+                found = _ratio(mine, theirs)
+                bars.append(
+                    (
+                        f"{kind}: {ours}, against {floor}",
+                        f">= {at_least:.2f}",
+                        f"{found:.2f}",
+                        _verdict(found >= at_least),
+                    )
+                )
+        for ours in (OURS_TF, OURS_DALI):
+            mine = results.get(f"{kind}: {ours}")
+            if mine and len(mine[0].pss_mb) > 1:
+                grown = measure.median([r.pss_mb[-1] - r.pss_mb[0] for r in mine])
+                limit = max(32.0, mine[0].pss_mb[0] * 0.05)
+                bars.append(
+                    (
+                        f"{kind}: {ours}, PSS MB more after {len(mine[0].pss_mb)} epochs",
+                        f"<= {limit:.0f}",
+                        f"{grown:.0f}",
+                        _verdict(grown <= limit),
+                    )
+                )
+    header = ("", "images/s", "a CPU second", "of plain", "of bare", "PSS MB, epoch by epoch")
+    text = measure.table(header, rows)
+    return f"{text}\n\n{measure.table(('bar', 'wanted', 'found', ''), bars)}" if bars else text
+
+
+def _ratio(rounds: Sequence[Result], others: Sequence[Result]) -> float:
+    """Returns the median over rounds of how much faster the first is."""
+    return measure.median(
+        [
+            (r.images / r.seconds) / (o.images / o.seconds)
+            for r, o in zip(rounds, others, strict=True)
+        ]
+    )
+
+
+def _verdict(good: bool) -> str:
+    return "met" if good else "MISSED"
+
+
+# From here on: what runs in processes of its own, for the peers in an environment of their own.
+
+
+def work(job: Job) -> list[dict[str, float]]:
+    """Returns images, CPU time, start and stop of each epoch that is measured."""
+    epoch = TOOLS[job.tool](job)
+    done = []
+    for _ in range(WARM_UP + job.epochs):
+        start, cpu = time.time(), _cpu()
+        images = sum(epoch())
+        done.append(
+            {"images": images, "cpu_s": _cpu() - cpu, "start_s": start, "stop_s": time.time()}
+        )
+    return done[WARM_UP:]
+
+
+def _cpu() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _ours(job: Job, backend: str, framework: str) -> Epoch:
+    from imagenet_prep.core.world import World
+    from imagenet_prep.read import make_dataset
+
+    reader = make_dataset(
+        job.root,
+        "train",
+        BATCH,
+        SIDE,
+        world=World(),
+        backend=backend,
+        framework=framework,
+        num_threads=THREADS,
+    )
+    return lambda: (BATCH for _ in reader)
+
+
+def _plain(job: Job, *, by_rows: bool) -> Epoch:
+    """What a careful user writes with tf.data; records and crops are shuffled by its own dice.
+
+    by_rows: normalise a row of pixels at a time, as ours does: broadcasting over three channels is
+    what everyone writes and costs more than decoding.
+    """
+    import tensorflow as tf
+
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
+    whole = tf.constant([[[0.0, 0.0, 1.0, 1.0]]])
+    times = SIDE if by_rows else 1
+    scale = tf.constant([1 / std for std in STD] * times)
+    shift = tf.constant([-mean / std for mean, std in zip(MEAN, STD, strict=True)] * times)
+
+    def show(record: Any) -> Any:
+        parsed = tf.io.parse_single_example(record, features)
+        encoded = parsed["image/encoded"]
+        begin, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.image.extract_jpeg_shape(encoded),
+            whole,
+            min_object_covered=0.0,
+            area_range=AREA,
+            aspect_ratio_range=ASPECT,
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        box = tf.stack([begin[0], begin[1], size[0], size[1]])
+        image = tf.image.decode_and_crop_jpeg(encoded, box, channels=3)
+        image = tf.image.resize(tf.image.random_flip_left_right(image), [SIDE, SIDE])
+        rows = tf.reshape(image, [SIDE, SIDE * 3] if by_rows else [SIDE, SIDE, 3])
+        image = tf.reshape(rows * scale + shift, [SIDE, SIDE, 3])
+        return image, tf.cast(parsed["image/class/label"], tf.int32) - 1
+
+    options = tf.data.Options()
+    options.deterministic = False
+    options.threading.private_threadpool_size = THREADS
+    shards = sorted(str(path) for path in Path(job.root).glob("train-*"))
+    dataset = (
+        tf.data.Dataset.from_tensor_slices(shards)
+        .shuffle(len(shards))
+        .interleave(
+            partial(tf.data.TFRecordDataset, buffer_size=1 << 20),
+            cycle_length=8,
+            num_parallel_calls=THREADS,
+        )
+        .shuffle(2048)
+        .map(show, num_parallel_calls=THREADS)
+        .batch(BATCH, drop_remainder=True)
+        .prefetch(2)
+        .with_options(options)
+    )
+    return lambda: (images.shape[0] for images, _ in dataset)
+
+
+def _bare(job: Job) -> Epoch:
+    """What a careful user writes with DALI, on its own TFRecord reader."""
+    from nvidia.dali import fn, pipeline_def, tfrecord, types
+
+    shards = sorted(str(path) for path in Path(job.root).glob("train-*"))
+    indexes = sorted(str(path) for path in Path(job.root).glob("index/train-*"))
+
+    @pipeline_def(
+        batch_size=BATCH,
+        num_threads=THREADS,
+        device_id=None,
+        exec_dynamic=True,
+        prefetch_queue_depth=2,
+    )
+    def show() -> Any:
+        read = fn.readers.tfrecord(
+            path=shards,
+            index_path=indexes,
+            features={
+                "image/encoded": tfrecord.FixedLenFeature((), tfrecord.string, ""),
+                "image/class/label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
+            },
+            random_shuffle=True,
+            initial_fill=1024,
+        )
+        pixels = fn.decoders.image_random_crop(
+            read["image/encoded"], random_area=AREA, random_aspect_ratio=ASPECT, num_attempts=10
+        )
+        pixels = fn.resize(pixels, size=(SIDE, SIDE), antialias=False)
+        images = fn.crop_mirror_normalize(
+            pixels,
+            mirror=fn.random.coin_flip(),
+            mean=list(MEAN),
+            std=list(STD),
+            dtype=types.FLOAT,
+            output_layout="HWC",
+        )
+        return images, fn.cast(read["image/class/label"], dtype=types.INT32) - 1
+
+    pipeline = show()
+    pipeline.build()
+
+    def epoch() -> Iterator[int]:
+        for _ in range(len(job.pictures) // BATCH):
+            images, labels = pipeline.run()
+            labels.as_tensor()
+            yield images.as_tensor().shape()[0]
+
+    return epoch
+
+
+def _show_with_pillow(data: bytes) -> Any:
+    """Returns what torchvision's transforms make: Inception crop, flip, normalised float32."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        width, height = image.size
+        for _ in range(10):
+            area = width * height * random.uniform(*AREA)
+            aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** random.random()
+            wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+            if wide <= width and tall <= height:
+                break
+        else:
+            wide = tall = min(width, height)
+        left, top = random.randint(0, width - wide), random.randint(0, height - tall)
+        box = (left, top, left + wide, top + tall)
+        pixels = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, box)
+    if random.random() < 0.5:
+        pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return (np.asarray(pixels, np.float32) - np.float32(MEAN)) / np.float32(STD)
+
+
+def _batches(encoded: Iterable[bytes]) -> Iterator[int]:
+    """Decodes in threads, a few batches ahead, and stacks; Pillow lets go of Python's lock."""
+    import numpy as np
+
+    waiting: list[Any] = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for data in encoded:
+            waiting.append(pool.submit(_show_with_pillow, data))
+            if len(waiting) >= 3 * BATCH:
+                batch = np.stack([future.result() for future in waiting[:BATCH]])
+                del waiting[:BATCH]
+                yield len(batch)
+        while len(waiting) >= BATCH:
+            batch = np.stack([future.result() for future in waiting[:BATCH]])
+            del waiting[:BATCH]
+            yield len(batch)
+
+
+def _pillow(job: Job) -> Epoch:
+    """Reads by offset, in a full permutation: as torchvision's ImageFolder, without its files."""
+    shards = {p.shard: os.open(f"{job.root}/{p.shard}", os.O_RDONLY) for p in job.pictures}
+
+    def epoch() -> Iterator[int]:
+        order = random.sample(job.pictures, len(job.pictures))
+        return _batches(os.pread(shards[p.shard], p.size, p.offset) for p in order)
+
+    return epoch
+
+
+def _originals(job: Job) -> Iterator[tuple[bytes, int]]:
+    for picture in job.pictures:
+        with open(f"{job.root}/{picture.shard}", "rb") as file:
+            file.seek(picture.offset)
+            yield file.read(picture.size), picture.class_index
+
+
+def _mds(job: Job) -> Epoch:
+    from streaming import MDSWriter, StreamingDataset
+
+    if not Path(job.own).is_dir():
+        with MDSWriter(out=job.own, columns={"image": "bytes", "label": "int"}) as writer:
+            for image, class_index in _originals(job):
+                writer.write({"image": image, "label": class_index})
+    dataset = StreamingDataset(local=job.own, shuffle=True, batch_size=BATCH)
+    return lambda: _batches(sample["image"] for sample in dataset)
+
+
+def _webdataset(job: Job) -> Epoch:
+    # It runs without torch, which MDS needs, at a sixth of the memory.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    import webdataset
+
+    if not Path(job.own).is_dir():
+        Path(job.own).mkdir()
+        limit = -(-len(job.pictures) // NUM_SHARDS)
+        with webdataset.ShardWriter(f"{job.own}/%05d.tar", maxcount=limit, verbose=0) as writer:
+            for number, (image, class_index) in enumerate(_originals(job)):
+                writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": class_index})
+    shards = sorted(str(path) for path in Path(job.own).glob("*.tar"))
+    dataset = webdataset.WebDataset(shards, shardshuffle=len(shards)).shuffle(1024)
+    return lambda: _batches(sample["jpg"] for sample in dataset)
+
+
+TOOLS: dict[str, Tool] = {
+    PLAIN: partial(_plain, by_rows=False),
+    PLAIN_ROWS: partial(_plain, by_rows=True),
+    OURS_TF: partial(_ours, backend="tfdata", framework="tensorflow"),
+    BARE: _bare,
+    OURS_DALI: partial(_ours, backend="dali", framework="dlpack"),
+    "DALI, ours, to TensorFlow": partial(_ours, backend="dali", framework="tensorflow"),
+    "Pillow": _pillow,
+    "MDS, Pillow": _mds,
+    "WebDataset, Pillow": _webdataset,
+}
+
+
+def _work_from(path: Path) -> None:
+    fields = json.loads(path.read_text())
+    fields["pictures"] = [Picture(*picture) for picture in fields["pictures"]]
+    # Frameworks print: only ours is the answer.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(answer, "w") as file:
+        file.write(json.dumps(work(Job(**fields))))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints, or does one job for a run that measures."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.read")
+    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))
+    parser.add_argument("--epochs", type=int, default=3, help="measured, after one to warm up")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
+    parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
+    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
+    parser.add_argument("--json", type=Path, help="keep raw figures here")
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.job:
+        _work_from(args.job)
+        return
+    size = (args.size[0], args.size[1])
+    rows: dict[str, Callable[[], Result]] = {}
+    for kind in SETS:
+        root = prepared(args.scratch, args.images, size, kind)
+        rows |= Bench(kind, root, args.epochs, args.peers_venv).rows()
+    rows = {name: row for name, row in rows.items() if re.search(args.only, name)}
+
+    def watch(name: str, result: Result) -> None:
+        measure.say(f"{name}: {result.images / result.seconds:,.0f} images/s")
+
+    results = measure.interleave(rows, args.rounds, watch)
+    title = (
+        f"read: {args.images:,} images, batch {BATCH}, {SIDE} px, {THREADS} threads, "
+        f"{args.epochs} epochs, {args.rounds} rounds"
+    )
+    raw = {name: [dataclasses.asdict(r) for r in rounds] for name, rounds in results.items()}
+    measure.finish(title, render(results), raw, args.json)
+
+
+if __name__ == "__main__":
+    main()

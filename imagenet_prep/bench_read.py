@@ -1,0 +1,160 @@
+"""`imagenet-prep bench-read`: how fast this host can feed a trainer from a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core import cli, schema
+
+if TYPE_CHECKING:
+    from imagenet_prep.read.reader import Reader
+
+EXAMPLES = """\
+  imagenet-prep bench-read /data/imagenet-480
+  imagenet-prep bench-read /data/imagenet-480 --backend dali --batch-size 256
+  imagenet-prep bench-read /data/imagenet-480 --gpus 8 --images-per-gpu 1200"""
+
+# Before the clock starts: libraries tune themselves, files are opened, queues fill.
+_WARM_UP_STEPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of one measurement; see the help of each flag."""
+
+    dataset: str = cli.flag(help="folder of the data set", positional=True)
+    split: str = cli.flag("train", choices=schema.SPLITS, help="what is read")
+    backend: str = cli.flag("auto", choices=("auto", "tfdata", "dali"), help="what decodes")
+    device: str = cli.flag("cpu", choices=("cpu", "gpu"), help="where DALI decodes")
+    batch_size: int = cli.flag(128, help="examples a step", metavar="N")
+    image_size: int = cli.flag(224, help="height and width of what is shown", metavar="PX")
+    seconds: float = cli.flag(10.0, help="how long to read", metavar="S")
+    threads: int = cli.flag(0, help="images decoded at once; 0 is one a core", metavar="N")
+    gpus: int = cli.flag(8, help="GPUs of a host that is to be fed", metavar="N")
+    images_per_gpu: float = cli.flag(
+        1200.0, help="images/s that one GPU trains on; ResNet-50 in fp16 on a V100", metavar="N"
+    )
+    json: bool = cli.flag(False, help="print the result as JSON")
+
+    def __post_init__(self) -> None:
+        """Refuses what measures nothing."""
+        for name in ("batch_size", "image_size", "seconds", "gpus", "images_per_gpu"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"--{name.replace('_', '-')}: expected more than 0")
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Reads for a while, as a trainer would, and returns the rates.
+
+    Raises:
+      UsageError: no manifest, or fewer examples than one step.
+      DataDamagedError: shards are missing, cut or damaged.
+    """
+    from imagenet_prep.read import make_dataset
+
+    # TensorFlow's remarks on the machine are not the answer.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    reader = make_dataset(
+        config.dataset,
+        config.split,
+        config.batch_size,
+        config.image_size,
+        training=True,
+        backend=config.backend,
+        device=config.device,
+        framework="tensorflow" if config.backend != "dali" else "dlpack",
+        num_threads=config.threads,
+    )
+    wall, cpu, steps = _read(reader, config.seconds)
+    images = steps * config.batch_size
+    read_cpu = _cost_of_reading(reader, steps)
+    cores = len(os.sched_getaffinity(0))
+    wanted = config.gpus * config.images_per_gpu
+    rate = images / wall
+    split = reader.manifest.splits[config.split]
+    return {
+        "images": images,
+        "images_per_s": round(rate, 1),
+        "megabytes_per_s": round(rate * split.num_bytes / split.examples / 1e6, 1),
+        "images_per_cpu_s": round(images / cpu, 1),
+        "cores": cores,
+        "decode_share": round(max(0.0, 1 - read_cpu / cpu), 3),
+        "wanted_images_per_s": wanted,
+        "cores_needed": round(wanted * cpu / images, 1),
+        "enough": rate >= wanted,
+    }
+
+
+def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:
+    """Returns (wall seconds, CPU seconds, steps) of reading epoch after epoch."""
+    steps = 0
+    start, cpu = time.perf_counter(), time.process_time()
+    while True:
+        for _ in reader:
+            steps += 1
+            if steps == _WARM_UP_STEPS:
+                start, cpu = time.perf_counter(), time.process_time()
+            elapsed = time.perf_counter() - start
+            if steps > _WARM_UP_STEPS and elapsed >= seconds:
+                return elapsed, time.process_time() - cpu, steps - _WARM_UP_STEPS
+
+
+def _cost_of_reading(reader: Reader, steps: int) -> float:
+    """Returns CPU seconds of as many steps without decoding."""
+    done = 0
+    cpu = time.process_time()
+    while done < steps:
+        for _ in reader.encoded_batches():
+            done += 1
+            if done == steps:
+                break
+    return time.process_time() - cpu
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = cli.parse(
+        Config,
+        argv,
+        verb="bench-read",
+        description="Measure how fast this host reads, decodes and crops a data set for training.",
+        examples=EXAMPLES,
+    )
+    result = measure(config)
+    print(json.dumps(result, indent=1) if config.json else _render(config, result))
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+def _render(config: Config, result: dict[str, Any]) -> str:
+    need = (
+        f"{config.gpus} GPUs with {config.images_per_gpu:,.0f} images/s each want "
+        f"{result['wanted_images_per_s']:,.0f} images/s: "
+    )
+    if result["enough"]:
+        need += "this host feeds them."
+    else:
+        need += (
+            f"about {result['cores_needed']:,.0f} such cores, or fewer with smaller images "
+            "(prepare --short-side 256) or with --device gpu."
+        )
+    return (
+        f"{result['images_per_s']:,.0f} images/s, {result['megabytes_per_s']:,.1f} MB/s of "
+        f"records, on {result['cores']} cores\n"
+        f"{result['images_per_cpu_s']:,.0f} images a CPU second, {result['decode_share']:.0%} of "
+        f"it decoding, cropping and resizing\n{need}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

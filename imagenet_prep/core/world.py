@@ -1,0 +1,75 @@
+"""Which process of a training run this is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Launchers, most specific first: what horovodrun, Open MPI and torchrun export.
+_RANK_AND_SIZE = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+)
+_LOCAL = (
+    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among those that train together.
+
+    Attributes:
+      rank: 0-based number of this process.
+      size: number of processes.
+      local_rank, local_size: the same among the processes of this host; by default all
+        processes are on one host.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = -1
+    local_size: int = -1
+
+    def __post_init__(self) -> None:
+        """Fills in the defaults, and refuses numbers that cannot be."""
+        if self.local_rank < 0:
+            object.__setattr__(self, "local_rank", self.rank)
+        if self.local_size < 0:
+            object.__setattr__(self, "local_size", self.size)
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank}: expected 0 to {self.size - 1}")
+        if not 0 <= self.local_rank < self.local_size <= self.size:
+            raise ValueError(
+                f"local rank {self.local_rank} of {self.local_size}: expected at most {self.size}"
+            )
+
+    @property
+    def cross_size(self) -> int:
+        """Number of hosts, where each runs as many processes as this one."""
+        return -(-self.size // self.local_size)
+
+    @property
+    def cross_rank(self) -> int:
+        """Number of this host, where ranks are dealt host by host."""
+        return self.rank // self.local_size
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
+        """Returns what the launcher says; one process where there was none."""
+        rank, size = _first(environment, _RANK_AND_SIZE) or (0, 1)
+        local_rank, local_size = _first(environment, _LOCAL) or (-1, -1)
+        return cls(rank, size, local_rank, local_size)
+
+
+def _first(
+    environment: Mapping[str, str], names: tuple[tuple[str, str], ...]
+) -> tuple[int, int] | None:
+    for rank, size in names:
+        if rank in environment and size in environment:
+            return int(environment[rank]), int(environment[size])
+    return None

@@ -1,0 +1,152 @@
+"""Which part of an image is shown, and whether it is mirrored. Pure; shared by all backends.
+
+What is drawn for an example depends on (seed, epoch, example number) alone: not on batch
+size, rank, number of readers or what was read before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from imagenet_prep.core.partition import mix, stream
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_DRAWS = 3  # a stream apart from those of core.partition
+_ATTEMPTS = 10  # torchvision's RandomResizedCrop; then the largest crop in the middle
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Constants of one way to show images.
+
+    Attributes:
+      area: least and largest share of the picture's area that a training crop shows.
+      aspect: least and largest width / height of a training crop.
+      keep_aspect: crops are squares of the picture; False draws them for a square and
+        stretches, as the 2018 tutorial did for training and evaluation alike.
+      evaluation: share of the shorter side (of both sides without keep_aspect) that the
+        central crop of evaluation shows.
+      mean, std: of R, G, B in [0, 255], for normalised output.
+    """
+
+    area: tuple[float, float]
+    aspect: tuple[float, float]
+    keep_aspect: bool
+    evaluation: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+RECIPES = {
+    # Inception crops (Szegedy et al. 2015, as in torchvision); evaluation is the central 224 of
+    # a shorter side of 256; ImageNet's mean and deviation as everyone quotes them, times 255.
+    "resnet": Recipe(
+        area=(0.08, 1.0),
+        aspect=(3 / 4, 4 / 3),
+        keep_aspect=True,
+        evaluation=224 / 256,
+        mean=(123.675, 116.28, 103.53),
+        std=(58.395, 57.12, 57.375),
+    ),
+    # train_imagenet_resnet_hvd.py of AWS's tutorial: crop_and_resize_image and cnn_model_function.
+    "tutorial": Recipe(
+        area=(0.08, 1.0),
+        aspect=(3 / 4, 4 / 3),
+        keep_aspect=False,
+        evaluation=0.8,
+        mean=(121.0, 115.0, 100.0),
+        std=(70.0, 68.0, 71.0),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Views:
+    """What is shown of each of N images.
+
+    Attributes:
+      boxes: [N, 4] int32: top, left, height, width in pixels, inside the image.
+      mirrored: [N] bool.
+    """
+
+    boxes: npt.NDArray[np.int32]
+    mirrored: npt.NDArray[np.bool_]
+
+
+def central_views(
+    recipe: Recipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
+) -> Views:
+    """Returns what evaluation shows: the middle, never mirrored."""
+    sides = (heights, widths)
+    if recipe.keep_aspect:
+        sides = (np.minimum(heights, widths),) * 2
+    shown = [np.maximum(1, np.rint(side * recipe.evaluation)) for side in sides]
+    return _views(heights, widths, shown[0], shown[1], 0.5, 0.5, np.zeros(len(heights), bool))
+
+
+def random_views(
+    recipe: Recipe,
+    heights: npt.NDArray[np.int64],
+    widths: npt.NDArray[np.int64],
+    numbers: npt.NDArray[np.int64],
+    seed: int,
+    epoch: int,
+) -> Views:
+    """Returns what training shows in an epoch of the examples with these numbers.
+
+    Area is drawn evenly, aspect evenly in its logarithm; ten pairs are drawn and the first
+    that fits is taken.
+    """
+    draws = _uniform(numbers, stream(seed, epoch, _DRAWS), 2 * _ATTEMPTS + 3)
+    area = recipe.area[0] + draws[:, :_ATTEMPTS] * (recipe.area[1] - recipe.area[0])
+    low, high = recipe.aspect
+    aspect = low * (high / low) ** draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
+    whole_height, whole_width = heights.astype(np.float64), widths.astype(np.float64)
+    # Without keep_aspect a crop is drawn from a square and stretched with the picture.
+    side = np.sqrt(whole_height * whole_width)[:, None]
+    stretch = 1.0 if recipe.keep_aspect else np.sqrt(whole_width / whole_height)[:, None]
+    tall = np.rint(side * np.sqrt(area / aspect) / stretch)
+    wide = np.rint(side * np.sqrt(area * aspect) * stretch)
+    fits = (tall <= whole_height[:, None]) & (wide <= whole_width[:, None])
+    first = np.argmax(fits, axis=1)[:, None]
+    crop_height = np.take_along_axis(tall, first, axis=1)[:, 0]
+    crop_width = np.take_along_axis(wide, first, axis=1)[:, 0]
+    top, left = draws[:, -3], draws[:, -2]
+    # None fits a very long picture: then the largest allowed part of its middle.
+    none = ~fits.any(axis=1)
+    if none.any():
+        crop_height[none] = np.minimum(whole_height, np.rint(whole_width / low))[none]
+        crop_width[none] = np.minimum(whole_width, np.rint(whole_height * high))[none]
+        top[none] = left[none] = 0.5
+    mirrored = draws[:, -1] < 0.5
+    return _views(heights, widths, crop_height, crop_width, top, left, mirrored)
+
+
+def _views(
+    heights: npt.NDArray[np.int64],
+    widths: npt.NDArray[np.int64],
+    crop_height: npt.NDArray[np.float64],
+    crop_width: npt.NDArray[np.float64],
+    top: npt.NDArray[np.float64] | float,
+    left: npt.NDArray[np.float64] | float,
+    mirrored: npt.NDArray[np.bool_],
+) -> Views:
+    """Places crops; `top` and `left` in [0, 1) choose among the places where they fit."""
+    crop_height = np.clip(crop_height, 1, heights)
+    crop_width = np.clip(crop_width, 1, widths)
+    y = np.floor(top * (heights - crop_height + 1))
+    x = np.floor(left * (widths - crop_width + 1))
+    return Views(np.stack([y, x, crop_height, crop_width], axis=1).astype(np.int32), mirrored)
+
+
+def _uniform(numbers: npt.NDArray[np.int64], key: np.uint64, count: int) -> npt.NDArray[np.float64]:
+    """Returns [N, count] numbers in [0, 1) from the 53 high bits of splitmix64 counters."""
+    states = mix(numbers.astype(np.uint64) ^ key)[:, None]
+    counters = np.arange(count, dtype=np.uint64)[None, :]
+    bits = mix(mix(states ^ counters) ^ key)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,159 @@
+"""What both backends are fed: the encoded images of one rank, in order, and how to show them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import dropwhile
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.example import ImageExample
+from imagenet_prep.core.partition import Order, Steps
+from imagenet_prep.core.world import World
+from imagenet_prep.read.augment import Recipe, Views, central_views, random_views
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from imagenet_prep.read.records import Records
+
+# Steps whose images are read before they are asked for.
+_STEPS_AHEAD = 3
+
+# A grey JPEG of 8 x 8 pixels: what is decoded where a mask says that there is no image.
+PLACEHOLDER = bytes.fromhex(
+    "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a1816"
+    "16183123251d283a333d3c3933383740485c4e404457453738506d51575f626768673e4d71797064785c6567"
+    "63ffdb0043011112121815182f1a1a2f63423842636363636363636363636363636363636363636363636363"
+    "6363636363636363636363636363636363636363636363636363ffc000110800080008030122000211010311"
+    "01ffc40014000100000000000000000000000000000000ffc400141001000000000000000000000000000000"
+    "00ffc40014010100000000000000000000000000000000ffc400141101000000000000000000000000000000"
+    "00ffda000c03010002110311003f00000fffd9"
+)
+_PLACEHOLDER_SIDE = 8
+
+
+class EncodedBatch(NamedTuple):
+    """One step of one rank, not decoded yet.
+
+    Attributes:
+      encoded: [batch] JPEGs; a placeholder where the mask is False.
+      class_index: [batch] int32; 0 where the mask is False.
+      mask: [batch] bool: whether there is an example.
+      views: what is shown of each image.
+      numbers: [batch] int64 example numbers; -1 where the mask is False.
+    """
+
+    encoded: list[bytes]
+    class_index: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    views: Views
+    numbers: npt.NDArray[np.int64]
+
+
+@dataclass
+class Feed:
+    """Reads the batches of one rank ahead of the backend that decodes them.
+
+    Attributes:
+      records: of the split.
+      order: of the examples.
+      world: this rank.
+      batch_size: examples a step.
+      training: random views and no padding; else central views, and the last step padded.
+      recipe: constants of the views.
+      seed: of the views.
+      skip_bad: mask damaged records and list them, instead of raising.
+      skipped: one sentence for each damaged record that was masked, by example number.
+    """
+
+    records: Records
+    order: Order
+    world: World
+    batch_size: int
+    training: bool
+    recipe: Recipe
+    seed: int
+    skip_bad: bool
+    skipped: dict[int, str] = field(default_factory=dict)
+
+    def steps(self, start: int) -> Steps:
+        """Returns how the rest of an epoch is dealt out, from its `start`-th example on."""
+        return Steps(start, len(self.records), self.world.size, self.batch_size, self.training)
+
+    def batches(self, epoch: int, start: int) -> Iterator[EncodedBatch]:
+        """Yields this rank's steps of the rest of an epoch.
+
+        Raises:
+          DataDamagedError: a record is damaged, and is not to be skipped.
+        """
+        # One thread: the kernel is told what comes, and reads it ahead by itself. More of them
+        # only wait for each other's interpreter lock.
+        steps = self.steps(start)
+        numbers = self.order.epoch(epoch)
+        windows = self.order.windows(epoch)
+        if start < len(numbers):
+            first, _ = self.records.place(int(numbers[start]))
+            windows = list(dropwhile(lambda shards: first not in shards, windows))
+        self.records.follow(windows)
+        ahead: deque[tuple[list[int], Future[list[ImageExample | None]]]] = deque()
+        with ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
+            try:
+                for step in range(steps.count + _STEPS_AHEAD):
+                    if step < steps.count:
+                        positions = steps.positions(step, self.world.rank)
+                        mine = [int(numbers[position]) for position in positions]
+                        self.records.will_need(mine)
+                        ahead.append((mine, pool.submit(self._read, mine)))
+                    if step >= _STEPS_AHEAD - 1 and ahead:
+                        mine, read = ahead.popleft()
+                        yield self._assemble(mine, read.result(), epoch)
+            finally:
+                for _, read in ahead:
+                    read.cancel()
+
+    def skip(self, number: int, reason: str) -> None:
+        """Masks a record from now on."""
+        self.skipped[number] = reason
+
+    def _read(self, numbers: list[int]) -> list[ImageExample | None]:
+        return [self._read_one(number) for number in numbers]
+
+    def _read_one(self, number: int) -> ImageExample | None:
+        if number in self.skipped:
+            return None
+        try:
+            return self.records.read(number)
+        except DataDamagedError as error:
+            if not self.skip_bad:
+                raise
+            self.skip(number, str(error))
+            return None
+
+    def _assemble(
+        self, mine: list[int], images: list[ImageExample | None], epoch: int
+    ) -> EncodedBatch:
+        images = images + [None] * (self.batch_size - len(images))
+        there = [image is not None for image in images]
+        numbers = np.full(self.batch_size, -1, np.int64)
+        numbers[: len(mine)] = mine
+        numbers[~np.array(there)] = -1
+        heights, widths = (
+            np.array([getattr(i, side) if i else _PLACEHOLDER_SIDE for i in images], np.int64)
+            for side in ("height", "width")
+        )
+        offset = self.records.manifest.label_offset
+        return EncodedBatch(
+            [image.encoded if image else PLACEHOLDER for image in images],
+            np.array([i.stored_label - offset if i else 0 for i in images], np.int32),
+            np.array(there),
+            random_views(self.recipe, heights, widths, numbers, self.seed, epoch)
+            if self.training
+            else central_views(self.recipe, heights, widths),
+            numbers,
+        )

@@ -1,0 +1,253 @@
+"""Random access to the examples of one split, each proven before it is handed out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from imagenet_prep.core import example, manifest, naming, schema, tfrecord
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from imagenet_prep.read.cache import NodeCache
+
+
+class Records:
+    """The examples of one split by number, counted through all shards in record order.
+
+    Safe for threads.
+
+    Attributes:
+      manifest: of the data set.
+      split: "train" or "validation".
+      wnids: WNIDs by class index.
+      examples_per_shard: records of each shard.
+    """
+
+    def __init__(self, root: Path, split: str, cache: NodeCache | None = None) -> None:
+        """Opens a split: reads the manifest and compares every shard's size with it.
+
+        Args:
+          root: folder of the data set.
+          split: "train" or "validation".
+          cache: brings the shards into `root` one by one, where they lie elsewhere.
+
+        Raises:
+          UsageError: no manifest, or no such split.
+          DataDamagedError: shards or their indexes are missing or cut; all are named.
+        """
+        path = root / naming.MANIFEST
+        if not path.is_file():
+            raise UsageError(
+                f"{root}: no {naming.MANIFEST}, so nothing says what its labels mean. Prepare the "
+                "data set with imagenet-prep prepare, or, for TFRecords that are there already: "
+                f"imagenet-prep adopt {root}"
+            )
+        self.manifest = manifest.loads(path.read_bytes(), str(path))
+        if split not in self.manifest.splits:
+            there = ", ".join(self.manifest.splits)
+            raise UsageError(f"{root}: no split {split!r}; there are: {there}")
+        self.root = root
+        self.split = split
+        self._cache = cache
+        self._shards = self.manifest.splits[split].shards
+        self.examples_per_shard = tuple(shard.examples for shard in self._shards)
+        self._first = np.cumsum((0, *self.examples_per_shard))
+        lines = (root / naming.LABELS).read_text("utf-8").splitlines()
+        self.wnids = tuple(line.partition(" ")[0] for line in lines)
+        found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
+        if found != self.manifest.classes.digest:
+            raise DataDamagedError(
+                f"{root / naming.LABELS}: its {len(lines):,} classes are not the manifest's "
+                f"{self.manifest.classes.count:,}. Copy the file again from where the data set was "
+                "made."
+            )
+        if cache is None:
+            self._check_sizes()
+        self._lock = threading.Lock()
+        self._descriptors: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._descriptors)
+        self._indexes: dict[int, npt.NDArray[np.int64]] = {}
+        self._window_of: dict[int, int] = {}
+        _allow_open_files(len(self._shards))
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def follow(self, windows: Sequence[Sequence[int]]) -> None:
+        """Notes which shards an epoch reads together, one window after the other."""
+        if self._cache is not None:
+            self._window_of = {s: number for number, each in enumerate(windows) for s in each}
+            self._cache.follow([[self._shards[shard] for shard in each] for each in windows])
+            self._close_all_but(set())
+
+    def close(self) -> None:
+        """Closes the shards."""
+        if self._cache is not None:
+            self._cache.close()
+        self._close_all_but(set())
+
+    def _close_all_but(self, shards: set[int]) -> None:
+        with self._lock:
+            for shard in set(self._descriptors) - shards:
+                os.close(self._descriptors.pop(shard))
+
+    def will_need(self, numbers: Iterable[int]) -> None:
+        """Tells the kernel which examples come soon."""
+        if self._cache is not None:
+            return  # just fetched, so in memory; and nothing may wait for it here
+        for number in numbers:
+            shard, record = self.place(number)
+            offset, size = (int(value) for value in self._index(shard)[record])
+            # Advice only: a file system that ignores it is merely slower.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor(shard), offset, size, os.POSIX_FADV_WILLNEED)
+
+    def read(self, number: int) -> example.ImageExample:
+        """Returns one example, its bytes proven by both CRCs and its label by its WNID.
+
+        Raises:
+          DataDamagedError: the message names shard, record and byte offset.
+        """
+        shard, record = self.place(number)
+        offset, size = (int(value) for value in self._index(shard)[record])
+        try:
+            data = os.pread(self._descriptor(shard), size, offset)
+            payload = tfrecord.unframe(data, size)
+            lacks = self.manifest.lacks
+            image = example.decode(payload, lacks)
+            if schema.HEIGHT in lacks or schema.WIDTH in lacks:
+                height, width = _size_of(image.encoded)
+                image = image._replace(height=height, width=width)
+            class_index = image.stored_label - self.manifest.label_offset
+            known = schema.SYNSET not in lacks
+            if not 0 <= class_index < len(self.wnids) or (
+                known and self.wnids[class_index] != image.wnid
+            ):
+                raise DataDamagedError(
+                    f"label {image.stored_label} and synset {image.wnid} do not belong together"
+                )
+        except OSError as error:
+            raise DataDamagedError(
+                f"{self.where(number)}: cannot be read: {error.strerror}"
+            ) from error
+        except DataDamagedError as error:
+            raise DataDamagedError(
+                f"{self.where(number)}: {error}. To see all: imagenet-prep verify {self.root}"
+            ) from error
+        return image
+
+    def where(self, number: int) -> str:
+        """Returns an example's shard, record and byte offset, for errors."""
+        shard, record = self.place(number)
+        offset = int(self._index(shard)[record, 0])
+        return f"{self.root / self._shards[shard].name}: record {record} at byte {offset:,}"
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Returns (shard, record) of an example."""
+        shard = int(np.searchsorted(self._first, number, side="right")) - 1
+        return shard, number - int(self._first[shard])
+
+    def _check_sizes(self) -> None:
+        problems = []
+        for shard in self._shards:
+            expected = {
+                shard.name: shard.num_bytes,
+                naming.index_name(shard.name): shard.index_bytes,
+            }
+            for name, num_bytes in expected.items():
+                try:
+                    size = (self.root / name).stat().st_size
+                except FileNotFoundError:
+                    problems.append(f"{name} is missing")
+                    continue
+                if size != num_bytes:
+                    problems.append(f"{name} has {size:,} bytes, expected {num_bytes:,}")
+        if problems:
+            more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+            raise DataDamagedError(
+                f"{self.root}: {'; '.join(problems[:5])}{more}. Copy these files again, or run the "
+                "same imagenet-prep prepare again to make them anew."
+            )
+
+    def _descriptor(self, shard: int) -> int:
+        if self._cache is not None and shard not in self._descriptors:
+            self._cache.need(self._shards[shard])
+            # What the cache removes takes up room as long as it is open.
+            window = self._window_of[shard]
+            self._close_all_but({s for s in self._descriptors if self._window_of[s] >= window})
+        with self._lock:
+            if shard not in self._descriptors:
+                path = self.root / self._shards[shard].name
+                self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return self._descriptors[shard]
+
+    def _index(self, shard: int) -> npt.NDArray[np.int64]:
+        """Returns [records, 2]: offset and size in bytes of each record of a shard."""
+        index = self._indexes.get(shard)
+        if index is None:
+            index = self._indexes[shard] = self._read_index(shard)
+        return index
+
+    def _read_index(self, shard: int) -> npt.NDArray[np.int64]:
+        there = self._shards[shard]
+        if self._cache is not None:
+            self._cache.need(there)
+        name = naming.index_name(there.name)
+        try:
+            numbers = np.array((self.root / name).read_bytes().split(), np.int64)
+        except (OSError, ValueError) as error:
+            raise DataDamagedError(f"{self.root / name}: cannot be read: {error}") from error
+        index = numbers.reshape(-1, 2) if len(numbers) == 2 * there.examples else None
+        if index is not None:
+            stops = index.sum(axis=1)
+            starts = np.concatenate(([0], stops[:-1]))
+            if (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
+                return index
+        raise DataDamagedError(
+            f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "
+            f"{there.num_bytes:,} bytes. Run imagenet-prep verify {self.root}"
+        )
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    while descriptors:
+        os.close(descriptors.popitem()[1])
+
+
+def _size_of(encoded: bytes) -> tuple[int, int]:
+    """Returns (height, width) in pixels of a JPEG whose record does not know them.
+
+    Raises:
+      DataDamagedError: it is no JPEG.
+    """
+    import io
+
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
+            return image.height, image.width
+    except Exception as error:
+        # Pillow raises many kinds for broken files.
+        raise DataDamagedError(f"its image cannot be read: {error}") from error
+
+
+def _allow_open_files(count: int) -> None:
+    """Lets this process hold all shards open; 1,152 are more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

@@ -1,0 +1,124 @@
+"""Decodes, crops and resizes with tf.data, on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from imagenet_prep.read.augment import Recipe
+from imagenet_prep.read.feed import EncodedBatch
+
+
+@dataclass
+class TfDataBackend:
+    """Turns encoded batches into tensors.
+
+    Attributes:
+      batch_size: examples a step.
+      image_size: height and width of the output in pixels.
+      recipe: for mean and deviation.
+      dtype: "uint8", or "float32" or "bfloat16" of normalised values.
+      layout: "NHWC" or "NCHW".
+      antialias: filter before shrinking, as Pillow does; costs a fifth of the speed.
+      num_threads: images decoded at once.
+    """
+
+    batch_size: int
+    image_size: int
+    recipe: Recipe
+    dtype: str
+    layout: str
+    antialias: bool
+    num_threads: int
+    _feed: Callable[[], Iterator[EncodedBatch]] | None = field(default=None, init=False)
+
+    def batches(
+        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields `images`, `class_index` and `mask` of each step."""
+        self._feed = feed
+        try:
+            shown = iter(self._dataset)
+            for _ in range(steps):
+                yield next(shown)
+        finally:
+            self._feed = None
+
+    @functools.cached_property
+    def _dataset(self) -> Any:
+        """A tf.data.Dataset of batches over what `_feed` yields.
+
+        Made once: TensorFlow keeps for ever what a generator given to it refers to, which would
+        be the encoded images of every epoch.
+        """
+
+        def arrays() -> Iterator[tuple[Any, ...]]:
+            assert self._feed is not None
+            for batch in self._feed():
+                yield (
+                    batch.encoded,
+                    batch.views.boxes,
+                    batch.views.mirrored,
+                    batch.class_index,
+                    batch.mask,
+                )
+
+        size = self.batch_size
+        signature = (
+            tf.TensorSpec([size], tf.string),
+            tf.TensorSpec([size, 4], tf.int32),
+            tf.TensorSpec([size], tf.bool),
+            tf.TensorSpec([size], tf.int32),
+            tf.TensorSpec([size], tf.bool),
+        )
+        options = tf.data.Options()
+        options.deterministic = True
+        options.threading.private_threadpool_size = self.num_threads
+        return (
+            tf.data.Dataset.from_generator(arrays, output_signature=signature)
+            .prefetch(1)
+            .unbatch()
+            .map(self._show, num_parallel_calls=self.num_threads, deterministic=True)
+            .batch(size, drop_remainder=True)
+            .prefetch(1)
+            .with_options(options)
+        )
+
+    def _show(self, encoded: Any, box: Any, mirrored: Any, class_index: Any, mask: Any) -> Any:
+        # TensorFlow's default is a rougher transform, a grey level off Pillow and DALI; a fiftieth
+        # of the decoder's time.
+        pixels = tf.image.decode_and_crop_jpeg(
+            encoded, box, channels=3, dct_method="INTEGER_ACCURATE"
+        )
+        # Mirrored here, the pixels are bytes and few.
+        pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
+        side = self.image_size
+        if self.antialias:
+            image = tf.image.resize(pixels, [side, side], antialias=True)
+        else:
+            image = tf.raw_ops.ResizeBilinear(
+                images=pixels[tf.newaxis], size=[side, side], half_pixel_centers=True
+            )[0]
+        image = tf.ensure_shape(image, [side, side, 3])
+        if self.dtype == "uint8":
+            image = tf.cast(tf.clip_by_value(image + 0.5, 0.0, 255.0), tf.uint8)
+        else:
+            image = tf.cast(self._normalised(image), self.dtype)
+        if self.layout == "NCHW":
+            image = tf.transpose(image, [2, 0, 1])
+        return {"images": image, "class_index": class_index, "mask": mask}
+
+    def _normalised(self, image: Any) -> Any:
+        """Returns (image - mean) / std, a row of pixels at a time.
+
+        Broadcast over three channels only, the same arithmetic takes four times as long.
+        """
+        side = self.image_size
+        scale = [1 / std for std in self.recipe.std] * side
+        shift = [-m / std for m, std in zip(self.recipe.mean, self.recipe.std, strict=True)] * side
+        rows = tf.reshape(image, [side, side * 3])
+        return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [side, side, 3])

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from imagenet_prep.core.world import World
+
+
+def test_without_a_launcher_there_is_one_process() -> None:
+    world = World.from_environment({"PATH": "/bin"})
+
+    assert world == World(0, 1, 0, 1)
+    assert (world.cross_rank, world.cross_size) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {
+            "HOROVOD_RANK": "13",
+            "HOROVOD_SIZE": "24",
+            "HOROVOD_LOCAL_RANK": "5",
+            "HOROVOD_LOCAL_SIZE": "8",
+        },
+        {
+            "OMPI_COMM_WORLD_RANK": "13",
+            "OMPI_COMM_WORLD_SIZE": "24",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "5",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+        },
+        {"RANK": "13", "WORLD_SIZE": "24", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"},
+    ],
+    ids=["horovodrun", "Open MPI", "torchrun"],
+)
+def test_launchers_say_which_process_this_is(environment: dict[str, str]) -> None:
+    world = World.from_environment(environment)
+
+    assert world == World(13, 24, 5, 8)
+    assert (world.cross_rank, world.cross_size) == (1, 3)
+
+
+def test_horovod_is_believed_before_the_mpi_that_started_it() -> None:
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+
+    assert World.from_environment(mpi | {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4"}).rank == 2
+
+
+def test_a_rank_without_a_size_says_nothing() -> None:
+    assert World.from_environment({"RANK": "3"}) == World()
+
+
+def test_processes_are_on_one_host_unless_said_otherwise() -> None:
+    assert World(3, 4) == World(3, 4, 3, 4)
+
+
+@pytest.mark.parametrize("numbers", [(4, 4), (-1, 4), (0, 0), (0, 2, 2, 2), (0, 2, 0, 3)])
+def test_impossible_numbers_are_refused(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        World(*numbers)
+
+
+def test_hosts_of_equal_size_are_numbered_in_rank_order() -> None:
+    worlds = [World(rank, 24, rank % 8, 8) for rank in range(24)]
+
+    assert [world.cross_rank for world in worlds] == [0] * 8 + [1] * 8 + [2] * 8
+    assert {world.cross_size for world in worlds} == {3}

@@ -1,0 +1,51 @@
+"""Sets that others wrote and `adopt` took over can be trained on: true sizes, right classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.partition import Order
+from imagenet_prep.core.world import World
+from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.records import Records
+from tests.kit import command, foreign
+from tests.resize.conftest import ForeignSet, foreign_set, mini, stored
+
+__all__ = ["foreign_set", "mini", "stored"]
+
+
+@pytest.mark.parametrize("layout", ["slim", "tpu-in-folders", "aws-from-1", "flowers"])
+def test_an_adopted_set_reads_with_true_sizes_and_classes(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+) -> None:
+    there = foreign_set(layout)
+    root = tmp_path / "set"
+    argv = ("adopt", str(there.root), "--out", str(root), "--allow-subset")
+    adopted = command.run(*argv)
+    assert adopted.code == 0, adopted
+    records = Records(root, "train")
+    truth = [image for shard in there.placed["train"] for image in shard]
+
+    assert len(records) == len(truth)
+    for number, expected in enumerate(truth):
+        found = records.read(number)
+        size = foreign.look(found.encoded)[0]
+        assert (found.filename, (found.width, found.height)) == (expected.filename, size)
+        place = found.stored_label - records.manifest.label_offset
+        if layout != "flowers":
+            assert records.wnids[place] == expected.wnid
+
+    feed = Feed(
+        records, Order(records.examples_per_shard, 0), World(), 4, True, RECIPES["resnet"], 0, False
+    )
+    for batch in feed.batches(0, 0):
+        for encoded, (top, left, height, width) in zip(
+            batch.encoded, batch.views.boxes.tolist(), strict=True
+        ):
+            full_width, full_height = foreign.look(encoded)[0]
+            assert top + height <= full_height
+            assert left + width <= full_width

@@ -1,0 +1,260 @@
+"""A set on a web server or in S3: fetched ahead, once a node, bounded, and proven."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    UsageError,
+)
+from imagenet_prep.core.partition import Order
+from imagenet_prep.core.world import World
+from imagenet_prep.read import cache
+from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.cache import NodeCache
+from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.records import Records
+from tests.kit.http_server import SeededFaults, Server, serve
+from tests.kit.s3_server import serve_s3
+from tests.read.conftest import NUM_TRAIN, TRAIN
+
+SHARDS = [naming.shard_name("train", i, len(TRAIN)) for i in range(len(TRAIN))]
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def server(colours: Path) -> Iterator[Server]:
+    with serve(files_of(colours), stall_s=0.2) as running:
+        yield running
+
+
+def open_feed(
+    address: str, folder: Path, world: World | None = None, *, window: int = 2, limit: Any = None
+) -> Feed:
+    copy = NodeCache(address, folder, limit)
+    records = Records(copy.root, "train", copy)
+    return Feed(
+        records=records,
+        order=Order(records.examples_per_shard, 3, window),
+        world=world or World(),
+        batch_size=4,
+        training=True,
+        recipe=RECIPES["resnet"],
+        seed=3,
+        skip_bad=False,
+    )
+
+
+def read(feed: Feed, epoch: int = 0, start: int = 0) -> list[int]:
+    """Returns the example numbers of an epoch, each proven by its picture's bytes being there."""
+    numbers = []
+    for batch in feed.batches(epoch, start):
+        assert batch.mask.all()
+        assert all(encoded.startswith(b"\xff\xd8") for encoded in batch.encoded)
+        numbers += batch.numbers.tolist()
+    return numbers
+
+
+def shards_in(folder: Path) -> dict[str, Path]:
+    """Returns the shards that are there; an index is none, nor is what is still in work."""
+    return {
+        path.name: path
+        for path in folder.rglob("train-*")
+        if path.parent.name != "index" and naming.WORK not in path.parts
+    }
+
+
+def test_a_remote_set_reads_as_the_local_one(colours: Path, server: Server, tmp_path: Path) -> None:
+    local = Records(colours, "train")
+    remote = open_feed(server.url, tmp_path).records
+    remote.follow([list(range(len(TRAIN)))])
+
+    assert len(remote) == len(local)
+    assert remote.manifest == local.manifest
+    assert [remote.read(n) for n in range(NUM_TRAIN)] == [local.read(n) for n in range(NUM_TRAIN)]
+
+
+def test_each_shard_is_fetched_once_for_all_ranks_and_epochs(
+    server: Server, tmp_path: Path
+) -> None:
+    feeds = [open_feed(server.url, tmp_path, World(rank, 3)) for rank in range(3)]
+    found: dict[int, list[int]] = {}
+
+    def run(rank: int) -> None:
+        found[rank] = [n for epoch in range(2) for n in read(feeds[rank], epoch)]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    steps = feeds[0].steps(0)
+    assert [len(found[rank]) for rank in range(3)] == [2 * 4 * steps.count] * 3
+    for name in (*SHARDS, *map(naming.index_name, SHARDS)):
+        assert len([r for r in server.reads(f"/{name}") if r.sent]) == 1, name
+
+
+def test_a_second_run_fetches_no_shard_again(server: Server, tmp_path: Path) -> None:
+    first = read(open_feed(server.url, tmp_path))
+    server.requests.clear()
+
+    assert read(open_feed(server.url, tmp_path)) == first
+    assert not [r for r in server.requests if "train-" in r.path]
+
+
+def test_a_bounded_cache_never_holds_more_and_reads_the_same(
+    colours: Path, server: Server, tmp_path: Path
+) -> None:
+    sizes = sorted(p.stat().st_size for p in shards_in(colours).values())
+    indexes = sum(p.stat().st_size for p in (colours / "index").glob("train-*"))
+    limit = sum(sizes[-2:]) + indexes
+    feed = open_feed(server.url, tmp_path, window=1, limit=limit)
+    most, numbers = 0, []
+    for epoch in range(3):
+        for batch in feed.batches(epoch, 0):
+            numbers.append(batch.numbers.tolist())
+            held = 0
+            for path in shards_in(tmp_path).values():
+                with contextlib.suppress(FileNotFoundError):  # removed a moment ago
+                    held += path.stat().st_size
+            most = max(most, held)
+    expected = open_feed(server.url, tmp_path / "whole", window=1)
+
+    assert most <= limit
+    assert len(shards_in(tmp_path / feed.records.root.name)) < len(TRAIN)
+    assert numbers == [b.numbers.tolist() for e in range(3) for b in expected.batches(e, 0)]
+
+
+def test_a_cache_smaller_than_two_windows_is_refused(server: Server, tmp_path: Path) -> None:
+    feed = open_feed(server.url, tmp_path, window=0, limit=1000)
+
+    with pytest.raises(UsageError, match=r"shuffle_window"):
+        read(feed)
+
+
+def test_going_on_in_mid_epoch_fetches_only_what_is_left(server: Server, tmp_path: Path) -> None:
+    feed = open_feed(server.url, tmp_path, window=1)
+    whole = read(feed)
+    fresh = open_feed(server.url, tmp_path / "other", window=1)
+    first_window = feed.order.windows(0)[0][0]
+    start = TRAIN[first_window]
+    server.requests.clear()
+
+    assert (
+        read(fresh, 0, start)
+        == feed.order.epoch(0)[start:].tolist()[: len(whole) // 4 * 4][
+            : (NUM_TRAIN - start) // 4 * 4
+        ]
+    )
+    assert not server.reads(f"/{SHARDS[first_window]}")
+
+
+def test_passing_faults_are_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_TIMEOUT_S", 0.5)
+    feed = open_feed(server.url, tmp_path)
+    server.plan = SeededFaults(7, 12, kinds=("cut", "503", "reset", "short", "429"))
+
+    assert len(read(feed)) == NUM_TRAIN // 4 * 4
+    assert {r.fault for r in server.requests} > {""}
+
+
+@pytest.mark.parametrize("name", [SHARDS[2], naming.index_name(SHARDS[2])])
+def test_a_damaged_file_at_the_source_is_named_and_never_kept(
+    server: Server, tmp_path: Path, name: str
+) -> None:
+    data = bytearray(server.files[f"/{name}"])
+    data[len(data) // 2] ^= 1
+    server.files[f"/{name}"] = bytes(data)
+    feed = open_feed(server.url, tmp_path)
+
+    with pytest.raises(DataDamagedError, match=f"{name}: sha256 .*the manifest says"):
+        read(feed)
+    assert not (feed.records.root / name).exists()
+
+
+def test_a_file_missing_at_the_source_is_named(server: Server, tmp_path: Path) -> None:
+    del server.files[f"/{SHARDS[1]}"]
+
+    with pytest.raises(ImagenetPrepError, match=SHARDS[1]):
+        read(open_feed(server.url, tmp_path))
+
+
+def test_no_manifest_is_explained(tmp_path: Path) -> None:
+    with (
+        serve({"labels.txt": b""}) as empty,
+        pytest.raises(ImagenetPrepError, match="dataset.json"),
+    ):
+        NodeCache(empty.url, tmp_path, None)
+
+
+def test_what_a_killed_fetch_left_is_written_over(server: Server, tmp_path: Path) -> None:
+    feed = open_feed(server.url, tmp_path)
+    left = feed.records.root / naming.WORK / "temporary"
+    left.mkdir(parents=True, exist_ok=True)
+    for name in SHARDS:
+        (left / name).write_bytes(os.urandom(1 << 20))
+
+    read(feed)
+    for name in SHARDS:
+        there = (feed.records.root / name).read_bytes()
+        assert hashlib.sha256(there).digest() == hashlib.sha256(server.files[f"/{name}"]).digest()
+
+
+def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
+    server.plan = lambda _number, path, _first, _last: "stall" if "train-" in path else ""
+    server.stall_s = 30.0
+    feed = open_feed(server.url, tmp_path)
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            read(feed)
+        except IncompleteError as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=run)
+    reader.start()
+    while not [r for r in server.requests if "dataset" in r.path]:
+        pass
+    feed.records.close()
+    reader.join(20)
+
+    assert not reader.is_alive()
+    assert [str(error).partition(": ")[2] for error in raised] == [
+        "not fetched, the reader was closed"
+    ]
+
+
+def test_s3_is_read_like_any_server(
+    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s3").mkdir()
+    with serve_s3(tmp_path / "s3") as s3:
+        client = s3.client()
+        client.create_bucket(Bucket="sets")
+        for name, data in files_of(colours).items():
+            client.put_object(Bucket="sets", Key=f"small/{name}", Body=data)
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+
+        assert len(read(open_feed("s3://sets/small", tmp_path / "cache"))) == NUM_TRAIN // 4 * 4
+    assert set(shards_in(tmp_path / "cache")) == set(SHARDS)

@@ -1,0 +1,427 @@
+"""Damaged sets: named at once, or masked, counted and listed. Never a wrong label, never a hang."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core import naming
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.example import ImageExample
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader, make_dataset
+from tests.kit import faults
+from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
+from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
+
+pytestmark = pytest.mark.timeout(120)
+
+SHARD = "train-00001-of-00005"
+# The examples of that shard follow those of the first one.
+FIRST = TRAIN[0]
+
+
+def open_set(root: Path, backend: str, split: str = "train", **more: Any) -> Reader:
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
+    return make_dataset(root, split, 5, 16, backend=backend, **settings | more)
+
+
+def offsets(root: Path, shard: str = SHARD) -> list[int]:
+    lines = (root / naming.index_name(shard)).read_text().splitlines()
+    return [int(line.split()[0]) for line in lines]
+
+
+def shown(batches: list[dict[str, Any]]) -> list[int]:
+    """Returns the examples that were not masked; their labels must agree with their colours."""
+    numbers = []
+    for batch in batches:
+        found = numbers_of(batch["images"][batch["mask"]])
+        assert batch["class_index"][batch["mask"]].tolist() == found
+        assert (batch["class_index"][~batch["mask"]] == 0).all()
+        numbers += found
+    return numbers
+
+
+def flip(record: int, byte: int) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        faults.flip_bit(root / SHARD, offsets(root)[record] + byte)
+
+    return damage
+
+
+# Where a record is damaged: its length, the CRC of that, the payload, and the CRC at its end.
+FLIPS = {"length": 0, "length's CRC": 9, "payload": 200, "CRC": -1}
+
+
+@pytest.mark.parametrize("place", FLIPS)
+def test_a_flipped_bit_is_named_with_shard_record_and_offset(
+    damaged: Path, backend: str, place: str
+) -> None:
+    record = 4
+    where = record + 1 if FLIPS[place] < 0 else record
+    flip(where, FLIPS[place])(damaged)
+    reader = open_set(damaged, backend)
+
+    with pytest.raises(DataDamagedError) as error:
+        for _ in reader:
+            pass
+    expected = f"{SHARD}: record {record} at byte {offsets(damaged)[record]:,}"
+    assert expected in str(error.value)
+    assert f"imagenet-prep verify {damaged}" in str(error.value)
+
+
+@pytest.mark.parametrize("place", FLIPS)
+@pytest.mark.parametrize("world", [1, 3])
+def test_skipped_records_are_masked_counted_and_listed_in_equal_steps(
+    damaged: Path, backend: str, place: str, world: int
+) -> None:
+    for record in (2, 5):
+        flip(record + 1 if FLIPS[place] < 0 else record, FLIPS[place])(damaged)
+    readers = [
+        open_set(damaged, backend, world=World(rank, world), on_bad_record="skip")
+        for rank in range(world)
+    ]
+    for _ in range(2):
+        by_rank = [list(reader) for reader in readers]
+        numbers = shown([batch for batches in by_rank for batch in batches])
+        read = len(by_rank[0]) * world * 5
+
+        assert {len(batches) for batches in by_rank} == {NUM_TRAIN // (world * 5)}
+        assert len(set(numbers)) == len(numbers)
+        assert {FIRST + 2, FIRST + 5}.isdisjoint(numbers)
+        if read == NUM_TRAIN:
+            masked = sum(int((~b["mask"]).sum()) for batches in by_rank for b in batches)
+            assert masked == 2
+            assert set(numbers) == set(range(NUM_TRAIN)) - {FIRST + 2, FIRST + 5}
+    listed = [line for reader in readers for line in reader.skipped]
+    named = {int(re.search(r"record (\d+)", line)[1]) for line in listed}  # type: ignore[index]
+    assert named == {2, 5}
+    assert all(SHARD in line for line in listed)
+
+
+def test_evaluation_that_skips_counts_all_others_exactly(damaged: Path, backend: str) -> None:
+    shard = "validation-00001-of-00003"
+    faults.flip_bit(damaged / shard, offsets(damaged, shard)[3] + 100)
+    numbers: list[int] = []
+    for rank in range(3):
+        reader = open_set(
+            damaged, backend, "validation", world=World(rank, 3), on_bad_record="skip"
+        )
+        batches = list(reader)
+        assert len(batches) == 2
+        numbers += shown(batches)
+
+    everything = range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION)
+    assert sorted(numbers) == [n for n in everything if n != NUM_TRAIN + 7 + 3]
+
+
+def not_a_picture(number: int) -> bytes:
+    """Looks like a JPEG from outside; nothing can decode it."""
+    return plain(number)[:60] + b"\0" * 200
+
+
+def half_a_picture(number: int) -> bytes:
+    """The header is whole, the scan is not there."""
+    data = plain(number)
+    return data[: data.index(b"\xff\xda") + 4]
+
+
+def written(root: Path, bad: dict[int, Callable[[int], bytes]]) -> Path:
+    """Writes a sound set in which some pictures, with right CRCs, do not decode."""
+    shards, number = [], 0
+    for count in TRAIN:
+        examples: list[ImageExample] = []
+        for n in range(number, number + count):
+            good = picture(n, plain(n))
+            examples.append(good._replace(encoded=bad[n](n)) if n in bad else good)
+        shards.append(examples)
+        number += count
+    write_set(root, {"train": shards}, num_classes=number)
+    return root
+
+
+@pytest.mark.parametrize("how", [not_a_picture, half_a_picture])
+def test_a_picture_that_does_not_decode_is_named(
+    tmp_path: Path, backend: str, how: Callable[[int], bytes]
+) -> None:
+    root = written(tmp_path / "set", {FIRST + 3: how})
+    reader = open_set(root, backend)
+
+    with pytest.raises(DataDamagedError) as error:
+        for _ in reader:
+            pass
+    assert f"{SHARD}: record 3 at byte {offsets(root)[3]:,}" in str(error.value)
+    assert "does not decode" in str(error.value)
+
+
+@pytest.mark.parametrize("how", [not_a_picture, half_a_picture])
+@pytest.mark.parametrize("training", [True, False])
+def test_pictures_that_do_not_decode_are_masked_and_nothing_else(
+    tmp_path: Path, backend: str, how: Callable[[int], bytes], training: bool
+) -> None:
+    bad = {FIRST + 3, FIRST + 4, 30, 49}
+    root = written(tmp_path / "set", dict.fromkeys(bad, how))
+    reader = open_set(root, backend, on_bad_record="skip", training=training)
+    for _ in range(2):
+        batches = list(reader)
+
+        assert len(batches) == NUM_TRAIN // 5
+        assert sorted(shown(batches)) == [n for n in range(NUM_TRAIN) if n not in bad]
+    assert len(reader.skipped) == 4
+    assert reader.epoch == 2
+
+
+def test_a_missing_shard_is_named_before_anything_is_read(damaged: Path, backend: str) -> None:
+    (damaged / SHARD).unlink()
+
+    with pytest.raises(DataDamagedError, match=f"{SHARD} is missing"):
+        open_set(damaged, backend)
+    assert len(list(open_set(damaged, backend, "validation"))) == 5
+
+
+def test_a_truncated_shard_is_named_before_anything_is_read(damaged: Path, backend: str) -> None:
+    size = (damaged / SHARD).stat().st_size
+    faults.cut(damaged / SHARD, size - 1)
+
+    with pytest.raises(DataDamagedError, match=rf"{SHARD} has {size - 1:,} bytes.*{size:,}"):
+        open_set(damaged, backend)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_shard_that_is_cut_while_it_is_read_is_damage(
+    damaged: Path, backend: str, skip: bool
+) -> None:
+    reader = open_set(damaged, backend, on_bad_record="skip" if skip else "raise")
+    faults.cut(damaged / SHARD, offsets(damaged)[4] + 20)
+    if skip:
+        batches = list(reader)
+        assert len(batches) == 10
+        lost = range(FIRST + 4, FIRST + TRAIN[1])
+        assert sorted(shown(batches)) == [n for n in range(NUM_TRAIN) if n not in lost]
+        assert len(reader.skipped) == len(lost)
+    else:
+        with pytest.raises(DataDamagedError, match=rf"{SHARD}: record [4-8] at byte"):
+            list(reader)
+
+
+def wrong_line(index: Path) -> None:
+    lines = index.read_text().splitlines(keepends=True)
+    lines[2], lines[3] = lines[3], lines[2]
+    index.write_text("".join(lines))
+
+
+def missing_line(index: Path) -> None:
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(lines[:-1]))
+
+
+def other_offset(index: Path) -> None:
+    text = index.read_text()
+    lines = text.splitlines(keepends=True)
+    offset, size = lines[3].split()
+    lines[3] = f"{int(offset) + 1} {size}\n"
+    assert len("".join(lines)) == len(text)
+    index.write_text("".join(lines))
+
+
+def letters(index: Path) -> None:
+    index.write_text("x" * len(index.read_text()))
+
+
+@pytest.mark.parametrize("damage", [wrong_line, missing_line, other_offset, letters])
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_index_that_disagrees_is_named_and_never_skipped(
+    damaged: Path, backend: str, damage: Callable[[Path], None], skip: bool
+) -> None:
+    # Without its index nothing says which record is which: there is no one record to skip.
+    damage(damaged / naming.index_name(SHARD))
+
+    with pytest.raises(DataDamagedError, match=naming.index_name(SHARD)):
+        list(open_set(damaged, backend, on_bad_record="skip" if skip else "raise"))
+
+
+def test_the_index_of_another_shard_is_named(damaged: Path, backend: str) -> None:
+    other = naming.index_name("train-00002-of-00005")
+    shutil.copy(damaged / other, damaged / naming.index_name(SHARD))
+
+    with pytest.raises(DataDamagedError, match=naming.index_name(SHARD)):
+        list(open_set(damaged, backend))
+
+
+def test_shards_that_changed_places_are_damage(tmp_path: Path, backend: str) -> None:
+    # Equal sizes and sound CRCs: only what the label and the synset say can tell, and they do not
+    # contradict each other, so that every picture still has its own label.
+    root = tmp_path / "set"
+    shards = [[picture(n, plain(0)) for n in (2, 1)], [picture(n, plain(0)) for n in (3, 4)]]
+    write_set(root, {"train": shards}, num_classes=5)
+    names = [naming.shard_name("train", n, 2) for n in range(2)]
+    (root / names[0]).rename(root / "aside")
+    (root / names[1]).rename(root / names[0])
+    (root / "aside").rename(root / names[1])
+    reader = open_set(root, backend, training=False)
+    labels = [int(n) for b in reader for n in b["class_index"][b["mask"]]]
+
+    assert labels == [3, 4, 2, 1]
+
+
+LABELS: dict[str, Callable[[ImageExample], ImageExample]] = {
+    "below the class list": lambda one: one._replace(stored_label=0),
+    "negative": lambda one: one._replace(stored_label=-3),
+    "above the class list": lambda one: one._replace(stored_label=51),
+    "of another class": lambda one: one._replace(stored_label=one.stored_label + 1),
+    "synset of another class": lambda one: one._replace(wnid=wnid(2)),
+    "unknown synset": lambda one: one._replace(wnid="n99999999"),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_a_label_that_cannot_be_is_damage_in_spite_of_its_crc(
+    tmp_path: Path, backend: str, kind: str
+) -> None:
+    examples = [picture(n, plain(n)) for n in range(10, 20)]
+    examples[6] = LABELS[kind](examples[6])
+    root = tmp_path / "set"
+    write_set(root, {"train": [examples]}, num_classes=50)
+    name = naming.shard_name("train", 0, 1)
+
+    with pytest.raises(DataDamagedError, match=f"{name}: record 6 at byte .*belong together"):
+        list(open_set(root, backend))
+    reader = open_set(root, backend, on_bad_record="skip")
+    assert sorted(shown(list(reader))) == [n for n in range(10, 20) if n != 16]
+    assert len(reader.skipped) == 1
+
+
+def test_sizes_that_are_not_the_pictures_own_are_never_shown_wrongly(
+    tmp_path: Path, backend: str
+) -> None:
+    # Crops are drawn from the record's height and width; a foreign writer's may be stale.
+    examples = [picture(n, plain(n)) for n in range(10)]
+    examples[4] = examples[4]._replace(height=500, width=500)
+    root = tmp_path / "set"
+    write_set(root, {"train": [examples]}, num_classes=10)
+
+    with pytest.raises(DataDamagedError, match="record 4 at byte"):
+        list(open_set(root, backend, training=False))
+    reader = open_set(root, backend, training=False, on_bad_record="skip")
+    assert shown(list(reader)) == [n for n in range(10) if n != 4]
+
+
+def test_a_set_without_a_manifest_is_sent_to_adopt(damaged: Path) -> None:
+    (damaged / naming.MANIFEST).unlink()
+
+    with pytest.raises(UsageError, match=f"imagenet-prep adopt {re.escape(str(damaged))}"):
+        make_dataset(damaged, "train", 4)
+
+
+def test_a_manifest_that_was_edited_is_refused(damaged: Path) -> None:
+    path = damaged / naming.MANIFEST
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"label_offset": 0}))
+
+    with pytest.raises(DataDamagedError, match="digest"):
+        make_dataset(damaged, "train", 4)
+
+
+@pytest.mark.parametrize("change", ["shorter", "swapped"])
+def test_a_class_list_that_is_not_the_manifests_is_damage(
+    damaged: Path, backend: str, change: str
+) -> None:
+    path = damaged / naming.LABELS
+    lines = path.read_text().splitlines(keepends=True)
+    lines = lines[:-1] if change == "shorter" else [lines[1], lines[0], *lines[2:]]
+    path.write_text("".join(lines))
+
+    with pytest.raises(DataDamagedError, match=naming.LABELS):
+        list(open_set(damaged, backend))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"split": "test"},
+        {"backend": "torch"},
+        {"dtype": "int8"},
+        {"framework": "jax"},
+        {"recipe": "vgg"},
+        {"layout": "CHWN"},
+        {"device": "tpu"},
+        {"on_bad_record": "ignore"},
+    ],
+    ids=str,
+)
+def test_an_unknown_choice_names_the_known_ones(colours: Path, choice: dict[str, str]) -> None:
+    arguments: dict[str, Any] = {"split": "train", "batch_size": 4} | choice
+    with pytest.raises(UsageError, match=f"{next(iter(choice))}=.*expected one of"):
+        make_dataset(colours, **arguments)
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", {"train": [[picture(0, plain(0))]]}, num_classes=1)
+
+    with pytest.raises(UsageError, match="no split 'validation'; there are: train"):
+        make_dataset(tmp_path / "set", "validation", 4)
+
+
+def test_more_ranks_than_a_step_of_training_fills_is_a_usage_error(colours: Path) -> None:
+    with pytest.raises(UsageError, match="smaller batch size"):
+        make_dataset(colours, "train", 8, world=World(0, 7))
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"backend": "tfdata", "dtype": "float16"},
+        {"backend": "tfdata", "framework": "dlpack"},
+        {"backend": "tfdata", "device": "gpu"},
+        {"backend": "dali", "dtype": "bfloat16"},
+    ],
+    ids=str,
+)
+def test_what_a_backend_cannot_do_is_said_at_once(
+    request: pytest.FixtureRequest, colours: Path, choice: dict[str, str]
+) -> None:
+    request.getfixturevalue({"tfdata": "tf", "dali": "dali"}[choice["backend"]])
+
+    with pytest.raises(UsageError, match="has no"):
+        make_dataset(colours, "train", 4, **choice)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("batch", "size"), [(0, 16), (-1, 16), (4, 0), (4, -5)])
+def test_sizes_that_cannot_be_are_usage_errors(
+    colours: Path, backend: str, batch: int, size: int
+) -> None:
+    with pytest.raises(UsageError):
+        make_dataset(colours, "train", batch, size, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"epoch": -1}, {"examples_read": 51}, {"examples_read": -1}, {"epoch": "one"}],
+    ids=str,
+)
+def test_a_state_that_cannot_be_is_refused(
+    colours: Path, backend: str, state: dict[str, Any]
+) -> None:
+    reader = open_set(colours, backend)
+    whole = reader.state() | state if state else {}
+
+    with pytest.raises(UsageError):
+        reader.restore(whole)
+    assert len(list(reader)) == 10
+
+
+def test_a_picture_behind_a_mask_is_grey_and_finite(damaged: Path, backend: str) -> None:
+    flip(2, 200)(damaged)
+    reader = open_set(damaged, backend, dtype="float32", on_bad_record="skip")
+    batches = list(reader)
+
+    assert all(np.isfinite(batch["images"]).all() for batch in batches)
+    (masked,) = [b["images"][~b["mask"]][0] for b in batches if not b["mask"].all()]
+    assert np.ptp(masked, axis=(0, 1)).max() < 0.02

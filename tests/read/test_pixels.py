@@ -1,0 +1,237 @@
+"""What batches show, held against Pillow, against NumPy and against the other backend."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep.core import schema
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read.augment import RECIPES
+from tests.kit.dataset import split_records
+from tests.read.conftest import NUM_TRAIN
+
+# Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
+# weights of the filters are rounded in other places.
+MEAN, INSIDE = 0.5, 4
+EDGE = 4  # pixels
+
+
+def open_set(root: Path, split: str, backend: str, **more: Any) -> Reader:
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
+    settings |= {"batch_size": 5, "image_size": 64}
+    return make_dataset(root, split, backend=backend, **settings | more)
+
+
+def by_example(reader: Reader) -> dict[int, Any]:
+    """Returns the images of an epoch by class index, which names the example in these sets."""
+    return {
+        int(index): image
+        for batch in reader
+        for index, image, there in zip(
+            batch["class_index"], batch["images"], batch["mask"], strict=True
+        )
+        if there
+    }
+
+
+def evaluated(root: Path, share: float, *, keep_aspect: bool, size: int) -> Any:
+    """Returns what Pillow makes of the validation split: crop, then an antialiased filter."""
+    images = []
+    for record in split_records(root, schema.VALIDATION):
+        with Image.open(io.BytesIO(record.encoded)) as image:
+            sides = (min(image.size),) * 2 if keep_aspect else image.size
+            width, height = (round(side * share) for side in sides)
+            left, top = (image.width - width + 1) // 2, (image.height - height + 1) // 2
+            box = (left, top, left + width, top + height)
+            images.append(
+                np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+            )
+    return np.stack(images)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """uint8 images [N, height, width, 3] are the same but for rounding."""
+    assert found.shape == expected.shape
+    difference = np.abs(found.astype(int) - expected.astype(int))
+    inside = difference[:, EDGE:-EDGE, EDGE:-EDGE]
+
+    assert difference.mean(axis=(1, 2, 3)).max() < MEAN
+    assert inside.max() <= INSIDE
+
+
+@pytest.mark.parametrize("size", [40, 64, 150])
+def test_evaluation_shows_what_pillow_shows(scenes: Path, backend: str, size: int) -> None:
+    reader = open_set(scenes, "validation", backend, image_size=size)
+    found = np.stack(list(by_example(reader).values()))
+
+    assert_close(found, evaluated(scenes, 224 / 256, keep_aspect=True, size=size))
+
+
+def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: str) -> None:
+    reader = open_set(scenes, "validation", backend, recipe="tutorial")
+    found = np.stack(list(by_example(reader).values()))
+
+    assert_close(found, evaluated(scenes, 0.8, keep_aspect=False, size=64))
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+@pytest.mark.parametrize("antialias", [False, True])
+def test_both_backends_show_the_same_training_crops(
+    scenes: Path, tf: Any, dali: Any, recipe: str, antialias: bool
+) -> None:
+    readers = [
+        open_set(scenes, "train", name, recipe=recipe, antialias=antialias, seed=6)
+        for name in ("tfdata", "dali")
+    ]
+    for _ in range(2):
+        first, second = (by_example(reader) for reader in readers)
+
+        assert list(first) == list(second)
+        assert len(first) == NUM_TRAIN
+        assert_close(np.stack(list(first.values())), np.stack(list(second.values())))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 7},
+        {"num_threads": 1},
+        {"num_threads": 4},
+        {"world": World(1, 3)},
+        {"shuffle_window": 2},
+        {"world": World(0, 2), "batch_size": 3, "num_threads": 3},
+    ],
+    ids=str,
+)
+def test_an_augmentation_depends_on_seed_epoch_and_example_alone(
+    scenes: Path, backend: str, other: dict[str, Any]
+) -> None:
+    plain = open_set(scenes, "train", backend, seed=6)
+    varied = open_set(scenes, "train", backend, seed=6, **other)
+    for _ in range(2):
+        expected, found = by_example(plain), by_example(varied)
+
+        assert len(expected) == NUM_TRAIN
+        assert len(found) >= 14
+        assert [n for n in found if not np.array_equal(found[n], expected[n])] == []
+
+
+def test_each_epoch_and_each_seed_shows_something_else(scenes: Path, backend: str) -> None:
+    reader = open_set(scenes, "train", backend, seed=6)
+    first, second = by_example(reader), by_example(reader)
+    other = by_example(open_set(scenes, "train", backend, seed=7))
+
+    for numbers in (second, other):
+        assert [n for n in first if np.array_equal(first[n], numbers[n])] == []
+
+
+def normalised(pixels: Any, recipe: str) -> Any:
+    constants = RECIPES[recipe]
+    return (pixels.astype(np.float32) - np.array(constants.mean)) / np.array(constants.std)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_floats_are_the_pixels_less_the_mean_over_the_deviation(
+    scenes: Path, backend: str, recipe: str
+) -> None:
+    pixels, floats = (
+        by_example(open_set(scenes, "validation", backend, dtype=dtype, recipe=recipe))
+        for dtype in ("uint8", "float32")
+    )
+    for number, image in floats.items():
+        assert image.dtype == np.float32
+        # Half a grey level was lost by rounding to integers.
+        assert np.abs(image - normalised(pixels[number], recipe)).max() < 0.51 / 57
+
+
+def test_constants_are_those_that_everyone_uses() -> None:
+    resnet, tutorial = RECIPES["resnet"], RECIPES["tutorial"]
+
+    assert np.array(resnet.mean) / 255 == pytest.approx([0.485, 0.456, 0.406])
+    assert np.array(resnet.std) / 255 == pytest.approx([0.229, 0.224, 0.225])
+    assert (tutorial.mean, tutorial.std) == ((121, 115, 100), (70, 68, 71))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param("tfdata", "bfloat16", marks=pytest.mark.tf),
+        pytest.param("dali", "float16", marks=pytest.mark.dali),
+    ],
+)
+def test_short_floats_are_the_long_ones_rounded(
+    request: pytest.FixtureRequest, scenes: Path, name: str, dtype: str
+) -> None:
+    request.getfixturevalue({"tfdata": "tf", "dali": "dali"}[name])
+    short, full = (
+        by_example(open_set(scenes, "train", name, dtype=kind)) for kind in (dtype, "float32")
+    )
+    for number, image in short.items():
+        assert image.dtype.name == dtype
+        step = {"bfloat16": 2**-8, "float16": 2**-11}[dtype]
+        assert np.abs(image.astype(np.float32) - full[number]).max() <= 4 * step
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_channels_may_come_first(scenes: Path, backend: str, split: str, dtype: str) -> None:
+    last, first = (
+        by_example(open_set(scenes, split, backend, dtype=dtype, layout=layout))
+        for layout in ("NHWC", "NCHW")
+    )
+    for number, image in first.items():
+        assert image.shape == (3, 64, 64)
+        assert np.array_equal(image.transpose(1, 2, 0), last[number])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_tensorflow_gets_tensors_of_the_same_values(
+    scenes: Path, backend: str, tf: Any, dtype: str
+) -> None:
+    arrays = list(open_set(scenes, "validation", backend, dtype=dtype))
+    tensors = list(open_set(scenes, "validation", backend, dtype=dtype, framework="tensorflow"))
+
+    assert len(tensors) == len(arrays)
+    for expected, batch in zip(arrays, tensors, strict=True):
+        assert all(isinstance(value, tf.Tensor) for value in batch.values())
+        assert (batch["class_index"].dtype, batch["mask"].dtype) == (tf.int32, tf.bool)
+        assert {n: v.numpy().tolist() for n, v in batch.items() if n != "images"} == {
+            n: v.tolist() for n, v in expected.items() if n != "images"
+        }
+        assert np.array_equal(batch["images"].numpy(), expected["images"])
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("framework", ["dlpack", "numpy", "tensorflow"])
+def test_a_batch_stays_what_it_was_while_later_ones_are_read(
+    scenes: Path, request: pytest.FixtureRequest, dali: Any, framework: str
+) -> None:
+    if framework == "tensorflow":
+        request.getfixturevalue("tf")
+
+    def array(value: Any) -> Any:
+        if framework == "tensorflow":
+            return value.numpy()
+        return np.from_dlpack(value) if framework == "dlpack" else value
+
+    reader = open_set(scenes, "train", "dali", framework=framework)
+    kept, copies = [], []
+    for _ in range(2):
+        for batch in reader:
+            kept.append(batch)
+            copies.append({name: np.array(array(value)) for name, value in batch.items()})
+    assert len(kept) == 20
+
+    again = open_set(scenes, "train", "dali")
+    fresh = [batch for _ in range(2) for batch in again]
+    for batch, copied, expected in zip(kept, copies, fresh, strict=True):
+        for name, value in batch.items():
+            assert np.array_equal(array(value), copied[name])
+            assert np.array_equal(copied[name], expected[name])

@@ -1,0 +1,154 @@
+"""Epochs and readers come and go; threads, descriptors and memory do not add up."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read.feed import EncodedBatch
+from tests.kit.command import environment
+
+
+def open_set(root: Path, backend: str, **more: Any) -> Reader:
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "num_threads": 2}
+    return make_dataset(root, "train", 5, 16, backend=backend, world=World(), **settings | more)
+
+
+def descriptors(root: Path) -> list[str]:
+    """Returns the files of a data set that this process holds open."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(os.readlink(entry))
+        except FileNotFoundError:  # the folder itself
+            continue
+    return sorted(path for path in found if path.startswith(f"{root}/"))
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_shard_is_held_open_once_however_many_epochs_are_read(
+    damaged: Path, backend: str
+) -> None:
+    with_reader = open_set(damaged, backend)
+    for _ in range(3):
+        assert len(list(with_reader)) == 10
+        assert len(descriptors(damaged)) == 5
+    with_reader.close()
+
+    assert descriptors(damaged) == []
+
+
+def test_a_closed_reader_may_go_on(damaged: Path, backend: str) -> None:
+    reader = open_set(damaged, backend)
+    next(iter(reader))
+    reader.close()
+
+    assert len(list(reader)) == 9
+    reader.close()
+    assert descriptors(damaged) == []
+
+
+def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: str) -> None:
+    for done in range(6):
+        reader = open_set(damaged, backend)
+        assert len(list(itertools.islice(reader, done))) == done
+    del reader
+    gc.collect()
+
+    assert descriptors(damaged) == []
+
+
+def held() -> int:
+    """Returns how many batches of encoded images somebody in this process still refers to."""
+    gc.collect()
+    return sum(isinstance(thing, EncodedBatch) for thing in gc.get_objects())
+
+
+def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> None:
+    before = held()
+    reader = open_set(colours, backend)
+    for wanted, steps in ((99, 10), (99, 10), (3, 3), (99, 7), (99, 10)):
+        assert len(list(itertools.islice(reader, wanted))) == steps
+
+        # DALI's callback keeps the last ones; TensorFlow once kept those of every epoch.
+        assert held() <= before + 12
+
+
+@pytest.mark.slow
+def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
+    colours: Path, backend: str
+) -> None:
+    # In a process of its own, where nothing else comes and goes. Thread pools of a framework may
+    # grow to their size and are not given back: what counts is that the growth ends.
+    code = f"""
+import gc, itertools, json
+from pathlib import Path
+from imagenet_prep.core.world import World
+from imagenet_prep.read import make_dataset
+def look():
+    gc.collect()
+    status = dict(l.split(":", 1) for l in Path("/proc/self/status").read_text().splitlines())
+    return int(status["Threads"]), int(status["VmRSS"].split()[0]) / 1024
+def epochs(count):
+    reader = make_dataset({str(colours)!r}, "train", 5, 96, backend={backend!r}, seed=1,
+                          framework="numpy", num_threads=2, world=World())
+    for _ in range(count):
+        assert len(list(reader)) == 10
+    for batch in itertools.islice(reader, 4):
+        pass
+    reader.close()
+seen = []
+epochs(10)
+for _ in range(4):
+    epochs(30)
+    for _ in range(10):
+        epochs(0)
+    seen.append(look())
+print(json.dumps(seen))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    seen = json.loads(done.stdout)
+    (first_threads, first_mb), (last_threads, last_mb) = seen[0], seen[-1]
+
+    assert last_threads <= first_threads + 16
+    assert last_mb <= first_mb + 60, seen
+
+
+@pytest.mark.parametrize("module", ["imagenet_prep.read", "imagenet_prep.read.reader"])
+def test_importing_the_readers_loads_no_framework(module: str) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+
+    assert done.returncode == 0, done.stderr
+    assert {"tensorflow", "nvidia", "apache_beam", "boto3", "requests"} & loaded == set()
+    assert "imagenet_prep" in loaded
+
+
+def test_opening_a_reader_reads_no_record(damaged: Path, backend: str) -> None:
+    reader = open_set(damaged, backend)
+
+    assert (len(reader), reader.num_examples, reader.num_classes) == (10, 50, 71)
+    assert descriptors(damaged) == []

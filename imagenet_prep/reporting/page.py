@@ -90,7 +90,7 @@ def report(
         incidents=incidents,
         plots=plots.of(facts),
         checked=f"Checked on {_time(made_at)} at level {level}: "
-        + ("this is not so." if facts.problems else _CHECKED[level] + "."),
+        + ("this is what is wrong:" if facts.problems else _CHECKED[level] + "."),
         loading=_loading(facts),
         settings=_settings(facts),
         seed=seed,
@@ -252,6 +252,13 @@ def _loading(facts: Facts) -> list[Loading]:
         schema.TRAIN if schema.TRAIN in facts.manifest.splits else next(iter(facts.manifest.splits))
     )
     return [
+        Loading(
+            "imagenet-prep's own reader",
+            "from imagenet_prep.read import make_dataset\n"
+            f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
+            f"for batch in {split}:\n"
+            "    batch['images'], batch['class_index'], batch['mask']",
+        ),
         Loading(
             "TensorFlow Datasets",
             "import tensorflow_datasets as tfds\n"

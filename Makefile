@@ -64,7 +64,7 @@ clean: ## remove scratch, keep .venv
 
 # The locked packages, then the project itself without downloading anything more.
 $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
-	@echo "Installing .ci/$*.lock into $(VENV) (once; about $(if $(filter test,$*),3.5 GB and two minutes,0.9 GB and half a minute))" >&2
+	@echo "Installing .ci/$*.lock into $(VENV) (once; about $(if $(filter test,$*),3.5 GB and two minutes,2.5 GB and a minute))" >&2
 	@$(BIN)/python -m pip install --quiet --require-hashes -r .ci/$*.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete

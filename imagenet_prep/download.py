@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep.core import canonical, cli, naming, remote
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
-from imagenet_prep.core.remote import Remote, Stat, UnavailableError
+from imagenet_prep.core.remote import Remote, Stat
 from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.core.transfer import Hasher, Patience, fetch
+from imagenet_prep.core.transfer import Hasher, Patience, fetch, patiently
 
 if TYPE_CHECKING:
     from imagenet_prep.engine import Result, Stage
@@ -227,12 +227,7 @@ class Download:
         retries = min(self.config.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
         patience = Patience(where, retries, threading.Event(), remedy=remedy)
-        stat = None
-        while stat is None:
-            try:
-                stat = self.remote.stat(archive.name)
-            except UnavailableError as error:
-                patience.wait(error)
+        stat = patiently(lambda: self.remote.stat(archive.name), patience)
         if not stat.size:
             raise StoreError(f"{where}: it is empty. Choose another --base-url.")
         if not self.config.allow_other and archive.size not in (None, stat.size):

@@ -16,6 +16,7 @@ from typing import Any
 
 from imagenet_prep import report
 from imagenet_prep.core import cli, naming, schema
+from imagenet_prep.shards.summary import render
 
 EXAMPLES = """\
   imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
@@ -245,32 +246,11 @@ def _render(summary: dict[str, Any]) -> str:
         lines.append(f"labels: {summary['labels']}")
         lines.append(f"would run on {summary['workers']}; nothing was written")
         return "\n".join(lines)
-    lines = [
-        f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
-        f"{cli.human_bytes(s['bytes'])}, {s['resized']:,} resized"
-        for name, s in summary["splits"].items()
+    notes = [
+        f"{split}: lies in the input, not in the result; --splits {split} adds it"
+        for split in summary["left_in_input"]
     ]
-    for action in ("repaired", "quarantined"):
-        reasons = summary[action]
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
-    if summary["written_examples"]:
-        lines.append(
-            f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "
-            f"{summary['images_per_s']:,.0f} images/s, "
-            f"{cli.human_bytes(summary['read_bytes'])} in, "
-            f"{cli.human_bytes(summary['written_bytes'])} out"
-        )
-    else:
-        lines.append("this run: nothing was left to do")
-    for split in summary["left_in_input"]:
-        lines.append(f"{split}: lies in the input, not in the result; --splits {split} adds it")
-    if summary["subset"]:
-        lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
-    lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
-    if "report" in summary:
-        lines.append(f"report: {summary['report']}")
-    return "\n".join(lines)
+    return render(summary, notes)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -18,12 +18,13 @@ from typing import Any
 import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming, schema
-from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import Member, PreparedImage
 from imagenet_prep.core.manifest import Manifest, Split
 from imagenet_prep.core.store import LocalStore
 from imagenet_prep.shards.commit import publish, split_of
-from imagenet_prep.shards.limit import BadImageLimit
+from imagenet_prep.shards.limit import BadImageLimit, check_finished
+from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import write_shard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
@@ -221,12 +222,8 @@ class _Output:
                 f"{self.store.root} was begun with {', '.join(changed)}. Finish it with that, or "
                 "choose another folder."
             )
-        allowed, bad = self.job.allowed_bad_images, sum(there.quarantined.values()) if there else 0
-        if not left and allowed is not None and bad > allowed:
-            raise DataDamagedError(
-                f"{self.store.root} is finished, but {bad} bad images were left out and {allowed} "
-                f"are allowed. They are listed in {naming.QUARANTINE}."
-            )
+        if not left and there is not None:
+            check_finished(self.store.root, there, self.job.allowed_bad_images)
         return left
 
     def write(self, left: Sequence[str]) -> None:
@@ -263,29 +260,10 @@ class _Output:
         """Returns what the user is told at the end."""
         committed = self._committed()
         assert committed is not None
-        written = sum(receipt["examples"] for receipt in self._new)
-        seconds = time.time() - start
+        path = self.store.path(naming.MANIFEST)
         return {
-            "manifest": str(self.store.path(naming.MANIFEST)),
-            "digest": committed.digest,
-            "splits": {
-                name: {
-                    "examples": split.examples,
-                    "shards": len(split.shards),
-                    "bytes": split.num_bytes,
-                    "resized": split.resized,
-                }
-                for name, split in committed.splits.items()
-            },
+            **summarise(path, committed, self._new, time.time() - start),
             "left_in_input": sorted(set(self.job.found.splits) - set(committed.splits)),
-            "subset": committed.subset,
-            "repaired": committed.repaired,
-            "quarantined": committed.quarantined,
-            "written_examples": written,
-            "written_bytes": sum(receipt["num_bytes"] for receipt in self._new),
-            "read_bytes": sum(receipt["source_bytes"] for receipt in self._new),
-            "seconds": round(seconds, 2),
-            "images_per_s": round(written / seconds, 1),
         }
 
     def _committed(self) -> Manifest | None:
@@ -330,11 +308,8 @@ class _Output:
     def _is_whole(self, there: Manifest | None, split: str) -> bool:
         if there is None or there.config[self.job.verb].get(split) != self._settings[split]:
             return False
-        expected = {file.name: file.num_bytes for file in there.files}
-        for shard in there.splits[split].shards:
-            expected[shard.name] = shard.num_bytes
-            expected[naming.index_name(shard.name)] = shard.index_bytes
-        return all(self.store.size(name) == size for name, size in expected.items())
+        files = there.files_of([split])
+        return all(self.store.size(file.name) == file.num_bytes for file in files)
 
     def _discard(self, split: str) -> None:
         """Removes a split: from the manifest first, so that it never names what is gone."""

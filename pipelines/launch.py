@@ -316,18 +316,9 @@ def _end(used: Sequence[Host], mark: str, grace_s: float) -> None:
                 )
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what stands before and after the first --."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
-
-
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    flags, command = split_command(argv)
+    flags, command = cli.split_command(argv)
     config = cli.parse(
         Config,
         flags,

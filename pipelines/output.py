@@ -11,11 +11,12 @@ from typing import Any
 import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.store import ArchiveReader, LocalStore
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import commit
-from imagenet_prep.shards.limit import BadImageLimit
+from imagenet_prep.shards.limit import BadImageLimit, check_finished
+from imagenet_prep.shards.summary import summarise
 from pipelines import space
 from pipelines.inventory import PLAN_FOLDER, Inventory
 from pipelines.tasks import UNPACKED, HashTask, Job, ShardTask, WriteWork
@@ -60,20 +61,10 @@ class Output:
                 f"{self.store.root} holds another data set: {'; '.join(differences)}. "
                 "Choose another --out, or remove that folder."
             )
-        expected = {file.name: file.num_bytes for file in there.files}
-        for split in there.splits.values():
-            for shard in split.shards:
-                expected[shard.name] = shard.num_bytes
-                expected[naming.index_name(shard.name)] = shard.index_bytes
-        whole = all(self.store.size(name) == size for name, size in expected.items())
-        if not whole:
+        files = there.files_of(there.splits)
+        if not all(self.store.size(file.name) == file.num_bytes for file in files):
             return None
-        allowed, bad = self.job.config.allowed_bad_images, sum(there.quarantined.values())
-        if allowed is not None and bad > allowed:
-            raise DataDamagedError(
-                f"{self.store.root} is finished, but {bad} bad images were left out and {allowed} "
-                f"are allowed. They are listed in {naming.QUARANTINE}."
-            )
+        check_finished(self.store.root, there, self.job.config.allowed_bad_images)
         return there
 
     def clear(self) -> None:
@@ -146,29 +137,8 @@ class Output:
 
     def summary(self, committed: manifest.Manifest) -> dict[str, Any]:
         """Returns what the user is told at the end."""
-        written = sum(receipt["examples"] for receipt in self._new)
-        seconds = time.time() - self._start
-        return {
-            "manifest": str(self.store.path(naming.MANIFEST)),
-            "digest": committed.digest,
-            "splits": {
-                name: {
-                    "examples": split.examples,
-                    "shards": len(split.shards),
-                    "bytes": split.num_bytes,
-                    "resized": split.resized,
-                }
-                for name, split in committed.splits.items()
-            },
-            "subset": committed.subset,
-            "repaired": committed.repaired,
-            "quarantined": committed.quarantined,
-            "written_examples": written,
-            "written_bytes": sum(receipt["num_bytes"] for receipt in self._new),
-            "read_bytes": sum(receipt["source_bytes"] for receipt in self._new),
-            "seconds": round(seconds, 2),
-            "images_per_s": round(written / seconds, 1),
-        }
+        path = self.store.path(naming.MANIFEST)
+        return summarise(path, committed, self._new, time.time() - self._start)
 
     def _stage(self, plans: Sequence[plan.SplitPlan]) -> engine.Stage[Any]:
         config, classes = self.job.config, self.job.source.classes

@@ -18,6 +18,7 @@ from typing import Any
 from imagenet_prep import report
 from imagenet_prep.core import cli, naming, remote, schema
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.shards.summary import render
 
 # Where the archives of a --source elsewhere are brought to, below --out.
 ARCHIVES_FOLDER = f"{naming.WORK}/archives"
@@ -248,10 +249,7 @@ def _bring_archives(config: Config) -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    ours, theirs = list(argv), []
-    if "--" in ours:
-        cut = ours.index("--")
-        ours, theirs = ours[:cut], ours[cut + 1 :]
+    ours, theirs = cli.split_command(argv)
     config = cli.parse(
         Config,
         ours,
@@ -293,30 +291,7 @@ def _render(summary: dict[str, Any]) -> str:
         )
         lines.append(f"would run on {summary['workers']}; nothing was written")
         return "\n".join(lines)
-    lines = [
-        f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
-        f"{cli.human_bytes(s['bytes'])}, {s['resized']:,} resized"
-        for name, s in summary["splits"].items()
-    ]
-    for action in ("repaired", "quarantined"):
-        reasons = summary[action]
-        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
-    if summary["written_examples"]:
-        lines.append(
-            f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "
-            f"{summary['images_per_s']:,.0f} images/s, "
-            f"{cli.human_bytes(summary['read_bytes'])} in, "
-            f"{cli.human_bytes(summary['written_bytes'])} out"
-        )
-    else:
-        lines.append("this run: nothing was left to do")
-    if summary["subset"]:
-        lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
-    lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
-    if "report" in summary:
-        lines.append(f"report: {summary['report']}")
-    return "\n".join(lines)
+    return render(summary)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import Host, read_hosts, ssh_argv
-from pipelines.launch import split_command
 
 EXAMPLES = """\
   imagenet-prep run-on-hosts hosts -- df -h /data
@@ -89,7 +88,7 @@ def _render(outcomes: Sequence[Outcome]) -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    flags, command = split_command(argv)
+    flags, command = cli.split_command(argv)
     config = cli.parse(
         Config,
         flags,

@@ -113,6 +113,15 @@ def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns what stands before and after the first --."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    place = words.index("--")
+    return words[:place], words[place + 1 :]
+
+
 def finish(main: Callable[[], int]) -> NoReturn:
     """Runs a command and ends the process with its exit code; the one place errors surface.
 

@@ -11,10 +11,11 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, naming
 from imagenet_prep.core.errors import ManifestError
 
 SCHEMA_VERSION = 1
@@ -77,6 +78,12 @@ class Shard:
     index_bytes: int
     index_sha256: str
 
+    @property
+    def files(self) -> tuple[File, File]:
+        """The index and the shard itself, named as they lie in the data set."""
+        index = File(naming.index_name(self.name), self.index_bytes, self.index_sha256)
+        return index, File(self.name, self.num_bytes, self.sha256)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -137,6 +144,11 @@ class Manifest:
     repaired: dict[str, int]
     files: list[File]
     lacks: dict[str, str] = field(default_factory=dict)
+
+    def files_of(self, splits: Iterable[str]) -> list[File]:
+        """Returns the small files, and every index and shard of some splits."""
+        shards = (shard for split in splits for shard in self.splits[split].shards)
+        return [*self.files, *(file for shard in shards for file in shard.files)]
 
     def dumps(self) -> bytes:
         """Returns the file's bytes, its own digest included."""

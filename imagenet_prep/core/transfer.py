@@ -6,8 +6,9 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.core.remote import Remote, Stat, UnavailableError
@@ -22,6 +23,8 @@ _RESUME = (
     "What was fetched is kept: run the same command again to resume, later or with more --retries "
     "if it repeats."
 )
+
+Answer = TypeVar("Answer")
 
 
 class Patience:
@@ -105,6 +108,19 @@ def fetch(
             os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def patiently(attempt: Callable[[], Answer], patience: Patience) -> Answer:
+    """Returns what an attempt brings, made again as long as the patience lasts.
+
+    Raises:
+      IncompleteError: the patience is spent.
+    """
+    while True:
+        try:
+            return attempt()
+        except UnavailableError as error:
+            patience.wait(error)
 
 
 def stream(remote: Remote, name: str, stat: Stat, patience: Patience) -> Iterator[bytes]:

@@ -19,12 +19,7 @@ def contents(manifest: Manifest) -> list[File]:
     Raises:
       ManifestError: a name is no plain file name.
     """
-    files = list(manifest.files)
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            index = naming.index_name(shard.name)
-            files.append(File(index, shard.index_bytes, shard.index_sha256))
-            files.append(File(shard.name, shard.num_bytes, shard.sha256))
+    files = manifest.files_of(manifest.splits)
     for file in files:
         plain = file.name.removeprefix(f"{naming.INDEX}/")
         if not _PLAIN.fullmatch(plain) or file.name == naming.MANIFEST:

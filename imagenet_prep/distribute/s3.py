@@ -12,21 +12,19 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from imagenet_prep.core import manifest, naming
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.manifest import File
 from imagenet_prep.core.remote import S3, AbsentError, UnavailableError
-from imagenet_prep.core.transfer import Patience
+from imagenet_prep.core.transfer import Answer, Patience, patiently
 from imagenet_prep.distribute.contents import contents, strangers
 
 # S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 160 GiB. Eight uploads at
 # a time hold 128 MiB.
 _PART_BYTES = 16 << 20
 _SHA256 = "sha256"
-
-Answer = TypeVar("Answer")
 
 
 class Bucket:
@@ -250,12 +248,7 @@ class Bucket:
         return self._patiently(name, lambda: self._s3.call(operation, name, **arguments))
 
     def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        patience = self._patience(name)
-        while True:
-            try:
-                return attempt()
-            except UnavailableError as error:
-                patience.wait(error)
+        return patiently(attempt, self._patience(name))
 
     def _patience(self, name: str) -> Patience:
         remedy = "Objects that are there are kept: run the same command again to resume."

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from imagenet_prep.core import naming
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.core.manifest import File
-from imagenet_prep.core.remote import AbsentError, Stat, UnavailableError, open_remote
-from imagenet_prep.core.transfer import Patience, stream
+from imagenet_prep.core.remote import AbsentError, Stat, open_remote
+from imagenet_prep.core.transfer import Patience, patiently, stream
 from imagenet_prep.distribute.pace import Pace
 
 
@@ -87,11 +87,7 @@ class Source:
         return b"".join(stream(self._remote, naming.MANIFEST, stat, patience))
 
     def _stat(self, name: str, patience: Patience) -> Stat:
-        while True:
-            try:
-                return self._remote.stat(name)
-            except UnavailableError as error:
-                patience.wait(error)
+        return patiently(lambda: self._remote.stat(name), patience)
 
     def _patience(self, name: str) -> Patience:
         remedy = "Files that arrived are kept: run the same command again to resume."

@@ -15,14 +15,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from imagenet_prep.core import manifest, naming
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
-from imagenet_prep.core.manifest import Shard
-from imagenet_prep.core.remote import UnavailableError, open_remote
+from imagenet_prep.core.manifest import File, Shard
+from imagenet_prep.core.remote import open_remote
 from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.core.transfer import Patience, fetch
+from imagenet_prep.core.transfer import Answer, Patience, fetch, patiently
 
 FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
 DEFAULT_FOLDER = "~/.cache/imagenet-prep"
@@ -30,8 +29,6 @@ DEFAULT_FOLDER = "~/.cache/imagenet-prep"
 _CONNECTIONS = 8
 _RETRIES = 20
 _TIMEOUT_S = 60.0
-
-T = TypeVar("T")
 
 
 class NodeCache:
@@ -75,7 +72,7 @@ class NodeCache:
         self._all_shards = [s for split in self.manifest.splits.values() for s in split.shards]
         for file in self.manifest.files:
             if file.name == naming.LABELS:
-                self._bring(file.name, file.num_bytes, file.sha256)
+                self._bring(file)
         self._store.write(naming.MANIFEST, content)
 
     def follow(self, windows: Sequence[Sequence[Shard]]) -> None:
@@ -153,8 +150,8 @@ class NodeCache:
                 self._make_room()
             error: Exception | None = None
             try:
-                self._bring(naming.index_name(shard.name), shard.index_bytes, shard.index_sha256)
-                self._bring(shard.name, shard.num_bytes, shard.sha256)
+                for file in shard.files:
+                    self._bring(file)
             except Exception as raised:  # noqa: BLE001 - `need` raises it, where it is waited for
                 error = raised
             with self._news:
@@ -165,8 +162,9 @@ class NodeCache:
                     self._failed[shard.name] = error
                 self._news.notify_all()
 
-    def _bring(self, name: str, num_bytes: int, sha256: str) -> None:
+    def _bring(self, file: File) -> None:
         """Leaves one file in `root`, proven."""
+        name, num_bytes, sha256 = file.name, file.num_bytes, file.sha256
         if self._store.size(name) == num_bytes:
             return
         with self._only_one(name):
@@ -179,12 +177,12 @@ class NodeCache:
             # Ours alone while we hold the lock: what a killed holder left is written over.
             temporary = self._store.temporary().with_name(name.replace("/", "-"))
             try:
-                with storage_errors("write", temporary), open(temporary, "wb") as file:
-                    file.truncate(num_bytes)
+                with storage_errors("write", temporary), open(temporary, "wb") as empty:
+                    empty.truncate(num_bytes)
                 patience = Patience(where, _RETRIES, self._ended)
                 fetch(self._remote, name, stat, 0, num_bytes, temporary, patience)
-                with open(temporary, "rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                with open(temporary, "rb") as content:
+                    found = hashlib.file_digest(content, "sha256").hexdigest()
                 if found != sha256:
                     raise DataDamagedError(
                         f"{where}: sha256 {found}, the manifest says {sha256}. Prove the source: "
@@ -215,8 +213,8 @@ class NodeCache:
             if taken <= self._limit:
                 return
             # The index goes too: a shard counts with it, and comes back with it.
-            for name in (shard.name, naming.index_name(shard.name)):
-                (self.root / name).unlink(missing_ok=True)
+            for file in reversed(shard.files):
+                (self.root / file.name).unlink(missing_ok=True)
             self._here.discard(shard.name)
             taken -= _size(shard)
 
@@ -240,14 +238,9 @@ class NodeCache:
 
         return self._patiently(name, read)
 
-    def _patiently(self, name: str, attempt: Callable[[], T]) -> T:
-        patience = Patience(self._remote.where(name), _RETRIES, self._ended)
-        while True:
-            try:
-                return attempt()
-            except UnavailableError as error:
-                patience.wait(error)
+    def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
+        return patiently(attempt, Patience(self._remote.where(name), _RETRIES, self._ended))
 
 
 def _size(shard: Shard) -> int:
-    return shard.num_bytes + shard.index_bytes
+    return sum(file.num_bytes for file in shard.files)

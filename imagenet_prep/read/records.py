@@ -162,11 +162,8 @@ class Records:
     def _check_sizes(self) -> None:
         problems = []
         for shard in self._shards:
-            expected = {
-                shard.name: shard.num_bytes,
-                naming.index_name(shard.name): shard.index_bytes,
-            }
-            for name, num_bytes in expected.items():
+            for file in reversed(shard.files):
+                name, num_bytes = file.name, file.num_bytes
                 try:
                     size = (self.root / name).stat().st_size
                 except FileNotFoundError:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from imagenet_prep.core import naming
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.image import QUARANTINED
+from imagenet_prep.core.manifest import Manifest
 
 
 class BadImageLimit:
@@ -31,3 +34,17 @@ class BadImageLimit:
                 "Finished shards are kept: look at the source, then run again with a higher "
                 "--max-bad, or without it."
             )
+
+
+def check_finished(root: Path, there: Manifest, allowed: int | None) -> None:
+    """Holds a finished data set against the limit of a run that would find nothing to do.
+
+    Raises:
+      DataDamagedError: more images were left out of it than are allowed.
+    """
+    bad = sum(there.quarantined.values())
+    if allowed is not None and bad > allowed:
+        raise DataDamagedError(
+            f"{root} is finished, but {bad} bad images were left out and {allowed} "
+            f"are allowed. They are listed in {naming.QUARANTINE}."
+        )

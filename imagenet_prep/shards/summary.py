@@ -1,0 +1,74 @@
+"""What a run that writes shards tells its user at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core import cli
+from imagenet_prep.core.manifest import Manifest
+
+
+def summarise(
+    path: Path, committed: Manifest, new: Sequence[dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """Returns the result as JSON.
+
+    Args:
+      path: of the manifest.
+      committed: the manifest.
+      new: receipts of the shards that this run wrote.
+      seconds: that it took.
+    """
+    written = sum(receipt["examples"] for receipt in new)
+    return {
+        "manifest": str(path),
+        "digest": committed.digest,
+        "splits": {
+            name: {
+                "examples": split.examples,
+                "shards": len(split.shards),
+                "bytes": split.num_bytes,
+                "resized": split.resized,
+            }
+            for name, split in committed.splits.items()
+        },
+        "subset": committed.subset,
+        "repaired": committed.repaired,
+        "quarantined": committed.quarantined,
+        "written_examples": written,
+        "written_bytes": sum(receipt["num_bytes"] for receipt in new),
+        "read_bytes": sum(receipt["source_bytes"] for receipt in new),
+        "seconds": round(seconds, 2),
+        "images_per_s": round(written / seconds, 1),
+    }
+
+
+def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
+    """Returns a result for a person; `notes` are lines of the verb's own."""
+    lines = [
+        f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
+        f"{cli.human_bytes(s['bytes'])}, {s['resized']:,} resized"
+        for name, s in summary["splits"].items()
+    ]
+    for action in ("repaired", "quarantined"):
+        reasons = summary[action]
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
+    if summary["written_examples"]:
+        lines.append(
+            f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "
+            f"{summary['images_per_s']:,.0f} images/s, "
+            f"{cli.human_bytes(summary['read_bytes'])} in, "
+            f"{cli.human_bytes(summary['written_bytes'])} out"
+        )
+    else:
+        lines.append("this run: nothing was left to do")
+    lines += notes
+    if summary["subset"]:
+        lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
+    lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
+    if "report" in summary:
+        lines.append(f"report: {summary['report']}")
+    return "\n".join(lines)

@@ -33,6 +33,8 @@ _KIND_OF_KEY = (
     | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
     | dict.fromkeys(schema.INT64_KEYS, _INT64)
 )
+_CONSTANTS = ((schema.FORMAT, b"JPEG"), (schema.COLORSPACE, b"RGB"), (schema.CHANNELS, 3))
+_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
@@ -103,31 +105,22 @@ def decode(payload: bytes, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     for key in lacks:
         if lacks[key] == ABSENT:
             features.setdefault(key, _absent(key, features))
-    if missing := [key for key in schema.ALL_KEYS if key not in features]:
-        raise DataDamagedError(f"keys missing: {', '.join(missing)}")
-    if unknown := sorted(set(features) - set(schema.ALL_KEYS)):
+    if features.keys() != _KIND_OF_KEY.keys():
+        if missing := [key for key in schema.ALL_KEYS if key not in features]:
+            raise DataDamagedError(f"keys missing: {', '.join(missing)}")
+        unknown = sorted(set(features) - set(schema.ALL_KEYS))
         raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
     for key, values in features.items():
         kind = _KIND_OF_KEY[key]
-        if not all(type(value) is _TYPES[kind] for value in values):
-            raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
-    constants = {schema.FORMAT: b"JPEG", schema.COLORSPACE: b"RGB", schema.CHANNELS: 3}
-    for key, expected in constants.items():
+        for value in values:
+            if type(value) is not _TYPES[kind]:
+                raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
+    for key, expected in _CONSTANTS:
         if key not in lacks and (found := _one(features, key)) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
     label = _int(features, schema.LABEL)
-    boxes = Boxes(
-        *(
-            tuple(float(v) for v in features[key])
-            for key in (
-                schema.BBOX_XMIN,
-                schema.BBOX_XMAX,
-                schema.BBOX_YMIN,
-                schema.BBOX_YMAX,
-            )
-        )
-    )
-    if len({len(side) for side in boxes} | {len(features[schema.BBOX_LABEL])}) != 1:
+    boxes = Boxes(*(tuple(cast("list[float]", features[key])) for key in _SIDES))
+    if len({*map(len, boxes), len(features[schema.BBOX_LABEL])}) != 1:
         raise DataDamagedError("the bounding box lists differ in length")
     return ImageExample(
         encoded=_bytes(features, schema.ENCODED),

@@ -144,12 +144,12 @@ def _look_at(payload: bytes, entry: Entry, report: _Report) -> None:
     lacks = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
     true = _CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
-        if key in features and features[key] != [true[key]]:
+        if key in features and features[key] != (true[key],):
             lacks[key] = example.UNTRUE
     if not is_rgb(entry.encoded):
         report.not_rgb += 1
         lacks.setdefault(schema.COLORSPACE, example.UNTRUE)
-    if features.get(schema.TEXT) == [b""]:
+    if features.get(schema.TEXT) == (b"",):
         lacks[schema.TEXT] = example.EMPTY
     if schema.ENCODED in features:
         example.decode(payload, lacks)

@@ -19,7 +19,7 @@ from imagenet_prep.core import schema
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.image import NO_BOXES, Boxes
 
-Value = list[bytes] | list[float] | list[int]
+Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
 Buffer = bytes | memoryview
 
 ABSENT, EMPTY, UNTRUE = "absent", "empty", "untrue"
@@ -70,26 +70,26 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy."""
     return _encode_parts(
         {
-            schema.ENCODED: [example.encoded],
-            schema.FORMAT: [b"JPEG"],
-            schema.HEIGHT: [example.height],
-            schema.WIDTH: [example.width],
-            schema.CHANNELS: [3],
-            schema.COLORSPACE: [b"RGB"],
-            schema.FILENAME: [example.filename.encode()],
-            schema.LABEL: [example.stored_label],
-            schema.SYNSET: [example.wnid.encode()],
-            schema.TEXT: [example.text.encode()],
-            schema.BBOX_XMIN: list(example.boxes.xmin),
-            schema.BBOX_XMAX: list(example.boxes.xmax),
-            schema.BBOX_YMIN: list(example.boxes.ymin),
-            schema.BBOX_YMAX: list(example.boxes.ymax),
-            schema.BBOX_LABEL: [example.stored_label] * len(example.boxes.xmin),
+            schema.ENCODED: (example.encoded,),
+            schema.FORMAT: (b"JPEG",),
+            schema.HEIGHT: (example.height,),
+            schema.WIDTH: (example.width,),
+            schema.CHANNELS: (3,),
+            schema.COLORSPACE: (b"RGB",),
+            schema.FILENAME: (example.filename.encode(),),
+            schema.LABEL: (example.stored_label,),
+            schema.SYNSET: (example.wnid.encode(),),
+            schema.TEXT: (example.text.encode(),),
+            schema.BBOX_XMIN: tuple(example.boxes.xmin),
+            schema.BBOX_XMAX: tuple(example.boxes.xmax),
+            schema.BBOX_YMIN: tuple(example.boxes.ymin),
+            schema.BBOX_YMAX: tuple(example.boxes.ymax),
+            schema.BBOX_LABEL: (example.stored_label,) * len(example.boxes.xmin),
         }
     )
 
 
-def decode(payload: bytes, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
+def decode(payload: Buffer, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     """Returns the example in `payload`, checked against the schema.
 
     Args:
@@ -119,7 +119,7 @@ def decode(payload: bytes, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
         if key not in lacks and (found := _one(features, key)) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
     label = _int(features, schema.LABEL)
-    boxes = Boxes(*(tuple(cast("list[float]", features[key])) for key in _SIDES))
+    boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in _SIDES))
     if len({*map(len, boxes), len(features[schema.BBOX_LABEL])}) != 1:
         raise DataDamagedError("the bounding box lists differ in length")
     return ImageExample(
@@ -136,10 +136,10 @@ def decode(payload: bytes, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
 
 def _absent(key: str, features: Mapping[str, Value]) -> Value:
     if key == schema.BBOX_LABEL:
-        return [0] * len(features.get(schema.BBOX_XMIN, []))
+        return (0,) * len(features.get(schema.BBOX_XMIN, ()))
     if key in schema.FLOAT_KEYS:
-        return []
-    return [b""] if key in schema.BYTES_KEYS else [0]
+        return ()
+    return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
 def encode_features(features: Mapping[str, Value]) -> bytes:
@@ -151,7 +151,7 @@ def encode_features(features: Mapping[str, Value]) -> bytes:
     return b"".join(_encode_parts(features))
 
 
-def decode_features(payload: bytes) -> dict[str, Value]:
+def decode_features(payload: Buffer) -> dict[str, Value]:
     """Returns the feature lists of any tf.train.Example.
 
     Raises:
@@ -164,13 +164,13 @@ def decode_features(payload: bytes) -> dict[str, Value]:
             for entry in _only_field_1(body):
                 short = len(entry) <= _RECURRING_BYTES
                 key, values = _recurring_decoded(bytes(entry)) if short else _decode_entry(entry)
-                features[key] = cast("Value", list(values))
+                features[key] = values
     except (ValueError, struct.error, IndexError) as error:
         raise DataDamagedError(f"not a tf.train.Example: {error}") from error
     return features
 
 
-def _decode_entry(entry: Buffer) -> tuple[str, tuple[bytes | float | int, ...]]:
+def _decode_entry(entry: Buffer) -> tuple[str, Value]:
     """Returns key and values of one entry of the features map."""
     key: Buffer = b""
     value: Buffer = b""
@@ -181,7 +181,7 @@ def _decode_entry(entry: Buffer) -> tuple[str, tuple[bytes | float | int, ...]]:
             value = content
         else:
             raise ValueError(f"unexpected field {part} in a feature")
-    return bytes(key).decode(), tuple(_decode_feature(value))
+    return bytes(key).decode(), _decode_feature(value)
 
 
 # As when encoding: all but image and file name recur.
@@ -196,21 +196,21 @@ def _encode_parts(features: Mapping[str, Value]) -> tuple[bytes, bytes, bytes]:
     encoded = b""
     for key in sorted(features):
         if key == schema.ENCODED and len(features[key]) == 1:
-            (encoded,) = cast("list[bytes]", features[key])
+            (encoded,) = cast("tuple[bytes]", features[key])
             before.append(_long_entry_head(key, len(encoded)))
             behind = []
         elif key in _UNIQUE_KEYS:
-            behind.append(_entry(key, tuple(features[key])))
+            behind.append(_entry(key, features[key]))
         else:
             # Most values recur (sizes, class, constants): they are encoded once.
-            behind.append(_recurring_entry(key, tuple(features[key])))
+            behind.append(_recurring_entry(key, features[key]))
     if behind is before:
         behind = []
     size = sum(map(len, before)) + len(encoded) + sum(map(len, behind))
     return b"".join((_head(1, size), *before)), encoded, b"".join(behind)
 
 
-def _entry(key: str, values: tuple[bytes | float | int, ...]) -> bytes:
+def _entry(key: str, values: Value) -> bytes:
     """Returns one entry of the features map."""
     kind = _KIND_OF_KEY[key]
     feature = _delimited(kind, _encode_list(kind, values))
@@ -234,7 +234,7 @@ _UNIQUE_KEYS = frozenset({schema.ENCODED, schema.FILENAME, *schema.FLOAT_KEYS})
 _recurring_entry = functools.lru_cache(maxsize=1 << 14)(_entry)
 
 
-def _encode_list(kind: int, values: tuple[bytes | float | int, ...]) -> bytes:
+def _encode_list(kind: int, values: Value) -> bytes:
     if not values:
         return b""
     if kind == _BYTES:
@@ -249,12 +249,12 @@ def _decode_feature(data: Buffer) -> Value:
     fields = [(0, memoryview(b"")), *_fields(data)]
     kind, body = fields[-1]
     if kind == 0:
-        return []
+        return ()
     if kind not in _KIND_NAMES:
         raise ValueError(f"unexpected feature kind {kind}")
     if kind == _BYTES:
-        return [bytes(value) for value in _only_field_1(body)]
-    return _floats(body) if kind == _FLOAT else _integers(body)
+        return tuple(bytes(value) for value in _only_field_1(body))
+    return tuple(_floats(body)) if kind == _FLOAT else tuple(_integers(body))
 
 
 def _floats(body: Buffer) -> list[float]:
@@ -303,10 +303,15 @@ def _fields(data: Buffer) -> Iterator[tuple[int, Buffer]]:
     """Yields (field number, content) of a message that has only length-delimited fields."""
     position, end = 0, len(data)
     while position < end:
-        tag, position = _read_varint(data, position)
+        # Nearly every tag and size is one byte, and a call costs more than reading it.
+        tag, position = data[position], position + 1
+        if tag >= 0x80:
+            tag, position = _read_varint(data, position - 1)
         if tag & 7 != _LENGTH_DELIMITED:
             raise ValueError(f"wire type {tag & 7} where bytes were expected")
-        size, start = _read_varint(data, position)
+        size, start = data[position], position + 1
+        if size >= 0x80:
+            size, start = _read_varint(data, position)
         position = start + size
         if position > end:
             raise ValueError(f"field {tag >> 3} claims {size:,} bytes, {end - start:,} left")

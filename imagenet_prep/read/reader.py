@@ -176,7 +176,8 @@ class _Following:
     def batches(self) -> Iterator[EncodedBatch]:
         try:
             for step, batch in enumerate(self._feed.batches(self._epoch, self._start)):
-                self._fed[step] = batch
+                # Not the images: a dozen steps of them are 100 MB, and read again soon enough.
+                self._fed[step] = batch._replace(encoded=[])
                 self._fed.pop(step - _REMEMBERED_STEPS, None)
                 yield batch
         except DataDamagedError as error:
@@ -193,16 +194,17 @@ class _Following:
             batch = self._fed.get(later)
             if batch is None:
                 continue
-            for number, encoded, box in zip(
-                batch.numbers, batch.encoded, batch.views.boxes, strict=True
-            ):
-                problem = _unusable(encoded, box.tolist()) if number >= 0 else None
+            for number, box in zip(batch.numbers.tolist(), batch.views.boxes, strict=True):
+                if number < 0:
+                    continue
+                encoded = self._feed.records.read(number).encoded
+                problem = _unusable(encoded, box.tolist())
                 if problem is None:
                     continue
-                where = self._feed.records.where(int(number))
+                where = self._feed.records.where(number)
                 if not self._feed.skip_bad:
                     raise DataDamagedError(f"{where}: {problem}") from error
-                self._feed.skip(int(number), f"{where}: {problem}")
+                self._feed.skip(number, f"{where}: {problem}")
                 found += 1
         if not found:
             raise error

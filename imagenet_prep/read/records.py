@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
+import itertools
 import os
 import resource
 import threading
@@ -63,7 +65,7 @@ class Records:
         self._cache = cache
         self._shards = self.manifest.splits[split].shards
         self.examples_per_shard = tuple(shard.examples for shard in self._shards)
-        self._first = np.cumsum((0, *self.examples_per_shard))
+        self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
         lines = (root / naming.LABELS).read_text("utf-8").splitlines()
         self.wnids = tuple(line.partition(" ")[0] for line in lines)
         found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
@@ -83,7 +85,7 @@ class Records:
         _allow_open_files(len(self._shards))
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return self._first[-1]
 
     def follow(self, windows: Sequence[Sequence[int]]) -> None:
         """Notes which shards an epoch reads together, one window after the other."""
@@ -109,7 +111,7 @@ class Records:
             return  # just fetched, so in memory; and nothing may wait for it here
         for number in numbers:
             shard, record = self.place(number)
-            offset, size = (int(value) for value in self._index(shard)[record])
+            offset, size = self._index(shard)[record].tolist()
             # Advice only: a file system that ignores it is merely slower.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor(shard), offset, size, os.POSIX_FADV_WILLNEED)
@@ -121,7 +123,7 @@ class Records:
           DataDamagedError: the message names shard, record and byte offset.
         """
         shard, record = self.place(number)
-        offset, size = (int(value) for value in self._index(shard)[record])
+        offset, size = self._index(shard)[record].tolist()
         try:
             data = os.pread(self._descriptor(shard), size, offset)
             payload = tfrecord.unframe(data, size)
@@ -156,8 +158,8 @@ class Records:
 
     def place(self, number: int) -> tuple[int, int]:
         """Returns (shard, record) of an example."""
-        shard = int(np.searchsorted(self._first, number, side="right")) - 1
-        return shard, number - int(self._first[shard])
+        shard = bisect.bisect_right(self._first, number) - 1
+        return shard, number - self._first[shard]
 
     def _check_sizes(self) -> None:
         problems = []

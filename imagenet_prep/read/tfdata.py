@@ -77,12 +77,13 @@ class TfDataBackend:
         )
         options = tf.data.Options()
         options.deterministic = True
+        options.experimental_optimization.map_and_batch_fusion = True
         options.threading.private_threadpool_size = self.num_threads
         return (
             tf.data.Dataset.from_generator(arrays, output_signature=signature)
             .prefetch(1)
             .unbatch()
-            .map(self._show, num_parallel_calls=self.num_threads, deterministic=True)
+            .map(self._show, num_parallel_calls=2 * self.num_threads, deterministic=True)
             .batch(size, drop_remainder=True)
             .prefetch(1)
             .with_options(options)

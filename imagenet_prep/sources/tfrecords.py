@@ -348,7 +348,7 @@ def listed_classes(root: Path, made: manifest.Manifest) -> ClassList:
 
 
 def _boxes(features: dict[str, example.Value]) -> Boxes:
-    sides = [features.get(key, []) for key in _BOX_SIDES]
+    sides = [features.get(key, ()) for key in _BOX_SIDES]
     if not any(sides):
         return NO_BOXES
     if len({len(side) for side in sides}) != 1:

@@ -119,7 +119,7 @@ def test_all_fifteen_keys_are_always_there() -> None:
 def test_each_box_carries_the_label_of_the_image() -> None:
     image = SOUND._replace(stored_label=7, boxes=Boxes((0, 0.5), (1, 1), (0, 0.5), (1, 1)))
 
-    assert example.decode_features(example.encode(image))[schema.BBOX_LABEL] == [7, 7]
+    assert example.decode_features(example.encode(image))[schema.BBOX_LABEL] == (7, 7)
 
 
 @settings(deadline=None)
@@ -254,7 +254,7 @@ def test_a_mutated_example_is_read_or_is_damage_and_nothing_else(data: st.DataOb
 
 def test_a_key_outside_the_schema_cannot_be_encoded() -> None:
     with pytest.raises(KeyError):
-        example.encode_features({"image/colour": [1]})
+        example.encode_features({"image/colour": (1,)})
 
 
 ABSENT = [schema.TEXT, schema.SYNSET, schema.HEIGHT, schema.CHANNELS, schema.COLORSPACE]

@@ -113,7 +113,7 @@ def test_all_fifteen_keys_are_always_there() -> None:
 
     assert list(features) == list(schema.ALL_KEYS)
     assert len(features) == 15
-    assert [features[key] for key in schema.FLOAT_KEYS] == [[], [], [], []]
+    assert [features[key] for key in schema.FLOAT_KEYS] == [(), (), (), ()]
 
 
 def test_each_box_carries_the_label_of_the_image() -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections import deque
 from datetime import timedelta
@@ -181,8 +182,8 @@ def imagenet_prep() -> None:
     @task(execution_timeout=timedelta(hours=48))
     def prepare(params: dict[str, Any]) -> dict[str, Any]:
         """Makes the shards that are missing."""
-        names = ("source", "out", "short_side", "quality", "keep_original")
-        names += ("allow_subset", "max_bad", "workers")
+        names = ["source", "out", "short_side", "quality", "keep_original"]
+        names += ["allow_subset", "max_bad", "workers"]
         flags = _flags(**{name: params[name] for name in names})
         run("prepare", *flags, *params["prepare_flags"])
         return _lineage(params)
@@ -259,9 +260,12 @@ def run(*arguments: str) -> None:
         code = process.wait()
     finally:
         _end(process)
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise AirflowException(f"imagenet-prep {arguments[0]}: ended by {name}; out of memory?")
     if code:
         failure = AirflowFailException if code in _FINAL else AirflowException
-        raise failure(f"{arguments[0]}: exit code {code}: {_message(said)}")
+        raise failure(f"{_message(said)} (exit code {code})")
 
 
 def _environment() -> dict[str, str]:
@@ -286,11 +290,11 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _message(said: deque[str]) -> str:
     """Returns the command's error, which begins with the program's name; else its last words."""
-    lines = [line for line in said if line]
+    lines = [" ".join(line.split()) for line in said if line]
     for start in reversed(range(len(lines))):
         if lines[start].startswith("imagenet-prep"):
             return " ".join(lines[start:])
-    return lines[-1] if lines else "it said nothing; killed, or out of memory?"
+    return lines[-1] if lines else "imagenet-prep: no message"
 
 
 def _flags(**values: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs the DAG inside Airflow's own environment: `driver.py run CONF RESULT`, see `main`."""
+"""Runs inside Airflow's own environment, where pytest is not: `driver.py WHAT DAG_FILE ...`."""
 
 from __future__ import annotations
 
@@ -64,8 +64,18 @@ def describe(dag_file: str, result: str) -> None:
     Path(result).write_text(json.dumps(told))
 
 
-def time_out(dag_file: str) -> None:
-    """Runs a command that SIGALRM ends as Airflow's own time-outs do."""
+def draw(dag_file: str, picture: str) -> None:
+    """Draws the tasks and what waits for what."""
+    from airflow.utils.dot_renderer import render_dag
+
+    graph = render_dag(load(dag_file))
+    for kind in ("graph", "node"):
+        graph.attr(kind, fontname="Helvetica,Arial,sans-serif")
+    Path(picture).write_bytes(graph.pipe("svg"))
+
+
+def command(dag_file: str) -> None:
+    """Runs one command of ours, which SIGALRM ends as Airflow's time-outs do."""
     from airflow.sdk.exceptions import AirflowTaskTimeout
 
     def end(*_: object) -> None:
@@ -77,7 +87,7 @@ def time_out(dag_file: str) -> None:
 
 def main(what: str, *arguments: str) -> None:
     """Runs the function that is named first."""
-    {"run": run, "describe": describe, "time-out": time_out}[what](*arguments)
+    {"run": run, "describe": describe, "draw": draw, "command": command}[what](*arguments)
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def draw(dag_file: str, picture: str) -> None:
     from airflow.utils.dot_renderer import render_dag
 
     graph = render_dag(load(dag_file))
-    for kind in ("graph", "node"):
-        graph.attr(kind, fontname="Helvetica,Arial,sans-serif")
+    for attributes in (graph.graph_attr, graph.node_attr):
+        attributes["fontname"] = "Helvetica,Arial,sans-serif"
     Path(picture).write_bytes(graph.pipe("svg"))
 
 

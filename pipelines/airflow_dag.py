@@ -99,10 +99,10 @@ PARAMS = {
         section="Data set",
     ),
     "prepare_flags": Param(
-        [],
+        None,
         description="More flags of `imagenet-prep prepare`, one a line, e.g. --train-shards=256; "
         "options for Apache Beam follow a line --.",
-        type="array",
+        type=["null", "array"],
         items={"type": "string"},
         section="Data set",
     ),
@@ -118,7 +118,7 @@ PARAMS = {
         None,
         description="A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
         type=["null", "string"],
-        section="Where to",
+        section="Replicas",
     ),
     "train_ranks": Param(
         0,
@@ -140,9 +140,9 @@ PARAMS = {
         **_ABSOLUTE,
     ),
     "train_flags": Param(
-        [],
+        None,
         description="More flags of `imagenet-prep train`, one a line, e.g. --recipe=tutorial.",
-        type="array",
+        type=["null", "array"],
         items={"type": "string"},
         section="Training",
     ),
@@ -151,6 +151,7 @@ PARAMS = {
 
 @dag(
     dag_id="imagenet_prep",
+    description="ImageNet's archives -> proven shards, replicas, a report, a training",
     doc_md=__doc__,
     schedule=None,
     catchup=False,
@@ -173,7 +174,7 @@ def imagenet_prep() -> None:
     @task(execution_timeout=timedelta(hours=48))
     def download(params: dict[str, Any]) -> dict[str, Any]:
         """Brings the archives to `source`; what is there and proven is not fetched again."""
-        if params["download_from"] is None:
+        if not params["download_from"]:
             raise AirflowSkipException("download_from is empty: the archives are in place")
         flags = _flags(into=params["source"], base_url=params["download_from"])
         run("download", *flags, *_flags(allow_other=params["allow_subset"]))
@@ -185,7 +186,7 @@ def imagenet_prep() -> None:
         names = ["source", "out", "short_side", "quality", "keep_original"]
         names += ["allow_subset", "max_bad", "workers"]
         flags = _flags(**{name: params[name] for name in names})
-        run("prepare", *flags, *params["prepare_flags"])
+        run("prepare", *flags, *(params["prepare_flags"] or []))
         return _lineage(params)
 
     @task(execution_timeout=timedelta(hours=12))
@@ -198,7 +199,7 @@ def imagenet_prep() -> None:
     @task(execution_timeout=timedelta(hours=24))
     def replicate(params: dict[str, Any]) -> dict[str, Any]:
         """Moves what the replicas lack."""
-        if params["replicate_to"] is None:
+        if not params["replicate_to"]:
             raise AirflowSkipException("replicate_to is empty: no replica was asked for")
         run("replicate", params["out"], *_flags(to=params["replicate_to"]))
         return {**_lineage(params), "to": params["replicate_to"]}
@@ -217,11 +218,11 @@ def imagenet_prep() -> None:
     @task(execution_timeout=timedelta(days=14))
     def train(params: dict[str, Any]) -> dict[str, Any]:
         """Trains, or goes on from the last checkpoint."""
-        ranks, hosts = params["train_ranks"], params["train_hosts"]
+        ranks, hosts = params["train_ranks"], params["train_hosts"] or None
         if not ranks:
             raise AirflowSkipException("train_ranks is 0: no training was asked for")
         command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"])]
-        command += params["train_flags"]
+        command += params["train_flags"] or []
         if ranks > 1 or hosts is not None:
             command = ["launch", *_flags(num_processes=ranks, hosts=hosts), "--", *command]
         run(*command)

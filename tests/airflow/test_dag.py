@@ -105,7 +105,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
 
     assert again.code == 0, again
     assert "state=success" in again.out + again.err
-    # Locks say who held them last. Where replicas are noted as they are found whole, the page follows.
+    # Locks say who held them last. Where replicas are noted as they are found, the page follows.
     noted = {".work", ".work/lock"}
     if (out / ".work" / "replicas.jsonl").exists():
         noted |= {".work/replicas.jsonl", ".work/temporary", "report.html"}

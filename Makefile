@@ -15,6 +15,7 @@ KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml | sha256sum | cut 
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 HOROVOD := $(VENV)/.installed-horovod-$(KEY)
+AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 
 .PHONY: help demo test quick lint types imports format locks picture chromium clean
 
@@ -24,12 +25,14 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports chromium $(HOROVOD) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports chromium $(HOROVOD) $(AIRFLOW) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-picture: $(TEST) chromium ## the demo's report into the README, by the test that takes the screenshot
+picture: $(TEST) $(AIRFLOW) chromium ## renew the documents' pictures, by the tests that draw them
 	@$(BIN)/python -m pytest -q -m browser -k screenshots tests/report
 	@cp build/report/report-1200-light.png docs/report.png
+	@$(BIN)/python -m pytest -q -m airflow -k picture tests/airflow
+	@cp build/airflow/dag.svg docs/airflow.svg
 
 quick: lint ## lint and the fast tests
 	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
@@ -52,12 +55,13 @@ format: $(TEST) ## let ruff format and fix what it can
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index-url \
   --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
   --exclude-newer "$$(date -u -d '7 days ago' +%F)" \
-  --custom-compile-command 'make locks' --group build pyproject.toml
+  --custom-compile-command 'make locks'
 
 locks: $(BIN)/pip ## renew .ci/*.lock from pyproject.toml, with packages at least a week old
 	@$(BIN)/python -m pip install --quiet uv
-	@$(LOCK) --extra all --extra test --output-file .ci/test.lock > /dev/null
-	@$(LOCK) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+	@$(LOCK) --group build pyproject.toml --extra all --extra test --output-file .ci/test.lock > /dev/null
+	@$(LOCK) --group build pyproject.toml --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 
 clean: ## remove scratch, keep .venv
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -83,6 +87,14 @@ chromium: ## install Debian's, where root may; else say so
 $(HOROVOD): $(TEST)
 	@if $(BIN)/imagenet-prep install-horovod >&2; then touch $@; \
 	else echo 'Going on without Horovod: its tests will be skipped, see above why.' >&2; fi
+
+# Airflow and we want other versions of the same packages. Without it its tests are skipped. pip cannot
+# resolve extras from a lock with hashes (sqlalchemy[asyncio]), and the lock is whole: --no-deps.
+$(AIRFLOW): $(TEST)
+	@echo "Installing .ci/airflow.lock into $(VENV)/airflow (once; 300 MB, a minute)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/airflow && \
+	  $(VENV)/airflow/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/airflow.lock && touch $@ || \
+	  { rm -rf $(VENV)/airflow; echo 'Going on without Airflow: its tests will be skipped, see above why.' >&2; }
 
 # pip is the last thing that a finished venv gets. Debian ships the venv module apart.
 $(BIN)/pip:

@@ -70,7 +70,7 @@ def report(config: Config) -> Path:
       IncompleteError: the data set is not finished; or the disk is full.
       StoreError: the page cannot be written.
     """
-    from imagenet_prep.core.store import storage_errors
+    from imagenet_prep.core.store import LocalStore, storage_errors
 
     require_packages()
     root = Path(config.dataset).expanduser()
@@ -80,9 +80,14 @@ def report(config: Config) -> Path:
     else:
         content = _page(config, root)
         out = Path(config.out).expanduser() if config.out else root / naming.REPORT
-    with storage_errors("write", out):
-        # A path may be no text; a page always is.
-        out.write_bytes(content.encode("utf-8", "replace"))
+    # A path may be no text; a page always is.
+    page = content.encode("utf-8", "replace")
+    if out == root / naming.REPORT:
+        # Whole or not at all, as everything there: who finds a page need not make it again.
+        LocalStore(root).write(naming.REPORT, page)
+    else:
+        with storage_errors("write", out):
+            out.write_bytes(page)
     return out
 
 

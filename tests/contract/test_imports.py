@@ -17,6 +17,8 @@ READERS = "TensorFlow, DALI and Horovod only where shards are read or trained on
 BOTO3 = "boto3 only in core.remote"
 CODECS = "cv2 and simplejpeg only in codec and miniature"
 MINIATURE = "the miniature is imported by demo only"
+AIRFLOW = "Airflow only in pipelines.airflow_dag"
+AIRFLOW_ALONE = "the DAG imports nothing of ours"
 
 
 class Violation(NamedTuple):
@@ -77,6 +79,10 @@ VIOLATIONS = {
     ),
     "evaluation-imports-tensorflow": Violation(
         "imagenet_prep/read/evaluation.py", "import tensorflow", READERS
+    ),
+    "pipelines-import-airflow": Violation("pipelines/intruder.py", "import airflow", AIRFLOW),
+    "the-dag-imports-ours": Violation(
+        "pipelines/airflow_dag.py", "from imagenet_prep.core import naming", AIRFLOW_ALONE
     ),
     "sources-import-boto3": Violation("imagenet_prep/sources/intruder.py", "import boto3", BOTO3),
     "pipelines-import-boto3": Violation("pipelines/intruder.py", "import boto3", BOTO3),

@@ -102,6 +102,7 @@ def started(
     *arguments: str | Path,
     cwd: Path | None = None,
     program: Sequence[str] = PROGRAM,
+    python: str | Path = sys.executable,
     env: dict[str, str] | None = None,
     stderr: int | None = None,
 ) -> Iterator[Running]:
@@ -111,13 +112,14 @@ def started(
       *arguments: verb and flags.
       cwd: where it runs; by default far from the repository.
       program: what Python is to run.
+      python: the interpreter, where it is another one.
       env: added to the environment.
       stderr: a descriptor, where it is not to be collected.
     """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
-            [sys.executable, *program, *map(str, arguments)],
+            [python, *program, *map(str, arguments)],
             cwd=cwd or tempfile.gettempdir(),
             env=environment(**{_MARK: mark}, **(env or {})),
             stdin=subprocess.DEVNULL,

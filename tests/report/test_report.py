@@ -248,6 +248,17 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, report: Report) -> No
     assert page.count("another state of this data set") == 1
 
 
+def test_a_page_is_replaced_whole(copy: Path) -> None:
+    """A run that is killed while it writes must not leave half a page that looks up to date."""
+    page, before = copy / "report.html", copy / "before.html"
+    page.write_text("an older one")
+    before.hardlink_to(page)
+    assert command.run("report", copy).code == 0
+
+    assert before.read_text() == "an older one"
+    assert page.read_text().endswith("</html>")
+
+
 @pytest.mark.slow
 def test_a_page_of_1000_classes_of_noise_is_below_5_mb(tmp_path: Path, report: Report) -> None:
     """Noise compresses worst: the page stays small by showing fewer classes, and says so."""

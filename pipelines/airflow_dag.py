@@ -1,0 +1,324 @@
+"""From the archives to a trained network, for Airflow 3: each task is one of our commands.
+
+    download -> prepare -> verify -> replicate -> report -> train
+
+Copy this file into Airflow's DAG folder. It needs nothing but Airflow there; `imagenet-prep` has
+an environment of its own on the workers, and the variable IMAGENET_PREP_COMMAND names it.
+
+Every task may be cleared or run again at any time: it does what is left. Exit codes 2 (usage) and
+3 (damaged data) fail at once, since trying again cannot help; anything else is retried.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections import deque
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import Param, dag, task
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+# Our commands use all cores, so a pool of one slot a host keeps them apart from each other.
+POOL = os.environ.get("IMAGENET_PREP_POOL", "default_pool")
+
+_FINAL = {2, 3}
+# How long a command may take to save what it has, e.g. a checkpoint of every rank.
+_GRACE_S = 120
+_NO_PROGRAM = "Install imagenet-prep on this worker and let IMAGENET_PREP_COMMAND name it."
+_ABSOLUTE = {"type": "string", "pattern": "^/"}
+
+log = logging.getLogger("imagenet_prep")
+
+PARAMS = {
+    "source": Param(
+        "/data/ilsvrc2012",
+        description="Folder of the archives or images; `download` puts them there.",
+        section="Source",
+        **_ABSOLUTE,
+    ),
+    "download_from": Param(
+        None,
+        description="Get the ILSVRC2012 archives from here: http(s)://, s3:// or a folder. "
+        "Credentials come from the worker's environment. Empty: they are in `source` already.",
+        type=["null", "string"],
+        section="Source",
+    ),
+    "allow_subset": Param(
+        False,
+        description="Accept other archives and counts than ILSVRC2012's.",
+        type="boolean",
+        section="Source",
+    ),
+    "out": Param(
+        "/data/imagenet-480",
+        description="Folder of the data set; the same for every worker that runs a task.",
+        section="Data set",
+        **_ABSOLUTE,
+    ),
+    "short_side": Param(
+        480,
+        description="Shrink images whose shorter edge is longer than this many pixels.",
+        type="integer",
+        minimum=1,
+        section="Data set",
+    ),
+    "quality": Param(
+        90,
+        description="JPEG quality of images that are encoded.",
+        type="integer",
+        minimum=1,
+        maximum=100,
+        section="Data set",
+    ),
+    "keep_original": Param(
+        False,
+        description="Keep every size; sound RGB JPEGs byte for byte.",
+        type="boolean",
+        section="Data set",
+    ),
+    "max_bad": Param(
+        None,
+        description="Fail when more images than this are bad. Empty: no limit.",
+        type=["null", "integer"],
+        minimum=0,
+        section="Data set",
+    ),
+    "workers": Param(
+        0,
+        description="Images in work at a time; 0 is one a core.",
+        type="integer",
+        minimum=0,
+        section="Data set",
+    ),
+    "prepare_flags": Param(
+        None,
+        description="More flags of `imagenet-prep prepare`, one a line, e.g. --train-shards=256; "
+        "options for Apache Beam follow a line --.",
+        type=["null", "array"],
+        items={"type": "string"},
+        section="Data set",
+    ),
+    "verify_level": Param(
+        "crc",
+        description="manifest: every file is there with its size, in seconds; crc: every byte; "
+        "decode: also every image, label and class count.",
+        enum=["manifest", "crc", "decode"],
+        type="string",
+        section="Data set",
+    ),
+    "replicate_to": Param(
+        None,
+        description="A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
+        type=["null", "string"],
+        section="Replicas",
+    ),
+    "train_ranks": Param(
+        0,
+        description="Processes that train, one a GPU; 0: no training.",
+        type="integer",
+        minimum=0,
+        section="Training",
+    ),
+    "train_hosts": Param(
+        None,
+        description="Hosts file of the training. Empty: the worker itself.",
+        type=["null", "string"],
+        section="Training",
+    ),
+    "log_dir": Param(
+        "/data/imagenet_resnet",
+        description="Checkpoints and logs; a training that ended early goes on from there.",
+        section="Training",
+        **_ABSOLUTE,
+    ),
+    "train_flags": Param(
+        None,
+        description="More flags of `imagenet-prep train`, one a line, e.g. --recipe=tutorial.",
+        type=["null", "array"],
+        items={"type": "string"},
+        section="Training",
+    ),
+}
+
+
+@dag(
+    dag_id="imagenet_prep",
+    description="ImageNet's archives -> proven shards, replicas, a report, a training",
+    doc_md=__doc__,
+    schedule=None,
+    catchup=False,
+    max_active_runs=1,
+    tags=["imagenet"],
+    params=PARAMS,
+    default_args={
+        "pool": POOL,
+        "retries": 3,
+        "retry_delay": timedelta(minutes=2),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": timedelta(minutes=30),
+        # A part that was not asked for is skipped, and what follows it runs.
+        "trigger_rule": "none_failed",
+    },
+)
+def imagenet_prep() -> None:
+    """Builds the DAG; time-outs are several times what ImageNet takes on a modest host."""
+
+    @task(execution_timeout=timedelta(hours=48))
+    def download(params: dict[str, Any]) -> dict[str, Any]:
+        """Brings the archives to `source`; what is there and proven is not fetched again."""
+        if not params["download_from"]:
+            raise AirflowSkipException("download_from is empty: the archives are in place")
+        flags = _flags(into=params["source"], base_url=params["download_from"])
+        run("download", *flags, *_flags(allow_other=params["allow_subset"]))
+        return {"source": params["source"]}
+
+    @task(execution_timeout=timedelta(hours=48))
+    def prepare(params: dict[str, Any]) -> dict[str, Any]:
+        """Makes the shards that are missing."""
+        names = ["source", "out", "short_side", "quality", "keep_original"]
+        names += ["allow_subset", "max_bad", "workers"]
+        flags = _flags(**{name: params[name] for name in names})
+        run("prepare", *flags, *(params["prepare_flags"] or []))
+        return _lineage(params)
+
+    @task(execution_timeout=timedelta(hours=12))
+    def verify(params: dict[str, Any]) -> dict[str, Any]:
+        """Proves the data set at `verify_level`."""
+        level = params["verify_level"]
+        run("verify", params["out"], *_flags(level=level, workers=params["workers"]))
+        return {**_lineage(params), "level": level}
+
+    @task(execution_timeout=timedelta(hours=24))
+    def replicate(params: dict[str, Any]) -> dict[str, Any]:
+        """Moves what the replicas lack."""
+        if not params["replicate_to"]:
+            raise AirflowSkipException("replicate_to is empty: no replica was asked for")
+        run("replicate", params["out"], *_flags(to=params["replicate_to"]))
+        return {**_lineage(params), "to": params["replicate_to"]}
+
+    @task(execution_timeout=timedelta(hours=2))
+    def report(params: dict[str, Any]) -> dict[str, Any]:
+        """Makes the page of the data set, unless it is newer than all that it tells of."""
+        out = Path(params["out"])
+        page = out / "report.html"
+        if _is_older(page, out / "dataset.json", out / ".work" / "replicas.jsonl"):
+            run("report", params["out"], *_flags(workers=params["workers"]))
+        else:
+            log.info("%s is up to date", page)
+        return {"report": str(page), "bytes": page.stat().st_size}
+
+    @task(execution_timeout=timedelta(days=14))
+    def train(params: dict[str, Any]) -> dict[str, Any]:
+        """Trains, or goes on from the last checkpoint."""
+        ranks, hosts = params["train_ranks"], params["train_hosts"] or None
+        if not ranks:
+            raise AirflowSkipException("train_ranks is 0: no training was asked for")
+        command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"])]
+        command += params["train_flags"] or []
+        if ranks > 1 or hosts is not None:
+            command = ["launch", *_flags(num_processes=ranks, hosts=hosts), "--", *command]
+        run(*command)
+        return {**_lineage(params), "log_dir": params["log_dir"]}
+
+    download() >> prepare() >> verify() >> replicate() >> report() >> train()
+
+
+def run(*arguments: str) -> None:
+    """Runs `imagenet-prep ARGUMENTS`, without a shell; what it says goes to the task's log.
+
+    Raises:
+      AirflowFailException: usage or damaged data, with the command's own message; not retried.
+      AirflowException: any other failure; retried.
+    """
+    program = os.environ.get("IMAGENET_PREP_COMMAND", "imagenet-prep")
+    if shutil.which(program) is None:
+        raise AirflowFailException(f"{program}: no such program. {_NO_PROGRAM}")
+    log.info("%s", shlex.join([program, *arguments]))
+    said: deque[str] = deque(maxlen=100)
+    process = subprocess.Popen(
+        # Airflow kills tasks without a warning; the command is then asked to end by the kernel.
+        ["setpriv", "--pdeathsig=TERM", program, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=_environment(),
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line.rstrip())
+            log.info("%s", said[-1])
+        code = process.wait()
+    finally:
+        _end(process)
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise AirflowException(f"imagenet-prep {arguments[0]}: ended by {name}; out of memory?")
+    if code:
+        failure = AirflowFailException if code in _FINAL else AirflowException
+        raise failure(f"{_message(said)} (exit code {code})")
+
+
+def _environment() -> dict[str, str]:
+    """Returns the worker's variables but those that are for Airflow's Python and hold its keys."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AIRFLOW", "PYTHON", "_AIRFLOW"))
+    }
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a command that is still there, after a time-out: it keeps what it has done."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _message(said: deque[str]) -> str:
+    """Returns the command's error, which begins with the program's name; else its last words."""
+    lines = [" ".join(line.split()) for line in said if line]
+    for start in reversed(range(len(lines))):
+        if lines[start].startswith("imagenet-prep"):
+            return " ".join(lines[start:])
+    return lines[-1] if lines else "imagenet-prep: no message"
+
+
+def _flags(**values: Any) -> list[str]:
+    """Returns flags, each one word, so that no value is taken for a flag: --short-side=480."""
+    flags = []
+    for name, value in values.items():
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            flags.append(flag if value is True else f"{flag}={value}")
+    return flags
+
+
+def _lineage(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns what names the data set for good: its manifest's digest."""
+    manifest = Path(params["out"]) / "dataset.json"
+    return {"dataset": params["out"], "digest": json.loads(manifest.read_bytes())["digest"]}
+
+
+def _is_older(page: Path, *sources: Path) -> bool:
+    if not page.exists():
+        return True
+    made = page.stat().st_mtime_ns
+    return any(source.exists() and source.stat().st_mtime_ns > made for source in sources)
+
+
+imagenet_prep()

@@ -1,0 +1,94 @@
+"""Runs inside Airflow's own environment, where pytest is not: `driver.py WHAT DAG_FILE ...`."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+
+def load(dag_file: str) -> Any:
+    """Returns the DAG, whose failed tasks are tried again without a pause."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(dag_file)
+    assert not bag.import_errors, bag.import_errors
+    dag = bag.dags["imagenet_prep"]
+    for task in dag.tasks:
+        task.retry_delay = timedelta(0)
+        task.retry_exponential_backoff = 0
+    return dag
+
+
+def run(dag_file: str, conf: str, result: str) -> None:
+    """Carries out one run of the DAG and writes what became of it."""
+    ended = load(dag_file).test(run_conf=json.loads(conf))
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        found = session.query(XComModel).filter(XComModel.run_id == ended.run_id).all()
+        xcoms = {f"{x.task_id}.{x.key}": XComModel.deserialize_value(x) for x in found}
+    tasks = {ti.task_id: [str(ti.state), ti.try_number] for ti in ended.get_task_instances()}
+    told = {"state": str(ended.state), "tasks": tasks, "xcoms": xcoms}
+    Path(result).write_text(json.dumps(told))
+
+
+def describe(dag_file: str, result: str) -> None:
+    """Writes what parsing the file loads, and what a user sees of the DAG."""
+    import airflow.sdk  # noqa: F401 - what Airflow loads anyway is not the file's doing
+
+    before = set(sys.modules)
+    names = runpy.run_path(dag_file)
+    dag = load(dag_file)
+    told = {
+        "modules": sorted(set(sys.modules) - before),
+        "params": {
+            name: [param.value, param.description, param.schema]
+            for name, param in names["PARAMS"].items()
+        },
+        "tasks": {
+            task.task_id: {
+                "after": sorted(task.upstream_task_ids),
+                "pool": task.pool,
+                "timeout_s": task.execution_timeout.total_seconds(),
+                "doc": task.python_callable.__doc__,
+            }
+            for task in dag.tasks
+        },
+    }
+    Path(result).write_text(json.dumps(told))
+
+
+def draw(dag_file: str, picture: str) -> None:
+    """Draws the tasks and what waits for what."""
+    from airflow.utils.dot_renderer import render_dag
+
+    graph = render_dag(load(dag_file))
+    for attributes in (graph.graph_attr, graph.node_attr):
+        attributes["fontname"] = "Helvetica,Arial,sans-serif"
+    Path(picture).write_bytes(graph.pipe("svg"))
+
+
+def command(dag_file: str) -> None:
+    """Runs one command of ours, which SIGALRM ends as Airflow's time-outs do."""
+    from airflow.sdk.exceptions import AirflowTaskTimeout
+
+    def end(*_: object) -> None:
+        raise AirflowTaskTimeout("timed out")
+
+    signal.signal(signal.SIGALRM, end)
+    runpy.run_path(dag_file)["run"]("prepare")
+
+
+def main(what: str, *arguments: str) -> None:
+    """Runs the function that is named first."""
+    {"run": run, "describe": describe, "draw": draw, "command": command}[what](*arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

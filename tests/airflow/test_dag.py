@@ -1,0 +1,289 @@
+"""The DAG under a real Airflow: it works, resumes, gives up when it should, loads little."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflow.conftest import DRIVER, PATIENCE_S, Airflow
+from tests.kit import command, faults
+from tests.kit.dataset import contents, everything, receipts
+from tests.kit.miniature import Miniature, miniature_for_tests
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TASKS = ["download", "prepare", "verify", "replicate", "report", "train"]
+FLAGS = ["--train-shards=4", "--validation-shards=2"]
+HOSTILE = '/data/it\'s "one" $(touch owned); rm -rf `pwd` {{ params.out }} --json\n数据'
+
+
+@pytest.fixture(scope="session")
+def mini(shared_cache: Path) -> Miniature:
+    """120 + 32 images with all odd kinds; read-only."""
+    return miniature_for_tests(shared_cache, num_train=120, num_validation=32, size=(160, 120))
+
+
+class Fake:
+    """What stands for `imagenet-prep` where its work is not the question."""
+
+    def __init__(self, airflow: Airflow, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "out"
+        self.out.mkdir(parents=True)
+        (self.out / "dataset.json").write_text('{"digest": "d1ge57"}')
+        (self.out / "report.html").touch()
+        airflow.use(sys.executable, Path(__file__).with_name("fake.py"), folder)
+
+    def ends(self, **codes: list[int]) -> None:
+        (self.folder / "plan.json").write_text(json.dumps(codes))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        lines = (self.folder / "calls.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def fake(airflow: Airflow, tmp_path: Path) -> Fake:
+    return Fake(airflow, tmp_path / "fake")
+
+
+def without_page(out: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(out).items() if name != "report.html"}
+
+
+def reference(source: Path, out: Path, *flags: str) -> dict[str, bytes]:
+    """Returns the files that `prepare` makes by itself."""
+    places = ("--source", source, "--out", out, "--short-side=100", "--allow-subset")
+    result = command.run("prepare", *places, *flags)
+    assert result.code == 0, result
+    return contents(out)
+
+
+def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
+    airflow: Airflow, mini: Miniature, weird_tmp_path: Path, tmp_path: Path
+) -> None:
+    out, replica = weird_tmp_path / "out", weird_tmp_path / "replica"
+    conf = {
+        "download_from": str(mini.root),
+        "source": str(weird_tmp_path / "archives"),
+        "allow_subset": True,
+        "out": str(out),
+        "short_side": 100,
+        "prepare_flags": FLAGS,
+        "verify_level": "decode",
+        "replicate_to": str(replica),
+    }
+    ended = airflow.test(**conf)
+
+    assert ended.state == "success", ended.log
+    assert ended.tasks == {
+        **dict.fromkeys(TASKS, ("success", 1)),
+        "train": ("skipped", 1),
+    }
+    digest = json.loads((out / "dataset.json").read_bytes())["digest"]
+    for task in ("prepare", "verify", "replicate"):
+        assert ended.xcoms[f"{task}.digest"] == digest
+    page = out / "report.html"
+    assert ended.xcoms["report.report"] == str(page)
+    assert ended.xcoms["report.bytes"] == page.stat().st_size > 100_000
+    whole = reference(mini.root, tmp_path / "reference", *FLAGS)
+    assert without_page(out) == whole
+    assert contents(replica) == whole
+
+    before = {folder: everything(folder) for folder in (out, replica, weird_tmp_path / "archives")}
+    again = airflow.call(
+        ("-m", "airflow"), "dags", "test", "imagenet_prep", "--conf", json.dumps(conf)
+    )
+
+    assert again.code == 0, again
+    assert "state=success" in again.out + again.err
+    # Locks say who held them last. Where replicas are noted as they are found, the page follows.
+    noted = {".work", ".work/lock"}
+    if (out / ".work" / "replicas.jsonl").exists():
+        noted |= {".work/replicas.jsonl", ".work/temporary", "report.html"}
+    for folder, files in before.items():
+        assert {n for n, now in everything(folder).items() if now != files.get(n)} <= noted
+
+
+def test_a_killed_command_is_tried_again_and_ends_with_the_same_bytes(
+    airflow: Airflow, tmp_path: Path, shared_cache: Path
+) -> None:
+    many = miniature_for_tests(shared_cache, num_train=300, num_validation=60, size=(160, 120))
+    flags = ["--train-shards=24", "--validation-shards=4"]
+    out = tmp_path / "out"
+    conf = {"source": str(many.root), "allow_subset": True, "out": str(out), "short_side": 100}
+    for _ in range(5):
+        with airflow.running(**conf, workers=1, prepare_flags=flags) as running:
+            command.wait_until(
+                lambda r=running: receipts(out) or r.ended, "the first shard", PATIENCE_S
+            )
+            pids = [pid for pid in running.workers() if b"\0prepare\0" in cmdline(pid)]
+            running.send(signal.SIGKILL, pids)
+            done = len(receipts(out))
+            ended = airflow.finish(running)
+        if ended.tasks["prepare"] != ("success", 1):
+            break
+        shutil.rmtree(out)  # it was over before this machine came to the kill
+
+    assert 0 < done < 28
+    assert ended.state == "success", ended.log
+    assert ended.tasks["prepare"] == ("success", 2)
+    assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
+    assert without_page(out) == reference(many.root, tmp_path / "reference", *flags)
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_damaged_archive_fails_at_once_with_our_message(
+    airflow: Airflow, mini: Miniature, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(mini.root, source)
+    archive = source / "ILSVRC2012_img_val.tar"
+    faults.cut(archive, archive.stat().st_size // 2)
+
+    ended = airflow.test(source=str(source), out=str(tmp_path / "out"), allow_subset=True)
+
+    assert ended.state == "failed"
+    assert ended.tasks["prepare"] == ("failed", 1)
+    assert {ended.tasks[task][0] for task in TASKS[2:]} == {"upstream_failed"}
+    (line,) = [line for line in ended.log.splitlines() if "AirflowFailException: " in line]
+    assert f"imagenet-prep: {archive.name}: byte " in line
+    assert line.endswith("(exit code 3)")
+
+
+def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake: Fake) -> None:
+    out = str(fake.out)
+    ended = airflow.test(
+        source=HOSTILE,
+        download_from=HOSTILE,
+        out=out,
+        allow_subset=True,
+        keep_original=True,
+        max_bad=0,
+        prepare_flags=["--", HOSTILE],
+        replicate_to=HOSTILE,
+        train_ranks=2,
+        train_hosts=HOSTILE,
+        log_dir=HOSTILE,
+        train_flags=["--recipe=tutorial", HOSTILE],
+    )
+
+    assert ended.state == "success", ended.log
+    assert fake.calls == [
+        ["download", f"--into={HOSTILE}", f"--base-url={HOSTILE}", "--allow-other"],
+        [
+            *("prepare", f"--source={HOSTILE}", f"--out={out}"),
+            *("--short-side=480", "--quality=90", "--keep-original", "--allow-subset"),
+            *("--max-bad=0", "--workers=0", "--", HOSTILE),
+        ],
+        ["verify", out, "--level=crc", "--workers=0"],
+        ["replicate", out, f"--to={HOSTILE}"],
+        [
+            *("launch", "--num-processes=2", f"--hosts={HOSTILE}", "--"),
+            *("train", f"--data-dir={out}", f"--log-dir={HOSTILE}"),
+            *("--recipe=tutorial", HOSTILE),
+        ],
+    ]
+    assert ended.xcoms["train.digest"] == "d1ge57"
+
+
+def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:
+    fake.ends(prepare=[4, 1, 130], verify=[70, 0], replicate=[2])
+    ended = airflow.test(out=str(fake.out), replicate_to="/elsewhere")
+
+    assert ended.state == "failed"
+    assert ended.tasks == {
+        "download": ("skipped", 1),
+        "prepare": ("success", 4),
+        "verify": ("success", 2),
+        "replicate": ("failed", 1),
+        "report": ("upstream_failed", 0),
+        "train": ("upstream_failed", 0),
+    }
+    error = "imagenet-prep: replicate has failed: twice so to say (exit code 2)"
+    assert f"AirflowFailException: {error}" in ended.log
+
+
+def test_a_missing_program_is_named_and_not_tried_again(airflow: Airflow) -> None:
+    airflow.program.unlink()
+    finished = airflow.call((DRIVER,), "command", airflow.dag_file)
+
+    assert f"AirflowFailException: {airflow.program}: no such program." in finished.err
+
+
+def test_a_page_is_made_anew_only_when_something_is_newer(airflow: Airflow, fake: Fake) -> None:
+    os.utime(fake.out / "report.html", (0, 0))
+    ended = airflow.test(out=str(fake.out))
+
+    assert ended.state == "success", ended.log
+    assert [call[0] for call in fake.calls] == ["prepare", "verify", "report"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGALRM, signal.SIGKILL], ids=["time-out", "kill"])
+def test_a_task_that_ends_early_asks_its_command_to_end(
+    airflow: Airflow, fake: Fake, how: signal.Signals
+) -> None:
+    (fake.folder / "wait").touch()
+    with airflow.started((DRIVER,), "command", airflow.dag_file) as running:
+        command.wait_until((fake.folder / "waits").exists, "the command waits", PATIENCE_S)
+        running.send(how)
+        running.finish(PATIENCE_S)
+        command.wait_until(lambda: not running.workers(), "the command ends")
+
+    assert (fake.folder / "asked-to-end").exists()
+
+
+def test_the_file_loads_nothing_heavy_and_nothing_of_ours(airflow: Airflow) -> None:
+    told = describe(airflow)
+    loaded = {module.partition(".")[0] for module in told["modules"]}
+
+    heavy = {"apache_beam", "boto3", "numpy", "pandas", "pyarrow", "requests", "tensorflow"}
+    assert loaded & {"imagenet_prep", "pipelines", *heavy} == set()
+
+
+def test_users_see_typed_parameters_with_descriptions(airflow: Airflow) -> None:
+    told = describe(airflow)
+
+    for name, (_, description, schema) in told["params"].items():
+        assert description.endswith("."), name
+        assert {"type", "section"} <= schema.keys(), name
+    assert told["params"]["verify_level"][2]["enum"] == ["manifest", "crc", "decode"]
+    assert list(told["tasks"]) == TASKS
+    for before, (name, task) in zip([None, *TASKS], told["tasks"].items(), strict=False):
+        assert task["after"] == ([before] if before else [])
+        assert task["pool"] == "default_pool"
+        assert task["timeout_s"] >= 3600, name
+
+
+def describe(airflow: Airflow) -> Any:
+    result = airflow.home / "described.json"
+    finished = airflow.call((DRIVER,), "describe", airflow.dag_file, result)
+    assert finished.code == 0, finished
+    return json.loads(result.read_text())
+
+
+def test_the_picture_of_the_dag_shows_every_task(airflow: Airflow, repository: Path) -> None:
+    if shutil.which("dot") is None:
+        pytest.skip("no dot; on Debian: sudo apt-get install graphviz")
+    picture = repository / "build" / "airflow" / "dag.svg"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    finished = airflow.call((DRIVER,), "draw", airflow.dag_file, picture)
+
+    assert finished.code == 0, finished
+    drawn = picture.read_text()
+    assert [drawn.count(f"<title>{task}</title>") for task in TASKS] == [1] * len(TASKS)
+    assert drawn.count('class="edge"') == len(TASKS) - 1

@@ -5,20 +5,25 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from imagenet_prep import replicate as replicate_module
-from imagenet_prep.distribute import s3 as module
+from imagenet_prep.core import bucket as module
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
-from tests.kit.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, serve_s3
+from tests.kit.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    SECRET_KEY,
+    S3Server,
+    objects,
+    serve_s3,
+    uploads,
+)
 from tests.replicate.conftest import Hosts
-
-BUCKET = "sets"
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -35,23 +40,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards of three parts each; read-only."""
     root = tmp_path_factory.mktemp("dataset") / "set"
-    make_dataset(root, shards=2, shard_bytes=2 * module._PART_BYTES + 1000)
+    make_dataset(root, shards=2, shard_bytes=2 * module.PART_BYTES + 1000)
     return root
-
-
-def objects(client: Any, prefix: str) -> dict[str, bytes]:
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
-    return {
-        each["Key"].removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=each["Key"])[
-            "Body"
-        ].read()
-        for each in listed
-    }
-
-
-def uploads(client: Any, prefix: str) -> list[str]:
-    listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads", [])
-    return [each["Key"] for each in listed]
 
 
 def replicate(s3: S3Server, *arguments: str | Path) -> command.Finished:
@@ -125,9 +115,9 @@ def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: P
 
 def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:
     damaged = tmp_path / "set"
-    make_dataset(damaged, shards=2, shard_bytes=2 * module._PART_BYTES)
+    make_dataset(damaged, shards=2, shard_bytes=2 * module.PART_BYTES)
     with (damaged / "train-00001-of-00002").open("r+b") as shard:
-        shard.seek(module._PART_BYTES + 5)
+        shard.seek(module.PART_BYTES + 5)
         shard.write(b"wrong")
     result = replicate(s3, damaged, "--to", f"s3://{BUCKET}/damaged")
 
@@ -143,7 +133,7 @@ def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> No
 def test_five_hundred_faults_leave_every_object_exact(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(module, "PART_BYTES", 5 << 20)  # the least that S3 takes
     make_dataset(tmp_path / "set", shards=8, shard_bytes=5_400_000)
     reference = contents(tmp_path / "set")
     with proxied(s3.url, seed=1, faults=500, rate=0.5) as proxy:

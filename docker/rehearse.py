@@ -53,7 +53,7 @@ class RehearsalError(Exception):
 def steps(dockerfile: str) -> list[tuple[str, str]]:
     """Returns instruction and arguments of each step, comments and line ends removed."""
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
     found = []
     for line in filter(None, map(str.strip, joined.splitlines())):
         instruction, _, arguments = line.partition(" ")
@@ -61,19 +61,24 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
     return found
 
 
-def bases(dockerfile: str, target: str) -> list[str]:
-    """Returns the images of others that a target is made of, itself or through stages."""
-    needs: dict[str, list[str]] = {}  # by stage; what an ARG chooses by its default
-    defaults: dict[str, str] = {}
-    stage = ""
+def resolved(dockerfile: str) -> str:
+    """Returns the Dockerfile with the defaults of its ARGs; Debian's buildah wants plain FROMs."""
     for instruction, arguments in steps(dockerfile):
         if instruction == "ARG":
             name, _, default = arguments.partition("=")
-            defaults[f"${{{name}}}"] = default
-        elif instruction == "FROM":
+            dockerfile = dockerfile.replace(f"${{{name}}}", default)
+    return dockerfile
+
+
+def bases(dockerfile: str, target: str) -> list[str]:
+    """Returns the images of others that a target is made of, itself or through stages."""
+    needs: dict[str, list[str]] = {}  # by stage
+    stage = ""
+    for instruction, arguments in steps(resolved(dockerfile)):
+        if instruction == "FROM":
             image, _, stage = arguments.partition(" AS ")
-            needs[stage] = [defaults.get(image, image)]
-        else:
+            needs[stage] = [image]
+        elif stage:
             needs[stage] += re.findall(r"(?:--|,)from=([^\s,]+)", arguments)
     found: list[str] = []
     wanted = [target]
@@ -211,8 +216,12 @@ class Container:
         return self.run(*self.entry, *arguments)
 
     @contextlib.contextmanager
-    def started(self) -> Iterator[None]:
+    def started(self, beside: Container) -> Iterator[None]:
         """Runs entry point and command, as `docker run IMAGE` does, until it is healthy; ends it.
+
+        Args:
+          beside: asks for its health: buildah runs one command a container, and all of them have
+            this machine's network.
 
         Raises:
           RehearsalError: it ended, or was not healthy in time.
@@ -230,7 +239,7 @@ class Container:
             deadline = time.monotonic() + _HEALTHY_S
             while True:
                 try:
-                    self.run(*self.health)
+                    beside.run(*self.health)
                     break
                 except RehearsalError as failed:
                     ended = process.poll() is not None
@@ -264,8 +273,8 @@ def try_prep(image: str, work: Path) -> None:
 def try_beam(image: str, work: Path) -> None:
     """Beam's boot program starts workers that prepare a miniature with the same bytes."""
     out = work / "set-by-pool"
-    # A pipeline's paths are the same on its workers.
-    with _container(image, {work: str(work)}) as pool, pool.started():
+    here = {work: str(work)}  # a pipeline's paths are the same on its workers
+    with _container(image, here) as pool, _container(image, {}) as probe, pool.started(probe):
         argv = [sys.executable, "-m", "imagenet_prep", "prepare", "--source", work / "archives"]
         argv += ["--out", out, *_PREPARE, "--", "--runner=PortableRunner", "--job_endpoint=embed"]
         argv += ["--environment_type=EXTERNAL", "--environment_config=localhost:50000"]
@@ -278,14 +287,15 @@ def try_node(image: str, work: Path) -> None:
     keys = work / "keys"
     here = _prepared_here(work)
     (work / "hosts").write_text("127.0.0.2 slots=1\n")
-    with _container(image, {keys: "/keys", work: "/data"}) as node:
-        node.run("keys.sh", "127.0.0.2")
-        with node.started():
-            print(node.run("ssh", "127.0.0.2", "id", "--user", "--name").strip())
-            target = "hosts:hosts:/home/imagenet/set"
-            replicate = ("imagenet-prep", "replicate", here.name, "--to", target)
-            print(node.run(*replicate).strip())
-            print(node.run(*replicate, "--check").strip())
+    replicate = ("imagenet-prep", "replicate", here.name)
+    replicate += ("--to", "hosts:hosts:/home/imagenet/set")
+    folders = {keys: "/keys", work: "/data"}
+    with _container(image, folders) as leader, _container(image, {keys: "/keys"}) as node:
+        leader.run("keys.sh", "127.0.0.2")
+        with node.started(leader):
+            print(leader.run("ssh", "127.0.0.2", "id", "--user", "--name").strip())
+            print(leader.run(*replicate).strip())
+            print(leader.run(*replicate, "--check").strip())
 
 
 def try_train(image: str, work: Path) -> None:
@@ -433,12 +443,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         work.mkdir()
         _miniature(SCRATCH / "archives")
         shutil.copytree(SCRATCH / "archives", work / "archives")
-        dockerfile = DOCKERFILE
-        if args.without:
-            dockerfile = SCRATCH / "Dockerfile"
-            dockerfile.write_text(without(DOCKERFILE.read_text("utf-8"), args.without))
+        text = resolved(DOCKERFILE.read_text("utf-8"))
+        dockerfile = SCRATCH / "Dockerfile"
+        dockerfile.write_text(without(text, args.without) if args.without else text)
         for target in args.targets or TRIALS:
-            for base in bases(dockerfile.read_text("utf-8"), target):
+            for base in bases(text, target):
                 provide(base)
             start = time.monotonic()
             image = build(target, dockerfile)

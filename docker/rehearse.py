@@ -272,14 +272,14 @@ def try_prep(image: str, work: Path) -> None:
 
 def try_beam(image: str, work: Path) -> None:
     """Beam's boot program starts workers that prepare a miniature with the same bytes."""
-    out = work / "set-by-pool"
-    here = {work: str(work)}  # a pipeline's paths are the same on its workers
-    with _container(image, here) as pool, _container(image, {}) as probe, pool.started(probe):
-        argv = [sys.executable, "-m", "imagenet_prep", "prepare", "--source", work / "archives"]
-        argv += ["--out", out, *_PREPARE, "--", "--runner=PortableRunner", "--job_endpoint=embed"]
-        argv += ["--environment_type=EXTERNAL", "--environment_config=localhost:50000"]
-        print(_output(*argv, timeout_s=_TRIAL_S).strip())
-    _same_bytes(out, _prepared_here(work))
+    options = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL")
+    folders = {work: "/data"}
+    with _container(image, folders) as pool, _container(image, folders) as leader:
+        with pool.started(leader):
+            prepare = ("imagenet-prep", "prepare", "--source", "archives", "--out", "set-by-pool")
+            pipeline = ("--", *options, "--environment_config=localhost:50000")
+            print(leader.run(*prepare, *_PREPARE, *pipeline).strip())
+    _same_bytes(work / "set-by-pool", _prepared_here(work))
 
 
 def try_node(image: str, work: Path) -> None:

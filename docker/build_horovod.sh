@@ -20,7 +20,7 @@ cd "$scratch/source"
 # An XLA kernel that is off unless HOROVOD_ENABLE_XLA_OPS asks for it; the headers that it wants
 # have moved or are in no wheel of TensorFlow.
 : > horovod/tensorflow/xla_mpi_ops.cc
-# Horovod declares this function of TensorFlow, which has it no more since 2.19.
+# Horovod declares this function of TensorFlow and calls it; 2.21 has it no more.
 cat >> horovod/tensorflow/mpi_ops.cc << 'END'
 #if HAVE_GPU
 namespace stream_executor {

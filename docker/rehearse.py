@@ -273,12 +273,15 @@ def try_prep(image: str, work: Path) -> None:
 def try_beam(image: str, work: Path) -> None:
     """Beam's boot program starts workers that prepare a miniature with the same bytes."""
     options = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL")
+    prepare = ("imagenet-prep", "prepare", "--source", "archives", "--out", "set-by-pool")
+    pipeline = ("--", *options, "--environment_config=localhost:50000")
     folders = {work: "/data"}
-    with _container(image, folders) as pool, _container(image, folders) as leader:
-        with pool.started(leader):
-            prepare = ("imagenet-prep", "prepare", "--source", "archives", "--out", "set-by-pool")
-            pipeline = ("--", *options, "--environment_config=localhost:50000")
-            print(leader.run(*prepare, *_PREPARE, *pipeline).strip())
+    with (
+        _container(image, folders) as pool,
+        _container(image, folders) as leader,
+        pool.started(leader),
+    ):
+        print(leader.run(*prepare, *_PREPARE, *pipeline).strip())
     _same_bytes(work / "set-by-pool", _prepared_here(work))
 
 

@@ -204,7 +204,8 @@ class Container:
     def argv(self, *command: str | Path) -> list[str]:
         """Returns what runs a command in it; all its processes end when that does."""
         volumes = [f"--volume={here}:{there}" for here, there in self._folders.items()]
-        inside = _argv("run", *volumes, self.name, "--", *command)
+        # Beam's driver tells its workers this host's name; no other container would know it.
+        inside = _argv("run", "--hostname=localhost", *volumes, self.name, "--", *command)
         return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *inside]
 
     def run(self, *command: str | Path) -> str:

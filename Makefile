@@ -17,10 +17,10 @@ DEMO := $(VENV)/.installed-demo-$(KEY)
 HOROVOD := $(VENV)/.installed-horovod-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 
-.PHONY: help demo test quick lint types imports format locks picture chromium clean
+.PHONY: help demo test quick lint types imports format locks images-rehearsal picture chromium clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
@@ -56,12 +56,22 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index
   --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
   --exclude-newer "$$(date -u -d '7 days ago' +%F)" \
   --custom-compile-command 'make locks'
+PROJECT = --group build pyproject.toml
 
-locks: $(BIN)/pip ## renew .ci/*.lock from pyproject.toml, with packages at least a week old
+locks: $(BIN)/pip ## renew .ci/*.lock and docker/*.lock from pyproject.toml, with packages at least a week old
 	@$(BIN)/python -m pip install --quiet uv
-	@$(LOCK) --group build pyproject.toml --extra all --extra test --output-file .ci/test.lock > /dev/null
-	@$(LOCK) --group build pyproject.toml --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra all --extra test --output-file .ci/test.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
+	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
+	@for part in horovod horovod-tools; do $(LOCK) --no-deps docker/$$part.in --output-file docker/$$part.lock > /dev/null; done
+
+# Builds every target of docker/Dockerfile in chroots, from Debian's and Python's packages alone, and tries it.
+images-rehearsal: $(TEST) ## the images without Docker, built and tried; root on Debian, 20 GB, half an hour
+	@for program in buildah debootstrap; do command -v $$program > /dev/null || missing="$${missing:-} $$program"; done; \
+	[ -z "$${missing:-}" ] || { apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing > /dev/null; }
+	@$(BIN)/python -m docker.rehearse
 
 clean: ## remove scratch, keep .venv
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

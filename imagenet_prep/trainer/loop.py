@@ -224,6 +224,7 @@ class _Training:
                     if ends or evaluates or self._step % config.checkpoint_every == 0:
                         self._save()
                     if ends and not is_last:
+                        self._end_together()
                         raise IncompleteError(
                             f"asked to stop (SIGTERM): step {self._step:,} of "
                             f"{plan.total_steps:,} is saved in {self._folder}. "
@@ -310,6 +311,12 @@ class _Training:
         if self._mirror is not None:
             self._log.flush()
             self._mirror.flush()
+
+    def _end_together(self) -> None:
+        """Waits for the mirror on all ranks: launchers kill what the first that ends leaves."""
+        if self._mirror is not None:
+            self._mirror.close()
+        self._comm.broadcast_object(None)
 
     def _evaluate(self) -> Score:
         assert self._held_out is not None

@@ -207,9 +207,10 @@ def _make_own_name_known(job: Job) -> None:
         if socket.gethostbyname(name) == wanted or alone:
             return
     try:
-        # The first line that names a host is the one that counts. Renaming over it is not
-        # possible: it is mounted.
-        _HOSTS.write_text(f"{wanted} {name}\n" + _HOSTS.read_text("utf-8"), "utf-8")
+        lines = [line.split() for line in _HOSTS.read_text("utf-8").splitlines()]
+        others = [" ".join(word for word in words if word != name) for words in lines]
+        # Not renamed into place: containers have it mounted.
+        _HOSTS.write_text("\n".join([f"{wanted} {name}", *others, ""]), "utf-8")
     except OSError as error:
         raise ImagenetPrepError(
             f"{_HOSTS}: {error.strerror}. The line `{wanted} {name}` is needed there: Horovod asks "

@@ -30,6 +30,8 @@ EXAMPLES = """\
 
 # Horovod names ranks that others wait for after this long, and ends the job after --stall-timeout.
 _STALL_WARNING_S = 30
+# Horovod's own 30 s are too few for a host that reads TensorFlow from a cold or shared disk.
+_MEETING_S = 120
 _EXIT_CODE = re.compile(r"Exit code:\s+(-?\d+)")
 # Gloo writes [rank], Open MPI [job,rank].
 _FROM_RANK = re.compile(r"\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")
@@ -223,6 +225,9 @@ def _horovodrun(config: Config, used: Sequence[Host], command: Sequence[str]) ->
         argv += ["--network-interfaces", config.network_interface]
     argv += ["--stall-check-warning-time-seconds", str(_STALL_WARNING_S)]
     argv += ["--stall-check-shutdown-time-seconds", str(config.stall_timeout)]
+    # Also how long Gloo waits for a frozen process.
+    argv += ["--gloo-timeout-seconds", str(min(config.stall_timeout, _MEETING_S))]
+    argv += ["--start-timeout", str(_MEETING_S)]
     return [*argv, *command]
 
 

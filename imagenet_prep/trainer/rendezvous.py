@@ -16,8 +16,8 @@ from imagenet_prep.core.hosts import Host
 
 # Horovod names ranks that others wait for after the first, and ends the job after the second.
 _STALL_WARNING_S, _STALL_TIMEOUT_S = 30, 600
-# How long ranks look for each other once all hosts are there; TensorFlow takes its time to load.
-_MEETING_S = 300
+# How long ranks look for each other once all hosts are there, and Gloo waits for a frozen one.
+_MEETING_S = 120
 _REQUEST_S, _POLL_S = 10.0, 0.5
 
 

@@ -22,6 +22,8 @@ VERBS = {
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "ResNet-50 on a prepared data set, one process or many",
     "launch": "check every host of a hosts file, then train on all of them",
+    "sagemaker": "the same training as a job of Amazon SageMaker",
+    "sagemaker-container": "what SageMaker starts in each container of such a job",
     "run-on-hosts": "one command on every host at once",
     "install-horovod": "build Horovod for the installed TensorFlow, and prove it",
     "bench-read": "how fast this host feeds a trainer",
@@ -29,6 +31,8 @@ VERBS = {
 _MODULES = {
     "prepare": "pipelines.prepare",
     "launch": "pipelines.launch",
+    "sagemaker": "pipelines.sagemaker",
+    "sagemaker-container": "pipelines.sagemaker_container",
     "run-on-hosts": "pipelines.run_on_hosts",
 }
 
@@ -57,7 +61,7 @@ def main() -> None:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {verb:<15} {summary}" for verb, summary in VERBS.items())
+    verbs = "\n".join(f"  {verb:<19} {summary}" for verb, summary in VERBS.items())
     return (
         "usage: imagenet-prep VERB [flags]\n\n"
         f"verbs:\n{verbs}\n\n"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import cli
@@ -54,12 +55,25 @@ def train(config: Config) -> Score | None:
     return loop.train(config, open_reader)
 
 
+def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns flags for what a container of SageMaker is told by SM_… variables."""
+    flags = []
+    for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
+        if channel in environment and "--synthetic" not in argv:
+            flags = ["--data-dir", environment[channel]]
+            break
+    if "SM_MODEL_DIR" in environment:
+        flags += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
+    return flags
+
+
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     train(
         cli.parse(
             Config,
-            argv,
+            # What is given goes before it.
+            [*_sagemaker_flags(argv), *argv],
             verb="train",
             description="Train ResNet-50 on a prepared data set. Run again, it resumes.",
             examples=EXAMPLES,

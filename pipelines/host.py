@@ -5,9 +5,11 @@ Runs on every host of a cluster, over ssh, before and after training.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ _POLL_S = 0.2
 def probe(data_dir: str | None) -> dict[str, Any]:
     """Returns versions, GPUs, and what is known of the data set.
 
-    Keys: "versions" by package; "gpus"; "dataset": digest of its manifest, "" without a
+    Keys: "versions" by package; "gpus"; "address" that its own name has, "" if none;
+    "dataset": digest of its manifest, "" without a
     data set of this host; "problem": what is wrong with it, "" if nothing.
     """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
@@ -36,11 +39,15 @@ def probe(data_dir: str | None) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[package] = "none"
     digest, problem = _dataset(data_dir) if data_dir is not None else ("", "")
+    address = ""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
     # NVIDIA's driver lists its devices here; asking TensorFlow takes seconds.
     gpus = Path("/proc/driver/nvidia/gpus")
     return {
         "versions": versions,
         "gpus": len(list(gpus.iterdir())) if gpus.is_dir() else 0,
+        "address": address,
         "dataset": digest,
         "problem": problem,
     }

@@ -30,11 +30,13 @@ EXAMPLES = """\
 
 # Horovod names ranks that others wait for after this long, and ends the job after --stall-timeout.
 _STALL_WARNING_S = 30
+# Horovod's own 30 s are too few for a host that reads TensorFlow from a cold or shared disk.
+_MEETING_S = 120
 _EXIT_CODE = re.compile(r"Exit code:\s+(-?\d+)")
 # Gloo writes [rank], Open MPI [job,rank].
 _FROM_RANK = re.compile(r"\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")
 # What ranks say that were left by another (imagenet_prep.trainer.comm).
-_LEFT = "imagenet-prep: another rank died"
+LEFT = "imagenet-prep: another rank died"
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,11 @@ def _check(used: Sequence[Host], data_dir: str | None, config: Config) -> None:
             problems.append(
                 f"{host.address}: no Horovod: run `imagenet-prep install-horovod` there"
             )
+        if config.num_processes > 1 and not answer["address"]:
+            problems.append(
+                f"{host.address}: its own name has no address, which Horovod asks for: add a line "
+                "to /etc/hosts there"
+            )
         if answer["gpus"] and answer["gpus"] < host.slots:
             problems.append(
                 f"{host.address}: {answer['gpus']} GPUs for {host.slots} ranks: "
@@ -149,7 +156,7 @@ def _check(used: Sequence[Host], data_dir: str | None, config: Config) -> None:
         if reference is None:
             reference = host, answer
         else:
-            problems += _differences(*reference, host, answer)
+            problems += differences(*reference, host, answer)
     if problems:
         raise ImagenetPrepError(
             f"{len(problems)} problems on {len(used)} hosts, nothing was started:\n  "
@@ -158,9 +165,8 @@ def _check(used: Sequence[Host], data_dir: str | None, config: Config) -> None:
     print(f"{len(used)} host{'s' * (len(used) > 1)} fit, {config.num_processes} ranks", flush=True)
 
 
-def _differences(
-    one: Host, first: dict[str, Any], other: Host, second: dict[str, Any]
-) -> list[str]:
+def differences(one: Host, first: dict[str, Any], other: Host, second: dict[str, Any]) -> list[str]:
+    """Returns what keeps two hosts, of which `pipelines.host.probe` told, from one job."""
     found = [
         f"{other.address}: {package} {second['versions'][package]}, "
         f"{one.address} has {version}: install the same"
@@ -219,6 +225,9 @@ def _horovodrun(config: Config, used: Sequence[Host], command: Sequence[str]) ->
         argv += ["--network-interfaces", config.network_interface]
     argv += ["--stall-check-warning-time-seconds", str(_STALL_WARNING_S)]
     argv += ["--stall-check-shutdown-time-seconds", str(config.stall_timeout)]
+    # Also how long Gloo waits for a frozen process.
+    argv += ["--gloo-timeout-seconds", str(min(config.stall_timeout, _MEETING_S))]
+    argv += ["--start-timeout", str(_MEETING_S)]
     return [*argv, *command]
 
 
@@ -282,7 +291,7 @@ def _follow(process: subprocess.Popen[str]) -> tuple[int, set[int]]:
     for line in process.stderr:
         # A failed rank makes horovodrun print its own traceback, which explains nothing.
         rank = _FROM_RANK.match(line)
-        if rank and line.startswith(_LEFT, rank.end()):
+        if rank and line.startswith(LEFT, rank.end()):
             left.add(int(rank[1]))
         if (own or line.startswith("Traceback")) and not rank:
             own.append(line)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 from urllib.parse import quote, urlsplit
 
 import imagenet_prep
-from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
 
 if TYPE_CHECKING:
     import requests
@@ -594,3 +594,58 @@ class S3:
             f"{self.where(name)}: {said}. Check the AWS_… variables or ~/.aws: they must allow "
             "this on the object."
         )
+
+
+class Service:
+    """One of Amazon's services, with credentials from boto3's standard chain.
+
+    Attributes:
+      client: boto3's.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Makes a client; nothing is asked of the service yet.
+
+        Raises:
+          UsageError: region or credentials cannot be loaded, or boto3 is not installed.
+        """
+        try:
+            import boto3
+            import botocore.exceptions
+        except ImportError:
+            raise UsageError(f"{name} needs boto3: pip install 'imagenet-prep[s3]'") from None
+        self._name = name
+        self._errors = botocore.exceptions
+        with self._explained("client"):
+            self.client = boto3.client(name)
+
+    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Returns what an operation answers.
+
+        Raises:
+          UnavailableError: try again.
+          UsageError: region or credentials are missing, or the request cannot be.
+          ImagenetPrepError: the service refuses, in its own words.
+        """
+        with self._explained(operation):
+            answer: dict[str, Any] = getattr(self.client, operation)(**arguments)
+            return answer
+
+    @contextlib.contextmanager
+    def _explained(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors.ClientError as error:
+            status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+            code = error.response["Error"].get("Code", "")
+            said = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
+            if status in _PASSING or "Throttl" in code:
+                raise UnavailableError(said) from None
+            raise ImagenetPrepError(said) from None
+        except (self._errors.ConnectionError, self._errors.HTTPClientError) as error:
+            raise UnavailableError(f"{self._name} {operation}: {_reason(error)}") from None
+        except self._errors.BotoCoreError as error:
+            raise UsageError(
+                f"{self._name} {operation}: {error}. Region and credentials come from AWS_… "
+                "variables, ~/.aws or the machine's role."
+            ) from None

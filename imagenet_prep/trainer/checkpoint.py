@@ -49,6 +49,12 @@ def name(step: int) -> str:
     return f"checkpoint-{step:08d}.npz"
 
 
+def step_of(text: str) -> int | None:
+    """Returns the step of a file that is called as checkpoints are, else None."""
+    match = _NAME.fullmatch(text)
+    return int(match[1]) if match else None
+
+
 def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep: int) -> None:
     """Publishes a checkpoint and removes all but the last `keep`.
 
@@ -75,8 +81,8 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
 
 def steps(folder: Path) -> list[int]:
     """Returns the steps that have checkpoints, in order."""
-    found = (_NAME.fullmatch(file) for file in LocalStore(folder).names("."))
-    return sorted(int(match[1]) for match in found if match)
+    found = (step_of(file) for file in LocalStore(folder).names("."))
+    return sorted(step for step in found if step is not None)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, remote
 from imagenet_prep.trainer import schedule
 
 MODELS = ("resnet50", "tiny")
@@ -39,6 +39,15 @@ class Config:
         "imagenet_resnet",
         help="checkpoints, log and TensorBoard's scalars; a run that ended early is resumed here",
         aliases=("--log_dir",),
+    )
+    tensorboard_dir: str | None = cli.flag(
+        None, help="TensorBoard's scalars (default: LOG_DIR/tensorboard)", metavar="DIR"
+    )
+    mirror: str | None = cli.flag(
+        None,
+        help="s3://bucket/prefix: a copy of log, scalars, checkpoints and exported model, kept "
+        "up in the background; a fresh machine resumes from it",
+        metavar="URL",
     )
     recipe: str = cli.flag(
         "v1.5",
@@ -113,6 +122,16 @@ class Config:
             raise ValueError("--nesterov is not for --optimizer lars, whose momentum is plain")
         if self.export is not None and Path(self.export).suffix not in ("", ".keras"):
             raise ValueError(f"--export {self.export}: expected FILE.keras, or a folder")
+        for name in ("log_dir", "tensorboard_dir", "export"):
+            if "://" in (getattr(self, name) or ""):
+                raise ValueError(
+                    f"--{name.replace('_', '-')} {getattr(self, name)}: expected a folder of this "
+                    "machine; --mirror s3://bucket/prefix keeps a copy of all in a bucket"
+                )
+        if self.mirror is not None:
+            if not self.mirror.startswith("s3://"):
+                raise ValueError(f"--mirror {self.mirror}: expected s3://bucket/prefix")
+            remote.check_base(self.mirror)
 
     def _check_numbers(self) -> None:
         least = {"batch_size": 1, "display_every": 1, "checkpoint_every": 1, "keep": 1}

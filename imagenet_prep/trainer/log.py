@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from imagenet_prep.trainer.evaluation import Score
 
@@ -21,20 +21,18 @@ _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC
 class Log:
     """Prints and keeps rows; on other ranks than 0 it does nothing.
 
-    Attributes:
-      folder: gets `train.jsonl` and `tensorboard/`.
+    Args:
+      folder: gets `train.jsonl`.
+      scalars: gets TensorBoard's files.
+      speaks: whether this is rank 0.
     """
 
-    def __init__(self, folder: Path, *, speaks: bool) -> None:
+    def __init__(self, folder: Path, scalars: Path, *, speaks: bool) -> None:
+        self._folder, self._folder_of_scalars = folder, scalars
         self._speaks = speaks
-        self._file = self._scalars = None
+        self._file: IO[str] | None = None
+        self._scalars: Any = None
         self._has_header = False
-        if speaks:
-            import tensorflow as tf
-
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(folder / LOG, "a", encoding="utf-8")  # noqa: SIM115 - until `close`
-            self._scalars = tf.summary.create_file_writer(str(folder / SCALARS))
 
     def say(self, text: str) -> None:
         """Prints a line."""
@@ -42,7 +40,14 @@ class Log:
             print(text, flush=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Keeps the numbers of the run."""
+        """Opens both files and keeps the numbers of the run."""
+        if self._speaks:
+            import tensorflow as tf
+
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / LOG
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - until `close`
+            self._scalars = tf.summary.create_file_writer(str(self._folder_of_scalars))
         self._keep("start", facts)
 
     def train(

@@ -19,7 +19,8 @@ from imagenet_prep.trainer.comm import Comm, connect, lost_rank
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Noise, OpenReader, Reader
-from imagenet_prep.trainer.log import Log
+from imagenet_prep.trainer.log import SCALARS, Log
+from imagenet_prep.trainer.mirror import Mirror
 from imagenet_prep.trainer.optimizer import Optimizer
 
 
@@ -35,7 +36,8 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
 
     Raises:
       UsageError: settings, ranks and data set do not go together.
-      IncompleteError: SIGTERM came, or the disk is full; run again to resume.
+      IncompleteError: SIGTERM came, the disk is full, or the mirror lacks something; run again
+        to resume.
       DataDamagedError: a record, an image, or all checkpoints are damaged.
       ImagenetPrepError: the loss is no longer a number, or another rank died.
     """
@@ -47,8 +49,13 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
         try:
             score = training.run()
         finally:
-            training.close()
+            mirrored = training.close()
         comm.close()
+    if not mirrored:
+        raise IncompleteError(
+            f"the run is finished in {config.log_dir}, its mirror is not, see above. "
+            "Run the same command again to bring it up."
+        )
     return score
 
 
@@ -83,7 +90,10 @@ class _Training:
         self._step = 0
         self._saved_at = 0.0
         self._saved_step = -1
-        self._log = Log(self._folder, speaks=self._leads)
+        self._scalars = Path(config.tensorboard_dir or self._folder / SCALARS).expanduser()
+        self._export = Path(config.export).expanduser() if config.export is not None else None
+        self._log = Log(self._folder, self._scalars, speaks=self._leads)
+        self._mirror: Mirror | None = None
 
     def run(self) -> Score | None:
         """Goes from wherever the run stands to its end."""
@@ -95,17 +105,19 @@ class _Training:
         score = self._train() if self._step < self._plan.total_steps else None
         if score is None and self._held_out is not None:
             score = self._evaluate()
-        if self._config.export is not None and self._leads:
-            _export(self._model, Path(self._config.export).expanduser())
+        if self._export is not None and self._leads:
+            _export(self._model, self._export)
             self._log.say(f"exported: {self._config.export}")
         return score
 
-    def close(self) -> None:
-        """Lets go of data and log."""
+    def close(self) -> bool:
+        """Lets go of data and log; returns whether the mirror, if any, has all of them."""
         self._log.close()
+        mirrored = self._mirror is None or self._mirror.close()
         for reader in (self._reader, self._held_out):
             if reader is not None:
                 reader.close()
+        return mirrored
 
     def _open(self, split: str, open_reader: OpenReader) -> Reader:
         if self._config.synthetic:
@@ -142,6 +154,7 @@ class _Training:
             self._log.say(f"resumed after step {self._step:,} from {found['name']}")
         self._comm.broadcast_variables(self._variables)
         self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step})
+        self._flush()
 
     @property
     def _variables(self) -> list[Any]:
@@ -150,15 +163,19 @@ class _Training:
     def _restore(self) -> dict[str, Any] | None:
         """Loads the last checkpoint into this rank's variables; returns what else it says."""
         LocalStore(self._folder).remove_temporaries()
+        if self._config.mirror is not None:
+            self._mirror = Mirror(self._config.mirror, self._folder, self._scalars, self._export)
+            self._mirror.fetch()
         found = checkpoint.load_latest(self._folder)
         if found is None:
             return None
         there, mine = found.facts["run"], json.loads(json.dumps(self._plan.facts()))
         for key, value in mine.items():
             if there.get(key) != value:
+                source = f" (from {self._config.mirror})" if self._config.mirror else ""
                 raise UsageError(
-                    f"{self._folder} holds a run with {key} {there.get(key)!r}, this one has "
-                    f"{value!r}. Choose another --log-dir, or the same settings to resume."
+                    f"{self._folder}{source} holds a run with {key} {there.get(key)!r}, this one "
+                    f"has {value!r}. Choose another --log-dir, or the same settings to resume."
                 )
         for number, variable in enumerate(self._variables):
             variable.assign(found.arrays[f"variable_{number:04d}"])
@@ -207,6 +224,7 @@ class _Training:
                     if ends or evaluates or self._step % config.checkpoint_every == 0:
                         self._save()
                     if ends and not is_last:
+                        self._end_together()
                         raise IncompleteError(
                             f"asked to stop (SIGTERM): step {self._step:,} of "
                             f"{plan.total_steps:,} is saved in {self._folder}. "
@@ -287,6 +305,18 @@ class _Training:
         if failure is not None:
             raise failure
         self._saved_step = self._step
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._mirror is not None:
+            self._log.flush()
+            self._mirror.flush()
+
+    def _end_together(self) -> None:
+        """Waits for the mirror on all ranks: launchers kill what the first that ends leaves."""
+        if self._mirror is not None:
+            self._mirror.close()
+        self._comm.broadcast_object(None)
 
     def _evaluate(self) -> Score:
         assert self._held_out is not None
@@ -294,6 +324,7 @@ class _Training:
             self._count, self._held_out, self._held_out.num_examples, self._comm
         )
         self._log.evaluation(self._step, self._plan.epoch(self._step), score, self._saved_at)
+        self._flush()
         return score
 
 

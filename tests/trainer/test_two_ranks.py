@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 
 from imagenet_prep.trainer import checkpoint
 from tests.kit import layouts
+from tests.kit.cluster import cluster
 from tests.kit.command import Finished, started
+from tests.kit.faults import disk, remount
 from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
 
 pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horovod")]
@@ -160,6 +163,30 @@ def test_sigterm_to_the_launcher_saves_on_all_ranks_and_exits_4(
 
 
 @pytest.mark.slow
+@pytest.mark.root
+def test_a_full_disk_at_a_checkpoint_ends_all_ranks_and_more_room_goes_on(
+    shades: Path, tmp_path: Path
+) -> None:
+    # A checkpoint has 700 kB: one fits.
+    with disk(tmp_path / "disk", "size=1200k"):
+        run = tmp_path / "disk" / "run"
+        settings = flags(shades, run, batch_size=4, checkpoint_every=4, keep=2)
+        command = ("launch", "-np", "2", "--", "train", *arguments(settings))
+        with started(*command) as running:
+            finished = running.finish(PATIENCE_S)
+            assert running.workers() == []
+        assert finished.code == 4, finished.err
+        assert "the disk is full" in finished.err
+        assert checkpoint.steps(run) == [4]
+
+        remount(tmp_path / "disk", "size=64m")
+        with started(*command) as running:
+            finished = running.finish(PATIENCE_S)
+        assert finished.code == 0, finished.err
+        assert "resumed after step 4" in finished.out
+
+
+@pytest.mark.slow
 def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = flags(shades, run, batch_size=4, num_epochs=4000.0, display_every=1)
@@ -173,6 +200,51 @@ def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
 
     assert finished.code == 1, finished.err
     assert "died or stalled: rank 1 on localhost" in finished.err
+
+
+@pytest.mark.slow
+def test_more_ranks_than_shards_share_every_shard(shades: Path, tmp_path: Path) -> None:
+    # The set has two shards a split; three ranks of three images see each of 67 and 22 once.
+    run = tmp_path / "run"
+    settings = flags(shades, run, batch_size=3, eval_every=1.0)
+    with started("launch", "-np", "3", "--", "train", *arguments(settings)) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished.err
+    assert "3 ranks x 3 images = 9 a step; 67 images" in finished.out
+    assert [row["examples"] for row in rows(run, "evaluation")] == [NUM_VALIDATION] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path, 2) as net:
+        for node in net.nodes:
+            shutil.copytree(shades, node.disk / "set")
+            # Names as a cluster's DNS has them.
+            names = "".join(f"{each.address} {each.port}\n" for each in net.nodes)
+            (node.disk / "names").write_text("127.0.0.1 localhost\n" + names)
+            bind = ["mount", "--bind", net.mount / "names", "/etc/hosts"]
+            assert node.popen(bind).wait(60) == 0
+        lines = [f"{node.address} slots=1\n" for node in net.nodes]
+        (net.leader.disk / "hosts").write_text("".join(lines))
+        settings = flags(net.mount / "set", net.mount / "run", batch_size=4)
+        argv = [sys.executable, "-m", "imagenet_prep", "launch", "-np", "2"]
+        argv += ["--hosts", str(net.mount / "hosts"), "--", "train", *arguments(settings)]
+        with open(tmp_path / "log", "wb") as log:
+            process = net.leader.popen(argv, stdout=log, stderr=log)
+            code = process.wait(PATIENCE_S)
+        said = (tmp_path / "log").read_text()
+
+        assert code == 0, said
+        assert "2 hosts fit, 2 ranks" in said
+        evaluated = rows(net.leader.disk / "run", "evaluation")
+        assert evaluated[-1]["examples"] == NUM_VALIDATION
+        # Rank 0 alone writes, and neither host has anything left running but its sshd.
+        assert not list((net.members[0].disk / "run").glob("checkpoint*"))
+        for node in net.nodes:
+            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.pids()]
+            assert [words for words in commands if b"imagenet_prep" in words] == []
 
 
 @pytest.mark.slow

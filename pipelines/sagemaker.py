@@ -1,0 +1,311 @@
+"""`imagenet-prep sagemaker`: the same training as a job of Amazon SageMaker.
+
+A plain CreateTrainingJob: what is asked of SageMaker is one JSON document, which --dry-run
+prints. `pipelines.sagemaker_container` is what the job runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from imagenet_prep.core import cli, remote
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    UsageError,
+)
+from imagenet_prep.core.transfer import Patience, patiently
+from imagenet_prep.trainer.config import Config as TrainConfig
+
+EXAMPLES = """\
+  imagenet-prep sagemaker --image URI --role ARN --data s3://bucket/imagenet-480 \\
+      --output s3://bucket/runs --instance-type ml.p4d.24xlarge --instances 4 --spot --wait \\
+      -- train --recipe tutorial --precision bfloat16
+  imagenet-prep sagemaker --image URI --role ARN --data fsx:fs-0123456789abcdef0:/fsx/set \\
+      --subnets subnet-1 --security-groups sg-1 --output s3://bucket/runs \\
+      --instance-type ml.g5.48xlarge --dry-run -- train"""
+
+_CHANNEL = "training"
+_LOCAL = "/opt/ml"
+_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_FILE_SYSTEM = re.compile(r"(fsx|efs):(fs-[0-9a-f]{8,17}):(/.*)")
+_FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
+_EXIT_CODE = re.compile(r"exit code: (\d+)", re.IGNORECASE)
+_ERRORS = {error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)}
+_POLL_S, _RETRIES = 20.0, 30
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one job; see the help of each flag."""
+
+    image: str = cli.flag(help="the train image, as docker/ builds it, in ECR", metavar="URI")
+    role: str = cli.flag(help="the role that the job takes", metavar="ARN")
+    output: str = cli.flag(
+        help="s3://bucket/prefix: model, TensorBoard's files and checkpoints go below it",
+        metavar="URL",
+    )
+    instance_type: str = cli.flag(help="e.g. ml.p4d.24xlarge: 8 GPUs", metavar="TYPE")
+    instances: int = cli.flag(1, help="how many of them", metavar="N")
+    processes: int = cli.flag(
+        0, help="ranks on each instance; 0: one a GPU, or one where there is none", metavar="N"
+    )
+    data: str | None = cli.flag(
+        None,
+        help="the data set: s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
+        "with train --synthetic or --data-dir s3://…",
+        metavar="WHERE",
+    )
+    input_mode: str = cli.flag(
+        "File",
+        choices=("File", "FastFile"),
+        help="of data in S3: copied to every instance first, or read through; shuffled reads "
+        "want File",
+    )
+    volume_size: int = cli.flag(
+        300, help="disk of an instance that has none of its own", metavar="GB"
+    )
+    name: str | None = cli.flag(
+        None, help="of the job, new in the account (default: imagenet-prep-DATE-TIME)"
+    )
+    checkpoints: str | None = cli.flag(
+        None,
+        help="s3://… that a job goes on from and keeps up; the same again continues an ended job "
+        "(default: OUTPUT/NAME/checkpoints)",
+        metavar="URL",
+    )
+    spot: bool = cli.flag(False, help="spot instances; interruptions resume from checkpoints")
+    max_runtime: int = cli.flag(86_400, help="seconds of training", metavar="S")
+    max_wait: int = cli.flag(
+        0, help="seconds of waiting for spot instances and training (default: twice)", metavar="S"
+    )
+    subnets: tuple[str, ...] = cli.flag((), help="for fsx and efs, or a VPC", metavar="ID,…")
+    security_groups: tuple[str, ...] = cli.flag(
+        (), help="as for subnets; they must let instances reach each other", metavar="ID,…"
+    )
+    tags: tuple[str, ...] = cli.flag((), help="of the job", metavar="KEY=VALUE,…")
+    wait: bool = cli.flag(False, help="say how the job goes until it has ended")
+    dry_run: bool = cli.flag(False, help="print the request, submit nothing")
+
+    def __post_init__(self) -> None:
+        """Refuses what SageMaker would, before it costs anything."""
+        for flag, url in (("output", self.output), ("checkpoints", self.checkpoints)):
+            if url is not None and not url.startswith("s3://"):
+                raise ValueError(f"--{flag} {url}: expected s3://bucket/prefix")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise ValueError(f"--name {self.name}: expected up to 63 letters, digits and hyphens")
+        if min(self.instances, self.volume_size, self.max_runtime) < 1 or self.processes < 0:
+            raise ValueError("--instances, --volume-size, --max-runtime: expected 1 or more")
+        if self.max_wait and (not self.spot or self.max_wait < self.max_runtime):
+            raise ValueError("--max-wait: is for --spot, and at least --max-runtime")
+        if bool(self.subnets) != bool(self.security_groups):
+            raise ValueError("--subnets and --security-groups go together")
+        if self.data is not None and not self.data.startswith("s3://"):
+            if not _FILE_SYSTEM.fullmatch(self.data):
+                raise ValueError(
+                    f"--data {self.data}: expected s3://bucket/prefix, fsx:fs-…:/PATH or "
+                    "efs:fs-…:/PATH"
+                )
+            if not self.subnets:
+                raise ValueError(f"--data {self.data}: needs --subnets and --security-groups")
+            if self.input_mode != "File":
+                raise ValueError("--input-mode is for data in S3")
+        if wrong := [tag for tag in self.tags if not tag.partition("=")[2]]:
+            raise ValueError(f"--tags {wrong[0]}: expected KEY=VALUE")
+        if self.wait and self.dry_run:
+            raise ValueError("--dry-run has nothing to --wait for")
+
+
+def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
+    """Returns flags of `train` that differ from its defaults, proven, as SageMaker takes them.
+
+    Raises:
+      UsageError: the job has two data sets, or would write to a folder that is lost with it.
+    """
+    channel = ["--data-dir", f"{_LOCAL}/input/data/{_CHANNEL}"] if has_data else []
+    config = cli.parse(
+        TrainConfig,
+        [*channel, *words],
+        verb="train",
+        description="What each rank of the job runs.",
+        examples=EXAMPLES,
+    )
+    if has_data and (config.synthetic or config.data_dir != channel[1]):
+        raise UsageError("give either --data, or --data-dir behind --")
+    values = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(TrainConfig)
+        if getattr(config, field.name) != field.default
+    }
+    if lost := sorted(values.keys() & {"log_dir", "tensorboard_dir", "export"}):
+        raise UsageError(
+            f"--{lost[0].replace('_', '-')}: SageMaker has folders of its own for that, which it "
+            "copies to --output. Leave it out."
+        )
+    if has_data:
+        del values["data_dir"]
+    return {name: "true" if value is True else str(value) for name, value in sorted(values.items())}
+
+
+def request(config: Config, name: str, train: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the CreateTrainingJob request of a job."""
+    output = config.output.rstrip("/")
+    arguments = ["--processes", str(config.processes)]
+    made: dict[str, Any] = {
+        "TrainingJobName": name,
+        "RoleArn": config.role,
+        "AlgorithmSpecification": {
+            "TrainingImage": config.image,
+            "TrainingInputMode": config.input_mode,
+            "ContainerEntrypoint": ["imagenet-prep", "sagemaker-container"],
+            "ContainerArguments": arguments,
+        },
+        "HyperParameters": dict(train),
+        "OutputDataConfig": {"S3OutputPath": output},
+        "ResourceConfig": {
+            "InstanceType": config.instance_type,
+            "InstanceCount": config.instances,
+            "VolumeSizeInGB": config.volume_size,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": config.max_runtime},
+        "EnableManagedSpotTraining": config.spot,
+        "CheckpointConfig": {
+            "S3Uri": (config.checkpoints or f"{output}/{name}/checkpoints").rstrip("/"),
+            "LocalPath": f"{_LOCAL}/checkpoints",
+        },
+        "TensorBoardOutputConfig": {
+            "S3OutputPath": output,
+            "LocalPath": f"{_LOCAL}/output/tensorboard",
+        },
+    }
+    if config.spot:
+        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = (
+            config.max_wait or 2 * config.max_runtime
+        )
+    if config.data is not None:
+        made["InputDataConfig"] = [{"ChannelName": _CHANNEL, "DataSource": _source(config.data)}]
+    if config.subnets:
+        made["VpcConfig"] = {
+            "SecurityGroupIds": list(config.security_groups),
+            "Subnets": list(config.subnets),
+        }
+    if config.tags:
+        pairs = [tag.partition("=") for tag in config.tags]
+        made["Tags"] = [{"Key": key, "Value": value} for key, _, value in pairs]
+    return made
+
+
+def _source(data: str) -> dict[str, Any]:
+    if match := _FILE_SYSTEM.fullmatch(data):
+        return {
+            "FileSystemDataSource": {
+                "FileSystemId": match[2],
+                "FileSystemType": _FILE_SYSTEM_TYPES[match[1]],
+                "DirectoryPath": match[3],
+                "FileSystemAccessMode": "ro",
+            }
+        }
+    return {
+        "S3DataSource": {
+            "S3DataType": "S3Prefix",
+            # Without the slash the prefix would also be that of imagenet-480-old.
+            "S3Uri": f"{data.rstrip('/')}/",
+            "S3DataDistributionType": "FullyReplicated",
+        }
+    }
+
+
+def wait(
+    service: remote.Service, name: str, *, pause: Callable[[float], object] = time.sleep
+) -> None:
+    """Says each state of a job until it has ended.
+
+    Raises:
+      IncompleteError: it was stopped, or its time was over; checkpoints are kept.
+      ImagenetPrepError: it failed; with the exit code of its container.
+    """
+    said = 0
+    while True:
+        patience = Patience(name, _RETRIES, threading.Event(), remedy="The job goes on.")
+        job = patiently(
+            lambda: service.call("describe_training_job", TrainingJobName=name), patience
+        )
+        states = job.get("SecondaryStatusTransitions", [])
+        for state in states[said:]:
+            at = state["StartTime"].strftime("%H:%M:%S")
+            print(f"{at}  {state['Status']}: {state.get('StatusMessage', '')}", flush=True)
+        said = len(states)
+        status = job["TrainingJobStatus"]
+        if status == "Completed" and job["SecondaryStatus"] == "Completed":
+            model = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "none")
+            billed = job.get("BillableTimeInSeconds", job.get("TrainingTimeInSeconds", 0))
+            print(f"{name} has ended, {billed:,} s billed on each instance; model: {model}")
+            return
+        if status in ("Completed", "Stopped"):
+            again = job.get("CheckpointConfig", {}).get("S3Uri", "")
+            raise IncompleteError(
+                f"{name}: {job['SecondaryStatus']}. Submit the same job with --checkpoints {again} "
+                "to go on from its last checkpoint."
+            )
+        if status == "Failed":
+            reason = " ".join(job.get("FailureReason", "no reason given").split())
+            found = _EXIT_CODE.search(reason)
+            error = _ERRORS.get(int(found[1]) if found else 1, ImagenetPrepError)
+            raise error(f"{name}: {reason}. Each rank's lines are in CloudWatch's log {name}.")
+        pause(_POLL_S)
+
+
+def submit(config: Config, words: Sequence[str]) -> None:
+    """Starts a job; `words` are flags of `train`.
+
+    Raises:
+      UsageError: flags that do not go together; no region or credentials.
+      ImagenetPrepError: SageMaker refuses, or the job failed.
+    """
+    name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
+    made = request(config, name, hyperparameters(words, has_data=config.data is not None))
+    if config.dry_run:
+        print(json.dumps(made, indent=2))
+        return
+    service = remote.Service("sagemaker")
+    try:
+        arn = service.call("create_training_job", **made)["TrainingJobArn"]
+    except remote.UnavailableError as error:
+        raise ImagenetPrepError(f"{error}. Submit it again.") from error
+    print(f"{name}: {arn}\ncheckpoints: {made['CheckpointConfig']['S3Uri']}", flush=True)
+    if config.wait:
+        wait(service, name)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    flags, command = cli.split_command(argv)
+    config = cli.parse(
+        Config,
+        flags,
+        verb="sagemaker",
+        description="Train as a job of Amazon SageMaker. After --: train and its flags.",
+        examples=EXAMPLES,
+    )
+    if command[:1] != ["train"]:
+        raise UsageError("after -- comes what every rank runs: -- train --recipe tutorial ...")
+    submit(config, command[1:])
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,347 @@
+"""`imagenet-prep sagemaker-container`: what SageMaker starts in each container of a job.
+
+Reads what SageMaker lays down under /opt/ml, and runs one rank a GPU. Containers cannot reach
+each other by ssh: each starts its own ranks, which meet at the first one's rendezvous.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from imagenet_prep.core import cli
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.hosts import Host
+from pipelines.launch import LEFT, differences
+
+EXAMPLES = """\
+  imagenet-prep sagemaker-container
+  imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
+
+# Any port above 1024 will do: a container has its network to itself.
+_PORT = 29_431
+# Containers start when their data is there, which may take one host longer than another.
+_HOSTS_S = 1800.0
+_END_S = 30.0
+# Of SIGTERM's 120 s; rank 0 may have a checkpoint to save and a mirror to bring up.
+_GRACE_S = 90.0
+_POLL_S = 0.1
+_HOSTS = Path("/etc/hosts")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one container; see the help of each flag."""
+
+    root: str = cli.flag("/opt/ml", help="SageMaker's folder", metavar="DIR")
+    processes: int = cli.flag(
+        0, help="ranks on each host; 0: one a GPU, or one where there is none", metavar="N"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses impossible numbers."""
+        if self.processes < 0:
+            raise ValueError(f"--processes {self.processes}: expected 0 or more")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What SageMaker says of the job.
+
+    Attributes:
+      host: this one, e.g. "algo-1".
+      hosts: all, in the same order on each.
+      interface: of the network that they share.
+      hyperparameters: flags of `train`, by name.
+    """
+
+    host: str
+    hosts: tuple[str, ...]
+    interface: str
+    hyperparameters: Mapping[str, str]
+
+
+def read_job(root: Path) -> Job:
+    """Returns what lies in `root`/input/config.
+
+    Raises:
+      UsageError: it is not there, or not as SageMaker writes it.
+    """
+    folder = root / "input" / "config"
+    try:
+        resources = json.loads((folder / "resourceconfig.json").read_text("utf-8"))
+        path = folder / "hyperparameters.json"
+        hyperparameters = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        job = Job(
+            resources["current_host"],
+            tuple(resources["hosts"]),
+            resources.get("network_interface_name", "eth0"),
+            {str(key): str(value) for key, value in hyperparameters.items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{folder}: {type(error).__name__}: {error}. SageMaker writes resourceconfig.json and "
+            "hyperparameters.json there; --root names another place."
+        ) from error
+    if job.host not in job.hosts:
+        raise UsageError(f"{folder}: host {job.host} is none of {', '.join(job.hosts)}")
+    return job
+
+
+def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Returns hyperparameters as flags: {"jit": "true", "batch_size": "256"}.
+
+    SageMaker's SDK writes values as JSON, its console as they are; both are taken.
+    """
+    from imagenet_prep.trainer.config import Config as TrainConfig
+
+    hints = typing.get_type_hints(TrainConfig)
+    switches = {
+        field.name for field in dataclasses.fields(TrainConfig) if hints[field.name] is bool
+    }
+    words = []
+    for key, value in sorted(hyperparameters.items()):
+        if value.startswith('"') and value.endswith('"') and len(value) > 1:
+            value = json.loads(value)
+        flag = f"--{key.replace('_', '-')}"
+        if key.replace("-", "_") not in switches:
+            words += [f"{flag}={value}"]
+        elif value.lower() in ("true", "1", ""):
+            words += [flag]
+        elif value.lower() not in ("false", "0"):
+            raise UsageError(f"hyperparameter {key}: {value!r}, expected true or false")
+    return words
+
+
+def run_container(config: Config) -> int:
+    """Trains with this host's ranks and returns 0.
+
+    Raises:
+      UsageError: what SageMaker wrote cannot be.
+      ImagenetPrepError: hosts do not come, or differ; Horovod is missing; a rank failed, whose
+        exit code it has.
+    """
+    root = Path(config.root)
+    job = read_job(root)
+    from pipelines import host as probes
+
+    channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
+    environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
+    environment |= {"SM_MODEL_DIR": str(root / "model"), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "imagenet_prep", "train"]
+    command += ["--log-dir", str(root / "checkpoints")]
+    command += ["--tensorboard-dir", str(root / "output" / "tensorboard")]
+    command += train_flags(job.hyperparameters)
+    _make_own_name_known(job)
+    data = environment.get("SM_CHANNEL_TRAINING")
+    facts = probes.probe(data if data and (Path(data) / "dataset.json").exists() else None)
+    ranks = config.processes or facts["gpus"] or 1
+    hosts = [Host(name, ranks) for name in job.hosts]
+    print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(command[3:])}")
+    sys.stdout.flush()
+    if len(hosts) == 1 and ranks == 1:
+        return _run(command, [environment])
+    with _meeting(job, hosts, facts) as variables:
+        return _run(command, [environment | each for each in variables])
+
+
+@contextlib.contextmanager
+def _meeting(
+    job: Job, hosts: Sequence[Host], facts: Mapping[str, Any]
+) -> Iterator[list[dict[str, str]]]:
+    """Yields the variables of this host's ranks once all hosts are there and alike."""
+    from imagenet_prep.trainer import rendezvous
+
+    alone = len(hosts) == 1
+    address = "127.0.0.1" if alone else _address(job.hosts[0])
+    interface = "lo" if alone else job.interface
+    port = 0 if alone else _PORT
+    with contextlib.ExitStack() as stack:
+        if job.host == job.hosts[0]:
+            port = stack.enter_context(rendezvous.serving(hosts, address, port))
+        place = (hosts, job.host, address, port)
+        told = rendezvous.exchange("facts", json.dumps(facts), *place, limit_s=_HOSTS_S)
+        known = {host: json.loads(told[host.address]) for host in hosts}
+        problems = [
+            f"{host.address}: {each['problem']}" for host, each in known.items() if each["problem"]
+        ]
+        for other in hosts[1:]:
+            problems += differences(hosts[0], known[hosts[0]], other, known[other])
+        if problems:
+            raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
+        try:
+            yield rendezvous.environments(*place, interface)
+        finally:
+            # Ranks of other hosts still say goodbye to the server.
+            with contextlib.suppress(ImagenetPrepError):
+                rendezvous.exchange("end", "-", *place, limit_s=_END_S)
+
+
+def _make_own_name_known(job: Job) -> None:
+    """Gives this container's own name its address, where it has none or another.
+
+    Gloo asks for it, whatever interface it is told to take; SageMaker's containers are known by
+    their job's names alone.
+
+    Raises:
+      ImagenetPrepError: /etc/hosts cannot be written.
+    """
+    name = socket.gethostname()
+    alone = len(job.hosts) == 1
+    wanted = "127.0.0.1" if alone else _address(job.host)
+    with contextlib.suppress(OSError):
+        if socket.gethostbyname(name) == wanted or alone:
+            return
+    try:
+        lines = [line.split() for line in _HOSTS.read_text("utf-8").splitlines()]
+        others = [" ".join(word for word in words if word != name) for words in lines]
+        # Not renamed into place: containers have it mounted.
+        _HOSTS.write_text("\n".join([f"{wanted} {name}", *others, ""]), "utf-8")
+    except OSError as error:
+        raise ImagenetPrepError(
+            f"{_HOSTS}: {error.strerror}. The line `{wanted} {name}` is needed there: Horovod asks "
+            "for this container's address by its name. Run the container as root."
+        ) from error
+
+
+def _address(host: str) -> str:
+    """Returns the IP address of a host; its name may take a while to be known."""
+    patience = time.monotonic() + _HOSTS_S
+    while True:
+        try:
+            return socket.gethostbyname(host)
+        except OSError as error:
+            if time.monotonic() > patience:
+                raise ImagenetPrepError(f"{host}: no address: {error.strerror}") from error
+            time.sleep(_POLL_S)
+
+
+class _Rank:
+    """One running process, whose stderr is passed on with its number before each line."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = environment.get("HOROVOD_RANK", "0")
+        self.process = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self.error = self._last = ""
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)
+            self._last = line.strip() or self._last
+            if line.startswith("imagenet-prep: "):
+                self.error = self._last
+
+    def code(self) -> int:
+        """Returns the exit code of the ended process, as a shell has it."""
+        code = self.process.wait()
+        self._thread.join(_POLL_S)
+        return 128 - code if code < 0 else code
+
+    def reason(self) -> str:
+        """Returns why it failed: its own word, or what can be known."""
+        if self.error:
+            return f"rank {self.name}: {self.error.removeprefix('imagenet-prep: ')}"
+        if self.process.returncode < 0:
+            number = -self.process.returncode
+            return f"rank {self.name}: ended by signal {number}; its last line: {self._last}"
+        return f"rank {self.name}: {self._last}"
+
+
+def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
+    """Runs all ranks to their end and returns 0; SIGTERM is passed on to them.
+
+    Raises:
+      ImagenetPrepError: a rank failed; with its words and its exit code.
+    """
+    ranks: list[_Rank] = []
+
+    def pass_on(_signum: int, _frame: FrameType | None) -> None:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                rank.process.send_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    ended: list[_Rank] = []
+    patience = float("inf")
+    try:
+        ranks += [_Rank(command, environment) for environment in environments]
+        while len(ended) < len(ranks):
+            ended += [r for r in ranks if r not in ended and r.process.poll() is not None]
+            # Ranks that another left say so and end by themselves, unless they hang.
+            if patience == float("inf") and any(rank.process.returncode for rank in ended):
+                patience = time.monotonic() + _GRACE_S
+            if time.monotonic() > patience:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.wait()
+        signal.signal(signal.SIGTERM, before)
+    failed = [rank for rank in ended if rank.code()]
+    if not failed:
+        return 0
+    # Whoever was left by another is not the one to blame.
+    first = next((rank for rank in failed if not rank.error.startswith(LEFT)), failed[0])
+    raise _RankError(first.reason(), first.code())
+
+
+class _RankError(ImagenetPrepError):
+    """A rank failed, and has said why."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = cli.parse(
+        Config,
+        argv,
+        verb="sagemaker-container",
+        description="What SageMaker starts in each container of a training job.",
+        examples=EXAMPLES,
+    )
+    try:
+        return run_container(config)
+    except ImagenetPrepError as error:
+        # SageMaker shows the first 1024 characters as the job's FailureReason.
+        failure = Path(config.root) / "output" / "failure"
+        with contextlib.suppress(OSError):
+            failure.parent.mkdir(parents=True, exist_ok=True)
+            failure.write_text(str(error)[:1024], "utf-8")
+        raise
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,242 @@
+"""A run's copy in a bucket: whole, in step with the folder, and enough to go on elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.trainer import checkpoint, mirror
+from imagenet_prep.trainer.config import Config
+from tests.kit.command import started
+from tests.kit.s3_proxy import Proxy, proxied
+from tests.kit.s3_server import S3Server, serve_s3
+from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
+
+pytestmark = [pytest.mark.tf, pytest.mark.slow]  # a server takes three seconds to start
+BUCKET = "runs"
+Train = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    pytest.importorskip("boto3")
+    with serve_s3(tmp_path_factory.mktemp("s3")) as running:
+        running.client().create_bucket(Bucket=BUCKET)
+        yield running
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A prefix of this test alone."""
+    return hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+
+
+@pytest.fixture
+def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Stands before the server; passes all on until `rate` is raised."""
+    with proxied(server.url, seed=1, faults=1_000_000, rate=0.0) as standing:
+        for name, value in {**server.environment, "AWS_ENDPOINT_URL": standing.url}.items():
+            monkeypatch.setenv(name, value)
+        yield standing
+
+
+def objects(server: S3Server, prefix: str) -> dict[str, bytes]:
+    client = server.client()
+    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
+    return {
+        each["Key"].removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=each["Key"])[
+            "Body"
+        ].read()
+        for each in listed
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return {name: data for name, data in found.items() if not name.startswith(".work")}
+
+
+# Of Keras' export, which copies its variables as NumPy 1 had it.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
+    train: Train, server: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
+) -> None:
+    there = f"s3://{BUCKET}/{prefix}"
+    longer = {"num_epochs": 3.0, "checkpoint_every": 10, "keep": 2, "mirror": there}
+    train(tmp_path / "one", **longer, export=str(tmp_path / "model.keras"))
+
+    found = objects(server, prefix)
+    assert found.pop("export/model.keras") == (tmp_path / "model.keras").read_bytes()
+    assert found == files(tmp_path / "one")
+    assert [name for name in found if name.startswith("checkpoint")] == [
+        checkpoint.name(20),
+        checkpoint.name(25),
+    ]
+    assert any(name.startswith("tensorboard/events") for name in found)
+    client = server.client()
+    head = client.head_object(
+        Bucket=BUCKET, Key=f"{prefix}/{checkpoint.name(25)}", ChecksumMode="ENABLED"
+    )
+    assert head["Metadata"]["sha256"] == hashlib.sha256(found[checkpoint.name(25)]).hexdigest()
+    assert len(head["ChecksumCRC32C"]) == 8
+
+    # The machine is lost between two checkpoints; another one has an empty disk.
+    client.delete_object(Bucket=BUCKET, Key=f"{prefix}/{checkpoint.name(25)}")
+    train(tmp_path / "two", **longer)
+    first, second = (checkpoint.load(tmp_path / n / checkpoint.name(25)) for n in ("one", "two"))
+    assert [k for k in first.arrays if (first.arrays[k] != second.arrays[k]).any()] == []
+    assert [row["resumed_at"] for row in rows(tmp_path / "two", "start")] == [0, 20]
+    now = objects(server, prefix)
+    assert now["train.jsonl"] == (tmp_path / "two" / "train.jsonl").read_bytes()
+    assert sum(name.startswith("tensorboard/") for name in now) == 2
+
+
+def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror_up(
+    train: Train,
+    server: S3Server,
+    proxy: Proxy,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(mirror, "_LAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr(mirror, "_FIRST_DELAY_S", 0.05)
+    save = checkpoint.save
+
+    def save_without_network(*words: Any, **more: Any) -> None:
+        proxy.rate = 1.0
+        save(*words, **more)
+
+    monkeypatch.setattr(checkpoint, "save", save_without_network)
+    settings = {"checkpoint_every": 4, "mirror": f"s3://{BUCKET}/{prefix}"}
+    with pytest.raises(IncompleteError, match="is finished.*its mirror is not"):
+        train(tmp_path / "run", **settings)
+
+    said = capsys.readouterr().err
+    assert said.count("Training goes on, this is tried again") == 1
+    assert f"s3://{BUCKET}/{prefix} lacks 5 files of this run: train.jsonl, " in said
+    assert rows(tmp_path / "run", "evaluation")[-1]["examples"] == NUM_VALIDATION
+    proxy.rate = 0.0
+    train(tmp_path / "run", **settings)
+    assert objects(server, prefix) == files(tmp_path / "run")
+
+
+def test_a_mirror_catches_up_while_training_goes_on(
+    server: S3Server,
+    proxy: Proxy,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(mirror, "_FIRST_DELAY_S", 0.05)
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    copy = mirror.Mirror(f"s3://{BUCKET}/{prefix}", tmp_path, tmp_path / "tensorboard", None)
+    copy.fetch()
+    proxy.rate = 1.0
+    copy.flush()
+    said = ""
+    patience = time.monotonic() + 60
+    while "after all" not in said and time.monotonic() < patience:
+        said += capsys.readouterr().err
+        if "tried again" in said:
+            proxy.rate = 0.0
+        time.sleep(0.02)
+
+    assert "all has arrived after all" in said
+    assert copy.close()
+    assert objects(server, prefix) == {"train.jsonl": b"{}\n"}
+
+
+def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
+    train: Train, proxy: Proxy, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match=r"s3://no-such-bucket/run.*404 NoSuchBucket"):
+        train(tmp_path / "run", mirror="s3://no-such-bucket/run")
+    monkeypatch.setattr(mirror, "_RETRIES", 1)
+    proxy.rate = 1.0
+    with pytest.raises(IncompleteError, match="Nothing was trained yet"):
+        train(tmp_path / "run", mirror=f"s3://{BUCKET}/{prefix}")
+
+    assert not (tmp_path / "run" / "train.jsonl").exists()
+
+
+def test_a_damaged_object_is_said_and_the_checkpoint_before_it_counts(
+    train: Train,
+    server: S3Server,
+    proxy: Proxy,
+    prefix: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"checkpoint_every": 6, "mirror": f"s3://{BUCKET}/{prefix}"}
+    train(tmp_path / "one", **settings)
+    key = f"{prefix}/{checkpoint.name(16)}"
+    client = server.client()
+    metadata = client.head_object(Bucket=BUCKET, Key=key)["Metadata"]
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"damaged", Metadata=metadata)
+    train(tmp_path / "two", **settings)
+    said = capsys.readouterr()
+
+    assert f"{checkpoint.name(16)}: sha256 " in said.err
+    assert "resumed after step 12" in said.out
+    assert objects(server, prefix).keys() >= files(tmp_path / "two").keys()
+
+
+def test_a_mirror_that_went_further_is_never_overwritten(
+    train: Train, server: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
+) -> None:
+    there = f"s3://{BUCKET}/{prefix}"
+    train(tmp_path / "one", checkpoint_every=6, mirror=there)
+    before = objects(server, prefix)
+    (tmp_path / "two").mkdir()
+    shutil.copy(tmp_path / "one" / checkpoint.name(6), tmp_path / "two")
+
+    with pytest.raises(UsageError, match=r"holds step 16, .* only step 6\. Give an empty"):
+        train(tmp_path / "two", mirror=there)
+    with pytest.raises(UsageError, match=rf"\(from {there}\) holds a run with seed 0"):
+        train(tmp_path / "three", seed=1, mirror=there)
+    assert objects(server, prefix) == before
+
+
+def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:
+    with pytest.raises(ValueError, match="--log-dir s3://b/run: expected a folder.*--mirror"):
+        Config(synthetic=True, log_dir="s3://b/run")
+    with pytest.raises(ValueError, match="--mirror /data/run: expected s3://bucket/prefix"):
+        Config(synthetic=True, mirror="/data/run")
+
+
+def test_a_spot_instance_saves_to_the_mirror_and_the_next_one_goes_on(
+    tf: Any, shades: Path, server: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    settings = flags(shades, tmp_path / "run", num_epochs=400.0, display_every=1)
+    settings |= {"checkpoint_every": 100_000, "mirror": f"s3://{BUCKET}/{prefix}"}
+    for part in (1, 2):
+        with started("train", *arguments(settings), env=server.environment) as running:
+            log = tmp_path / "run" / "train.jsonl"
+            patience = time.monotonic() + 120
+            while not (log.exists() and log.read_text().count('"kind": "train"') > 5 * part):
+                assert not running.ended, running.finish()
+                assert time.monotonic() < patience
+                time.sleep(0.05)
+            running.send(signal.SIGTERM)
+            finished = running.finish()
+        assert finished.code == 4, finished.err
+        saved = checkpoint.steps(tmp_path / "run")
+        assert f"resumed after step {saved[0]:,}" in finished.out or part == 1
+        assert objects(server, prefix) == files(tmp_path / "run") or part == 2
+        assert objects(server, prefix)["train.jsonl"] == log.read_bytes()
+        # The instance is taken away, with its disk.
+        if part == 1:
+            shutil.rmtree(tmp_path / "run")
+    assert len(saved) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, naming
 
 if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
@@ -151,7 +152,7 @@ def replicate(config: Config) -> dict[str, Any]:
       IncompleteError: a server or the disk did not hold out; what arrived is kept.
       BusyError: another run writes there.
     """
-    from imagenet_prep.core import manifest, naming
+    from imagenet_prep.core import manifest
     from imagenet_prep.distribute.pace import Pace
     from imagenet_prep.distribute.source import Source
 
@@ -168,12 +169,27 @@ def replicate(config: Config) -> dict[str, Any]:
         replicas = _to_hosts(config, source)
     else:
         replicas = [_to_one(config, source)]
+    if not config.check and not config.dry_run and "://" not in config.dataset:
+        whole = [replica["where"] for replica in replicas if "error" not in replica]
+        _note(Path(config.dataset).expanduser(), whole, digest)
     return {
         "dataset": config.dataset,
         "digest": digest,
         "replicas": replicas,
         "seconds": round(time.monotonic() - start, 2),
     }
+
+
+def _note(root: Path, places: Sequence[str], digest: str) -> None:
+    """Adds a line a replica that is whole, for the report of the data set in `root`."""
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    lines = [{"where": place, "when": when, "digest": digest} for place in places]
+    path = root / naming.REPLICAS
+    # A data set that may only be read has no such list, and is as good without.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _to_one(config: Config, source: Source) -> dict[str, Any]:
@@ -205,7 +221,7 @@ def _open_target(config: Config, data: bytes) -> Target:
         )
     from imagenet_prep.distribute.replica import Replica
 
-    root = Path(config.to).expanduser()
+    root = Path(config.to).expanduser().absolute()
     source = Path(config.dataset).expanduser()
     if source.is_dir() and root.is_dir() and root.samefile(source):
         raise UsageError(f"{root} is the data set itself. Choose another folder.")
@@ -238,7 +254,7 @@ def _bring(config: Config, source: Source, target: Target) -> dict[str, Any]:
 
 
 def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
-    from imagenet_prep.core import hosts, manifest, naming
+    from imagenet_prep.core import hosts, manifest
     from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.distribute import nodes
     from imagenet_prep.distribute.contents import contents, num_bytes

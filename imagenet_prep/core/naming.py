@@ -13,6 +13,8 @@ TFDS_INFO = "dataset_info.json"
 WORK = ".work"
 # Where the source lay, for `report`: a path is nothing that a manifest may hold.
 ORIGIN = f"{WORK}/origin.json"
+# A line for each place that `replicate` has proven a replica at, for `report`.
+REPLICAS = f"{WORK}/replicas.jsonl"
 REPORT = "report.html"
 INDEX = "index"
 

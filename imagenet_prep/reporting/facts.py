@@ -19,9 +19,6 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.manifest import Manifest
 from imagenet_prep.core.measures import Origin
 
-# A line for each place that `replicate` has proven a replica at.
-REPLICAS = f"{naming.WORK}/replicas.jsonl"
-
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
 
@@ -64,7 +61,7 @@ class Facts:
       tasks: that wrote its shards.
       seconds_of: work of all workers together, by stage.
       source_root, source_files: where the source lay: a folder, and files by name.
-      replicas: lines of REPLICAS.
+      replicas: the last line of naming.REPLICAS about each place.
     """
 
     root: Path
@@ -134,7 +131,7 @@ def gather(root: Path, manifest: Manifest, problems: list[str], source: Path | N
         classes=_classes(root),
         incidents=[line for line in _lines(root / naming.QUARANTINE) if _is_incident(line)],
         problems=list(problems),
-        replicas=[line for line in _lines(root / REPLICAS) if "where" in line],
+        replicas=_replicas(root),
     )
     origin = _json(root / naming.ORIGIN)
     files = origin.get("files")
@@ -230,6 +227,11 @@ def _classes(root: Path) -> list[ClassName]:
     except OSError:
         return []
     return [ClassName(*line.partition(" ")[::2]) for line in text.splitlines()]
+
+
+def _replicas(root: Path) -> list[dict[str, Any]]:
+    lines = [line for line in _lines(root / naming.REPLICAS) if isinstance(line.get("where"), str)]
+    return list({line["where"]: line for line in lines}.values())
 
 
 def _is_incident(line: dict[str, Any]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from imagenet_prep.reporting import facts
+from imagenet_prep.verify import load_manifest
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
 from tests.kit.replicas import make_dataset
@@ -167,6 +170,21 @@ def test_the_data_set_itself_is_no_target(dataset: Path) -> None:
 
     assert result.code == 2
     assert "is the data set itself" in result.err
+
+
+def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Path) -> None:
+    assert replicate(dataset, "--to", tmp_path / "one", "--dry-run").code == 0
+    (tmp_path / "full").write_text("no folder")
+    assert replicate(dataset, "--to", tmp_path / "full").code == 1
+    assert not (dataset / ".work" / "replicas.jsonl").exists()
+    for name in ("one", "two", "one"):
+        assert replicate(dataset, "--to", tmp_path / name).code == 0
+    known = facts.gather(dataset, load_manifest(dataset), [], None).replicas
+
+    assert [replica["where"] for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
+    assert {replica["digest"] for replica in known} == {load_manifest(dataset).digest}
+    for replica in known:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica["when"])
 
 
 @pytest.mark.root

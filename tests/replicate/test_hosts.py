@@ -80,6 +80,10 @@ def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Pat
     assert "Run the same command again when it is back." in result.out
     assert "1 of 4 replicas failed" in result.err
     hosts.assert_whole(dataset, "10.0.0.2")
+    noted = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
+    assert [json.loads(line)["where"] for line in noted] == [
+        f"{address}:~/set" for address in hosts.addresses if address != "10.0.0.2"
+    ]
 
 
 def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> None:

@@ -6,6 +6,8 @@ import re
 from typing import NamedTuple
 
 MANIFEST = "dataset.json"
+# In replicas that hold a part of the set: which one.
+PLACEMENT = "placement.json"
 LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"

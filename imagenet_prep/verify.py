@@ -87,18 +87,22 @@ def verify(config: Config) -> dict[str, Any]:
     """Returns what was checked and all that is wrong.
 
     Raises:
-      ManifestError: dataset.json is damaged.
+      ManifestError: dataset.json or placement.json is damaged.
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
     from imagenet_prep import engine
-    from imagenet_prep.core import naming
+    from imagenet_prep.core import naming, placement
     from imagenet_prep.core.store import LocalStore
 
     root = Path(config.dataset).expanduser()
     manifest = load_manifest(root)
-    problems = _check_small_files(root, manifest) + _check_strangers(root, manifest)
-    tasks = [CheckTask(shard) for split in manifest.splits.values() for shard in split.shards]
+    part = placement.load(root, manifest)
+    tasks = [
+        CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
+    ]
+    here = {task.name for task in tasks}
+    problems = _check_small_files(root, manifest) + _check_strangers(root, here)
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(root, manifest, config.level, labels_are_sound))
     # Receipts of a check prove nothing later, so they are not kept beside the data.
@@ -113,14 +117,16 @@ def verify(config: Config) -> dict[str, Any]:
         )
     for receipt in receipts:
         problems += receipt["problems"]
-    if config.level == "decode" and not problems:
+    # What a part holds of a class says nothing of the whole.
+    if config.level == "decode" and not problems and part.nodes == 1:
         problems += _check_class_counts(manifest, receipts)
     return {
         "dataset": str(root),
         "digest": manifest.digest,
         "level": config.level,
         "shards": len(tasks),
-        "examples": sum(split.examples for split in manifest.splits.values()),
+        "examples": sum(task.shard.examples for task in tasks),
+        "part": str(part) if part.nodes > 1 else None,
         "problems": problems,
     }
 
@@ -195,20 +201,19 @@ def _check_small_files(root: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _check_strangers(root: Path, manifest: Manifest) -> list[str]:
+def _check_strangers(root: Path, known: set[str]) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
     from imagenet_prep.core import naming
 
-    known = {shard.name for split in manifest.splits.values() for shard in split.shards}
     problems = [
-        f"{path.name}: not in the manifest, but readers would take it for a shard"
+        f"{path.name}: does not belong here, but readers would take it for a shard"
         for path in sorted(root.iterdir())
         if naming.looks_like_shard(path.name) and path.name not in known
     ]
     index = root / naming.INDEX
     there = sorted(path.name for path in index.iterdir()) if index.is_dir() else []
     return problems + [
-        f"{naming.index_name(name)}: not in the manifest" for name in there if name not in known
+        f"{naming.index_name(name)}: does not belong here" for name in there if name not in known
     ]
 
 
@@ -244,12 +249,18 @@ def run(argv: Sequence[str]) -> int:
     elif problems:
         print("\n".join(problems))
     what = f"{result['examples']:,} examples in {result['shards']} shards"
+    if result["part"]:
+        what += f" ({result['part']})"
     if problems:
         from imagenet_prep.core.errors import DataDamagedError
 
         raise DataDamagedError(
             f"{len(problems)} problems in {what} of {config.dataset}, listed above. "
-            f"{_mend(load_manifest(Path(config.dataset).expanduser()))}"
+            + (
+                "Run the replicate command that made it, with --repair."
+                if result["part"]
+                else _mend(load_manifest(Path(config.dataset).expanduser()))
+            )
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")

@@ -45,6 +45,8 @@ class Placement:
             raise ValueError(f"{self.copies} copies: expected 1 to {self.nodes}, one a node")
 
     def __str__(self) -> str:
+        if self.nodes == 1:
+            return "the whole data set"
         return f"part {self.node} of {self.nodes}, copies: {self.copies}"
 
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from imagenet_prep.core import errors, naming
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.manifest import File
+from imagenet_prep.core.placement import WHOLE, Placement
 from imagenet_prep.distribute.contents import num_bytes
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.distribute.wire import PROTOCOL, BrokenError, Channel, Frame
@@ -47,10 +48,15 @@ def serve(root: Path, channel: Channel) -> int:
                 f"imagenet-prep there speaks protocol {PROTOCOL}, here "
                 f"{begin.fields.get('protocol')}. Install the same version on every host."
             )
-        replica = Replica(root, begin.body)
+        replica = Replica(root, begin.body, Placement(*begin.fields["placement"]))
         if begin.fields["task"] == "store":
             if replica.store.size(f"{naming.WORK}/{begin.fields['origin']}") is not None:
-                # The data set itself: there is nothing to give, and nothing may be mended.
+                if replica.placement != WHOLE:
+                    raise UsageError(
+                        f"{root} there is the data set itself, which is more than "
+                        f"{replica.placement}. Choose another PATH."
+                    )
+                # There is nothing to give, and nothing may be mended.
                 channel.write("lacks", names=[], num_bytes=0)
                 channel.write("whole")
                 return errors.EXIT_DONE

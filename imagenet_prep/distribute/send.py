@@ -112,8 +112,8 @@ class Hop:
 
         Args:
           begin: the manifest, and as fields root (of the files here), proven (all of them are
-            the data set's own), address, path and python of the neighbour, origin, prove, limit
-            (bytes a second).
+            the data set's own), address, path, python and placement of the neighbour, origin,
+            prove, limit (bytes a second).
           leader: where the neighbour's answers go.
         """
         settings = begin.fields
@@ -143,6 +143,7 @@ class Hop:
                 task="store",
                 origin=self._begin.fields["origin"],
                 prove=self._begin.fields["prove"],
+                placement=self._begin.fields["placement"],
             )
             while not self._over:
                 file = self._next()

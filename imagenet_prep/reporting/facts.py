@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import measures, naming
+from imagenet_prep.core import measures, naming, placement
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.manifest import Manifest
+from imagenet_prep.core.manifest import Manifest, Shard
 from imagenet_prep.core.measures import Origin
+from imagenet_prep.core.placement import Placement
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
@@ -51,6 +52,7 @@ class Facts:
     Attributes:
       root: its folder.
       manifest: its manifest.
+      part: which of its shards lie here.
       classes: by class index.
       incidents: lines of quarantine.jsonl.
       problems: what is wrong with it, a sentence each.
@@ -66,6 +68,7 @@ class Facts:
 
     root: Path
     manifest: Manifest
+    part: Placement
     classes: list[ClassName]
     incidents: list[dict[str, Any]]
     problems: list[str]
@@ -83,6 +86,12 @@ class Facts:
     def examples(self) -> int:
         """Records over all splits."""
         return sum(split.examples for split in self.manifest.splits.values())
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards that lie here, of all splits."""
+        splits = self.manifest.splits
+        return [shard for split in splits for shard in self.part.shards(self.manifest, split)]
 
     @property
     def num_shards(self) -> int:
@@ -128,6 +137,7 @@ def gather(root: Path, manifest: Manifest, problems: list[str], source: Path | N
     facts = Facts(
         root=root,
         manifest=manifest,
+        part=placement.load(root, manifest),
         classes=_classes(root),
         incidents=[line for line in _lines(root / naming.QUARANTINE) if _is_incident(line)],
         problems=list(problems),

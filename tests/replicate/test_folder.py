@@ -149,7 +149,11 @@ def test_a_damaged_source_ends_with_its_shard_named_and_no_manifest(
     [
         (["nowhere", "--to", "x"], "not a data set of imagenet-prep"),
         (["x", "--to", "http://example.org/x"], "expected a folder or s3://"),
-        (["x", "--to", "y", "--mode", "partition"], "the readers deal every batch over all shards"),
+        (["x", "--to", "y", "--mode", "partition"], "--part K/N: expected for a folder"),
+        (["x", "--to", "y", "--mode", "partition", "--part", "4/4"], "node 4: expected 0 to 3"),
+        (["x", "--to", "y", "--mode", "partition", "--part", "one"], "--part one, --copies 1: "),
+        (["x", "--to", "y", "--part", "0/2"], "--part, --copies: expected --mode partition"),
+        (["x", "--to", "s3://b/y", "--mode", "partition"], "expected --to hosts:"),
         (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
         (["x", "--to", "y", "--check", "--repair"], "give one of them"),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),

@@ -15,6 +15,7 @@ from imagenet_prep.core import cli
 
 if TYPE_CHECKING:
     from imagenet_prep.core.manifest import Manifest, Shard
+    from imagenet_prep.core.placement import Placement
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
 
@@ -102,7 +103,7 @@ def verify(config: Config) -> dict[str, Any]:
         CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
     ]
     here = {task.name for task in tasks}
-    problems = _check_small_files(root, manifest) + _check_strangers(root, here)
+    problems = _check_small_files(root, manifest) + _check_strangers(root, here, part)
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(root, manifest, config.level, labels_are_sound))
     # Receipts of a check prove nothing later, so they are not kept beside the data.
@@ -201,19 +202,20 @@ def _check_small_files(root: Path, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _check_strangers(root: Path, known: set[str]) -> list[str]:
+def _check_strangers(root: Path, known: set[str], part: Placement) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
     from imagenet_prep.core import naming
 
+    listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
-        f"{path.name}: does not belong here, but readers would take it for a shard"
+        f"{path.name}: not in {listed}, but readers would take it for a shard"
         for path in sorted(root.iterdir())
         if naming.looks_like_shard(path.name) and path.name not in known
     ]
     index = root / naming.INDEX
     there = sorted(path.name for path in index.iterdir()) if index.is_dir() else []
     return problems + [
-        f"{naming.index_name(name)}: does not belong here" for name in there if name not in known
+        f"{naming.index_name(name)}: not in {listed}" for name in there if name not in known
     ]
 
 

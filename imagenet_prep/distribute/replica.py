@@ -186,9 +186,33 @@ class Replica:
         self.store.remove_temporaries()
         self.store.remove_tree(_INCOMING)
 
+    def begun(self, lacking: Iterable[File]) -> dict[str, int]:
+        """Removes what a killed run left half, but for beginnings of what is lacking.
+
+        Returns:
+          The bytes of each beginning, unproven, by the file's name; the caller holds the lock.
+        """
+        self.store.remove_temporaries()
+        sizes = {name: self._incoming_bytes(name) for name in self.arriving()}
+        wanted = {file.name: file.num_bytes for file in lacking}
+        begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}
+        for name in sizes.keys() - begun.keys():
+            incoming_path(self.store.root, name).unlink(missing_ok=True)
+        return begun
+
+    def _incoming_bytes(self, name: str) -> int:
+        return incoming_path(self.store.root, name).stat().st_size
+
     @contextlib.contextmanager
-    def incoming(self, file: File) -> Iterator[Incoming]:
+    def incoming(
+        self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
+    ) -> Iterator[Incoming]:
         """Yields where a file's bytes go; on leaving it is proven, synced and named.
+
+        Args:
+          file: one of `files`.
+          start: bytes of an earlier beginning to go on from.
+          kept: errors that leave what has arrived as a beginning for later.
 
         Raises:
           DataDamagedError: its bytes are not the manifest's; nothing stays of them.
@@ -198,23 +222,27 @@ class Replica:
         path = incoming_path(self.store.root, file.name)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Others may still be reading what broke off here: theirs stays theirs.
-            path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            if not start:
+                # Others may still be reading what broke off here: theirs stays theirs.
+                path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             with (
-                os.fdopen(descriptor, "wb", buffering=0) as opened,
+                os.fdopen(descriptor, "r+b", buffering=0) as opened,
                 ThreadPoolExecutor(1) as syncer,
             ):
                 arriving = Incoming(path, opened.fileno(), syncer)
+                arriving.go_on(start)
                 yield arriving
                 arriving.prove(file)
                 with storage_errors("write", path):
                     os.fsync(opened.fileno())
                     mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             self.store.publish(path, file.name)
-        finally:
-            path.unlink(missing_ok=True)
+        except BaseException as error:
+            if not isinstance(error, kept):
+                path.unlink(missing_ok=True)
+            raise
         self._note(file, mtime_ns)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
@@ -290,6 +318,17 @@ class Incoming:
         self._syncer = syncer
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
+
+    def go_on(self, start: int) -> None:
+        """Takes what is there up to `start` as if it had just come.
+
+        Raises:
+          StoreError: the disk fails.
+        """
+        with storage_errors("read", self._path):
+            os.truncate(self._descriptor, start)
+            while left := start - os.lseek(self._descriptor, 0, os.SEEK_CUR):
+                self._hash.update(os.read(self._descriptor, min(left, _SYNC_BYTES)))
 
     def append(self, part: bytes | memoryview) -> None:
         """Writes bytes at its end.

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards of three parts each; read-only."""
+    """Two shards of two parts each; read-only."""
     root = tmp_path_factory.mktemp("dataset") / "set"
-    make_dataset(root, shards=2, shard_bytes=2 * module._PART_BYTES + 1000)
+    make_dataset(root, shards=2, shard_bytes=module._PART_BYTES + 1000)
     return root
 
 
@@ -114,7 +114,7 @@ def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: P
 
 def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:
     damaged = tmp_path / "set"
-    make_dataset(damaged, shards=2, shard_bytes=2 * module._PART_BYTES)
+    make_dataset(damaged, shards=2, shard_bytes=module._PART_BYTES + 1000)
     with (damaged / "train-00001-of-00002").open("r+b") as shard:
         shard.seek(module._PART_BYTES + 5)
         shard.write(b"wrong")

@@ -8,11 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import cli, schema
 
 if TYPE_CHECKING:
+    from imagenet_prep.core.world import World
     from imagenet_prep.read.reader import Reader
 
 EXAMPLES = """\
@@ -66,6 +68,7 @@ def measure(config: Config) -> dict[str, Any]:
         config.batch_size,
         config.image_size,
         training=True,
+        world=_world(config.dataset),
         backend=config.backend,
         device=config.device,
         framework="tensorflow" if config.backend != "dali" else "dlpack",
@@ -89,6 +92,19 @@ def measure(config: Config) -> dict[str, Any]:
         "cores_needed": round(wanted * cpu / images, 1),
         "enough": rate >= wanted,
     }
+
+
+def _world(dataset: str) -> World:
+    """Returns this host alone; of a partitioned set, as one of those that read it."""
+    from imagenet_prep.core import placement
+    from imagenet_prep.core.world import World
+    from imagenet_prep.verify import load_manifest
+
+    if "://" in dataset:
+        return World()
+    root = Path(dataset).expanduser()
+    part = placement.load(root, load_manifest(root))
+    return World(part.node, part.nodes, 0, 1)
 
 
 def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:

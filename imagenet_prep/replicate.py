@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -11,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, naming
 
 if TYPE_CHECKING:
-    from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.core.manifest import File
-    from imagenet_prep.distribute.nodes import Request
+    from imagenet_prep.core.placement import Placement
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Source
@@ -45,7 +45,15 @@ class Config:
         "every host of the file",
         metavar="TARGET",
     )
-    mode: str = cli.flag("full", choices=("full", "partition"), help="what every host gets")
+    mode: str = cli.flag(
+        "full",
+        choices=("full", "partition"),
+        help="full: every host gets all; partition: the part that its own ranks will read",
+    )
+    copies: int = cli.flag(1, help="hosts that get each shard, of a partition", metavar="R")
+    part: str | None = cli.flag(
+        None, help="of a partition into a folder: for host K (from 0) of N", metavar="K/N"
+    )
     check: bool = cli.flag(False, help="read every byte of the replicas and report; move nothing")
     repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
     dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
@@ -69,11 +77,16 @@ class Config:
         """Refuses what cannot be combined, and impossible numbers."""
         from imagenet_prep.core import remote
 
+        if self.mode == "full" and (self.part is not None or self.copies != 1):
+            raise ValueError("--part, --copies: expected --mode partition")
         if self.mode == "partition":
-            raise ValueError(
-                "--mode partition: the readers deal every batch over all shards of the set, so a "
-                "node with a part of it would read the rest remotely. Every host gets all: full"
-            )
+            if self.to.startswith("s3://"):
+                raise ValueError("--mode partition: expected --to hosts:HOSTSFILE:PATH or a folder")
+            if self.to.startswith(_HOSTS) != (self.part is None):
+                raise ValueError(
+                    "--part K/N: expected for a folder; the hosts file tells it of each host"
+                )
+            self.placement()
         if sum((self.check, self.repair, self.dry_run)) > 1:
             raise ValueError("--check, --repair, --dry-run: give one of them")
         least = {"connections": 1, "retries": 0, "timeout": 1, "bandwidth_limit": 0, "wait": 0}
@@ -90,6 +103,22 @@ class Config:
                 remote.check_base(base)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+
+    def placement(self) -> Placement:
+        """Returns what belongs into a folder.
+
+        Raises:
+          ValueError: there is no such part.
+        """
+        from imagenet_prep.core.placement import WHOLE, Placement
+
+        if self.part is None:
+            return WHOLE
+        node, _, nodes = self.part.partition("/")
+        try:
+            return Placement(int(node), int(nodes), self.copies)
+        except ValueError as error:
+            raise ValueError(f"--part {self.part}, --copies {self.copies}: {error}") from None
 
     @property
     def hosts_and_path(self) -> tuple[str, str]:
@@ -151,7 +180,8 @@ def replicate(config: Config) -> dict[str, Any]:
       IncompleteError: a server or the disk did not hold out; what arrived is kept.
       BusyError: another run writes there.
     """
-    from imagenet_prep.core import manifest, naming
+    from imagenet_prep.core import manifest, placement
+    from imagenet_prep.core.errors import UsageError
     from imagenet_prep.distribute.pace import Pace
     from imagenet_prep.distribute.source import Source
 
@@ -163,17 +193,40 @@ def replicate(config: Config) -> dict[str, Any]:
         retries=config.retries,
         pace=Pace(config.bandwidth_limit * _MB),
     )
-    digest = manifest.loads(source.data, f"{config.dataset}/{naming.MANIFEST}").digest
+    there = manifest.loads(source.data, f"{config.dataset}/{naming.MANIFEST}")
+    if "://" not in config.dataset:
+        part = placement.load(Path(config.dataset).expanduser(), there)
+        if part.nodes > 1:
+            raise UsageError(
+                f"{config.dataset} is {part}. Replicate from where the whole data set is."
+            )
     if config.to.startswith(_HOSTS):
-        replicas = _to_hosts(config, source)
+        from imagenet_prep.spread import spread
+
+        replicas = spread(config, source)
     else:
         replicas = [_to_one(config, source)]
+    if not config.check and not config.dry_run and "://" not in config.dataset:
+        whole = [replica["where"] for replica in replicas if "error" not in replica]
+        _note(Path(config.dataset).expanduser(), whole, there.digest)
     return {
         "dataset": config.dataset,
-        "digest": digest,
+        "digest": there.digest,
         "replicas": replicas,
         "seconds": round(time.monotonic() - start, 2),
     }
+
+
+def _note(root: Path, places: Sequence[str], digest: str) -> None:
+    """Adds a line a replica that is whole, for the report of the data set in `root`."""
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    lines = [{"where": place, "when": when, "digest": digest} for place in places]
+    path = root / naming.REPLICAS
+    # A data set that may only be read has no such list, and is as good without.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _to_one(config: Config, source: Source) -> dict[str, Any]:
@@ -205,11 +258,11 @@ def _open_target(config: Config, data: bytes) -> Target:
         )
     from imagenet_prep.distribute.replica import Replica
 
-    root = Path(config.to).expanduser()
+    root = Path(config.to).expanduser().absolute()
     source = Path(config.dataset).expanduser()
     if source.is_dir() and root.is_dir() and root.samefile(source):
         raise UsageError(f"{root} is the data set itself. Choose another folder.")
-    return Replica(root, data)
+    return Replica(root, data, config.placement())
 
 
 def _look(config: Config, target: Target) -> tuple[list[str], list[File]]:
@@ -235,94 +288,6 @@ def _bring(config: Config, source: Source, target: Target) -> dict[str, Any]:
     moved = sum(file.num_bytes for file in lacking)
     # What was mended is no problem any more.
     return {**_report(target, []), "mended": problems, "moved_bytes": moved}
-
-
-def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
-    from imagenet_prep.core import hosts, manifest, naming
-    from imagenet_prep.core.errors import ImagenetPrepError
-    from imagenet_prep.distribute import nodes
-    from imagenet_prep.distribute.contents import contents, num_bytes
-
-    hosts_file, path = config.hosts_and_path
-    addresses = [host.address for host in hosts.read_hosts(Path(hosts_file).expanduser())]
-    files = contents(manifest.loads(source.data, naming.MANIFEST))
-    whole = {"files": len(files) + 1, "bytes": num_bytes(files)}
-    request = nodes.Request(
-        data=source.data,
-        root=str(Path(config.dataset).expanduser().absolute()),
-        path=path,
-        python=config.python,
-        prove=config.repair,
-        limit=config.bandwidth_limit * _MB,
-        retries=config.retries,
-        wait_s=config.wait,
-    )
-    if config.check or config.dry_run:
-        answers = nodes.ask(addresses, request, "check" if config.check else "plan")
-    elif config.dataset.startswith("s3://"):
-        argv = ["replicate", config.dataset, "--to", path, *_pull_flags(config)]
-        answers = nodes.pull(addresses, request, argv)
-    else:
-        answers = _push(addresses, request, len(files), quiet=config.json)
-        source.check_unchanged()
-    replicas = []
-    for address, answer in zip(addresses, answers, strict=True):
-        replica = {"where": f"{address}:{path}", **whole, "problems": [], "lacking_bytes": 0}
-        if isinstance(answer, ImagenetPrepError):
-            replica |= {"error": type(answer).__name__, "problems": [str(answer)]}
-        else:
-            replica |= answer
-        replicas.append(replica)
-    return replicas
-
-
-def _pull_flags(config: Config) -> list[str]:
-    flags = ["--repair"] if config.repair else []
-    for name in ("bandwidth_limit", "connections", "retries", "timeout"):
-        flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
-    return flags
-
-
-def _push(
-    addresses: Sequence[str], request: Request, num_files: int, *, quiet: bool
-) -> list[dict[str, Any] | ImagenetPrepError]:
-    """Gives every host what it lacks, along a chain; shows files in total, and each host's fate."""
-    from imagenet_prep.distribute import nodes
-    from imagenet_prep.engine import Progress
-
-    progress = Progress("replicate", num_files * len(addresses), 0, quiet=quiet)
-    shown = dict.fromkeys(addresses, 0)
-
-    def say(member: nodes.Member, what: str) -> None:
-        if not quiet:
-            print(f"{member.address}: {what}", file=sys.stderr, flush=True)
-
-    def watch(member: nodes.Member, what: str) -> None:
-        if what not in ("lacks", "stored"):
-            say(member, what)
-            return
-        before, done = shown[member.address], num_files - (member.lacking or 0)
-        # A host that comes back counts again only what it did not have.
-        for _ in range(done - before):
-            progress.add({"num_bytes": member.last_bytes if what == "stored" else 0})
-        if (
-            what == "stored"
-            and done * 4 // num_files > before * 4 // num_files
-            and done < num_files
-        ):
-            say(member, f"{100 * done // num_files} % of its files")
-        shown[member.address] = max(done, before)
-        progress.tick()
-
-    chain = nodes.Chain(addresses, request, watch)
-    try:
-        chain.run()
-    finally:
-        progress.close()
-    return [
-        member.error or {"moved_bytes": member.moved_bytes, "losses": member.losses}
-        for member in chain.members
-    ]
 
 
 def _run(

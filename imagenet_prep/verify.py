@@ -15,6 +15,7 @@ from imagenet_prep.core import cli
 
 if TYPE_CHECKING:
     from imagenet_prep.core.manifest import Manifest, Shard
+    from imagenet_prep.core.placement import Placement
     from imagenet_prep.core.store import Store
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
@@ -94,18 +95,24 @@ def verify(config: Config) -> dict[str, Any]:
     """Returns what was checked and all that is wrong.
 
     Raises:
-      ManifestError: dataset.json is damaged.
+      ManifestError: dataset.json or placement.json is damaged.
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
     from imagenet_prep import engine
-    from imagenet_prep.core import naming
+    from imagenet_prep.core import naming, placement
     from imagenet_prep.core.store import LocalStore, open_store
 
     store = open_store(config.dataset)
     manifest = _load(store)
-    problems = _check_small_files(store, manifest) + _check_strangers(store, manifest)
-    tasks = [CheckTask(shard) for split in manifest.splits.values() for shard in split.shards]
+    part = placement.WHOLE  # only hosts hold less
+    if isinstance(store, LocalStore):
+        part = placement.load(store.root, manifest)
+    tasks = [
+        CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
+    ]
+    here = {task.name for task in tasks}
+    problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
     # Receipts of a check prove nothing later, so they are not kept beside the data.
@@ -120,14 +127,16 @@ def verify(config: Config) -> dict[str, Any]:
         )
     for receipt in receipts:
         problems += receipt["problems"]
-    if config.level == "decode" and not problems:
+    # What a part holds of a class says nothing of the whole.
+    if config.level == "decode" and not problems and part.nodes == 1:
         problems += _check_class_counts(manifest, receipts)
     return {
         "dataset": store.where(),
         "digest": manifest.digest,
         "level": config.level,
         "shards": len(tasks),
-        "examples": sum(split.examples for split in manifest.splits.values()),
+        "examples": sum(task.shard.examples for task in tasks),
+        "part": str(part) if part.nodes > 1 else None,
         "problems": problems,
     }
 
@@ -208,18 +217,18 @@ def _check_small_files(store: Store, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _check_strangers(store: Store, manifest: Manifest) -> list[str]:
+def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
     from imagenet_prep.core import naming
 
-    known = {shard.name for split in manifest.splits.values() for shard in split.shards}
+    listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
-        f"{name}: not in the manifest, but readers would take it for a shard"
+        f"{name}: not in {listed}, but readers would take it for a shard"
         for name in store.top()
         if naming.looks_like_shard(name) and name not in known
     ]
     return problems + [
-        f"{naming.index_name(name)}: not in the manifest"
+        f"{naming.index_name(name)}: not in {listed}"
         for name in store.names(naming.INDEX)
         if name not in known
     ]
@@ -257,13 +266,19 @@ def run(argv: Sequence[str]) -> int:
     elif problems:
         print("\n".join(problems))
     what = f"{result['examples']:,} examples in {result['shards']} shards"
+    if result["part"]:
+        what += f" ({result['part']})"
     if problems:
         from imagenet_prep.core.errors import DataDamagedError
         from imagenet_prep.core.store import open_store
 
         raise DataDamagedError(
             f"{len(problems)} problems in {what} of {config.dataset}, listed above. "
-            f"{_mend(_load(open_store(config.dataset)))}"
+            + (
+                "Run the replicate command that made it, with --repair."
+                if result["part"]
+                else _mend(_load(open_store(config.dataset)))
+            )
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")

@@ -6,6 +6,7 @@ Runs on every host of a cluster, over ssh, before and after training.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from imagenet_prep.core.placement import WHOLE, Placement
 
 # In the environment of every rank of one launch, and of nothing else.
 MARK = "IMAGENET_PREP_LAUNCH"
@@ -28,9 +31,9 @@ _POLL_S = 0.2
 def probe(data_dir: str | None) -> dict[str, Any]:
     """Returns versions, GPUs, and what is known of the data set.
 
-    Keys: "versions" by package; "gpus"; "address" that its own name has, "" if none;
-    "dataset": digest of its manifest, "" without a
-    data set of this host; "problem": what is wrong with it, "" if nothing.
+    Keys: "versions" by package; "gpus"; "address" that its own name has, "" if none; "dataset":
+    digest of its manifest, "" without a data set of this host; "part": which of it is here, as
+    [node, nodes, copies]; "problem": what is wrong with it, "" if nothing.
     """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in _PACKAGES:
@@ -38,7 +41,7 @@ def probe(data_dir: str | None) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "none"
-    digest, problem = _dataset(data_dir) if data_dir is not None else ("", "")
+    digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
     address = ""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
@@ -49,29 +52,34 @@ def probe(data_dir: str | None) -> dict[str, Any]:
         "gpus": len(list(gpus.iterdir())) if gpus.is_dir() else 0,
         "address": address,
         "dataset": digest,
+        "part": dataclasses.astuple(part),
         "problem": problem,
     }
 
 
-def _dataset(data_dir: str) -> tuple[str, str]:
-    from imagenet_prep.core import manifest, naming
+def _dataset(data_dir: str) -> tuple[str, Placement, str]:
+    from imagenet_prep.core import manifest, naming, placement
     from imagenet_prep.core.errors import ImagenetPrepError
 
     root = Path(data_dir).expanduser()
+    part = WHOLE
     try:
         facts = manifest.loads((root / naming.MANIFEST).read_bytes(), str(root / naming.MANIFEST))
-        for split in facts.splits.values():
-            for shard in split.shards:
+        part = placement.load(root, facts)
+        for split in facts.splits:
+            for shard in part.shards(facts, split):
                 size = (root / shard.name).stat().st_size
                 if size != shard.num_bytes:
-                    return facts.digest, (
-                        f"{root / shard.name} has {size:,} bytes, expected {shard.num_bytes:,}"
+                    return (
+                        facts.digest,
+                        part,
+                        (f"{root / shard.name} has {size:,} bytes, expected {shard.num_bytes:,}"),
                     )
     except OSError as error:
-        return "", f"{error.filename}: {error.strerror}"
+        return "", part, f"{error.filename}: {error.strerror}"
     except ImagenetPrepError as error:
-        return "", str(error)
-    return facts.digest, ""
+        return "", part, str(error)
+    return facts.digest, part, ""
 
 
 def end(mark: str, grace_s: float) -> dict[str, Any]:

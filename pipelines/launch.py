@@ -21,6 +21,7 @@ from typing import Any
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import Host, read_hosts, ssh_argv
+from imagenet_prep.core.placement import WHOLE, Placement
 from pipelines.host import MARK
 
 EXAMPLES = """\
@@ -157,6 +158,7 @@ def _check(used: Sequence[Host], data_dir: str | None, config: Config) -> None:
             reference = host, answer
         else:
             problems += differences(*reference, host, answer)
+    problems += _misplaced(used, answers)
     if problems:
         raise ImagenetPrepError(
             f"{len(problems)} problems on {len(used)} hosts, nothing was started:\n  "
@@ -178,6 +180,24 @@ def differences(one: Host, first: dict[str, Any], other: Host, second: dict[str,
             f"{other.address}: manifest {second['dataset'][:16]}, {one.address} has "
             f"{first['dataset'][:16]}: these are different data sets. Copy one of them anew."
         )
+    return found
+
+
+def _misplaced(used: Sequence[Host], answers: Sequence[dict[str, Any] | str]) -> list[str]:
+    """Returns what is wrong with the parts of a partitioned set: each is read by its own host."""
+    found = []
+    parts = [Placement(*a["part"]) for a in answers if not isinstance(a, str) and a["dataset"]]
+    if len(parts) < len(used) or all(part == WHOLE for part in parts):
+        return []
+    for number, (host, part) in enumerate(zip(used, parts, strict=True)):
+        expected = Placement(number, len(used), min(parts[0].copies, len(used)))
+        if part != expected:
+            found.append(
+                f"{host.address}: holds {part}, expected {expected}: train on the hosts that "
+                "replicate was given, in their order, or replicate to these"
+            )
+    if len({host.slots for host in used}) > 1:
+        found.append("the set is partitioned: give all hosts equally many ranks")
     return found
 
 

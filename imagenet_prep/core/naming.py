@@ -6,6 +6,8 @@ import re
 from typing import NamedTuple
 
 MANIFEST = "dataset.json"
+# In replicas that hold a part of the set: which one.
+PLACEMENT = "placement.json"
 LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"
@@ -13,6 +15,8 @@ TFDS_INFO = "dataset_info.json"
 WORK = ".work"
 # Where the source lay, for `report`: a path is nothing that a manifest may hold.
 ORIGIN = f"{WORK}/origin.json"
+# A line for each place that `replicate` has proven a replica at, for `report`.
+REPLICAS = f"{WORK}/replicas.jsonl"
 REPORT = "report.html"
 INDEX = "index"
 

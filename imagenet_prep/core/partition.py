@@ -4,6 +4,9 @@ All ranks share one order of an epoch's examples. Step s takes the next world_si
 batch_size of them, and rank r the r-th part of that. So every example comes exactly once,
 all ranks make the same number of steps, and a run that stopped after n examples goes on at
 n with any other number of ranks.
+
+Where nodes hold parts of the set (core.placement), the ranks of each node share an order of
+what this node reads of the epoch, and take a step's share of the node from that.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from imagenet_prep.core.placement import WHOLE, Placement
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -23,7 +28,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Streams of one seed that must not meet.
-_EXAMPLES, _SHARDS = 1, 2
+_EXAMPLES, _SHARDS, _TURN = 1, 2, 3
 _IN_TURN = 8
 
 
@@ -46,7 +51,7 @@ def stream(seed: int, *parts: int) -> np.uint64:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a split's examples, epoch by epoch.
+    """The order of a split's examples on one node, epoch by epoch.
 
     Examples are numbered through all shards in the order of their records.
 
@@ -57,11 +62,13 @@ class Order:
         permutation. A window of a few shards keeps reads near each other, for disks that
         seek and for caches smaller than the data set; shards are fair samples of all
         classes, so that batches stay mixed.
+      placement: what the node holds; by default all of the split.
     """
 
     examples_per_shard: Sequence[int]
     seed: int | None
     window: int = 0
+    placement: Placement = WHOLE
 
     @property
     def num_examples(self) -> int:
@@ -70,29 +77,41 @@ class Order:
 
     def epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         """Returns the example numbers of an epoch, in the order in which they are read."""
-        numbers = np.arange(self.num_examples, dtype=np.int64)
+        numbers = self._part(epoch)
         if self.seed is None:
             return numbers
         key = stream(self.seed, epoch, _EXAMPLES)
         hashed = mix(numbers.astype(np.uint64) ^ key)
         if not 0 < self.window < len(self.examples_per_shard):
-            return np.argsort(hashed, kind="stable")
+            return numbers[np.argsort(hashed, kind="stable")]
         window = np.empty(len(self.examples_per_shard), np.int64)
         for number, shards in enumerate(self.windows(epoch)):
             window[shards] = number
-        return np.lexsort((hashed, np.repeat(window, self.examples_per_shard)))
+        window_of = np.repeat(window, self.examples_per_shard)[numbers]
+        return numbers[np.lexsort((hashed, window_of))]
 
     def windows(self, epoch: int) -> list[list[int]]:
         """Returns the shards that are read together, one window after the other."""
-        count = len(self.examples_per_shard)
+        held = self.placement.held(self.examples_per_shard)
+        size = self.window
         if self.seed is None:
             # One after the other; together are those whose fetching may overlap.
-            return [list(range(count))[i : i + _IN_TURN] for i in range(0, count, _IN_TURN)]
-        if not 0 < self.window < count:
-            return [list(range(count))]
-        hashed = mix(np.arange(count, dtype=np.uint64) ^ stream(self.seed, epoch, _SHARDS))
-        shards = np.argsort(hashed, kind="stable").tolist()
-        return [shards[i : i + self.window] for i in range(0, count, self.window)]
+            size = _IN_TURN
+        elif 0 < self.window < len(held):
+            hashed = mix(np.array(held, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
+            held = [held[place] for place in np.argsort(hashed, kind="stable")]
+        else:
+            return [held]
+        return [held[i : i + size] for i in range(0, len(held), size)]
+
+    def _part(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Returns the example numbers that this node reads, in the order of their records."""
+        total, turn = self.num_examples, 0
+        if self.seed is not None and self.placement.copies > 1:
+            most = self.placement.most_turn(total)
+            turn = int(stream(self.seed, epoch, _TURN)) % (most + 1)
+        first, count = self.placement.part(total, turn)
+        return np.arange(first, first + count, dtype=np.int64) % max(total, 1)
 
 
 @dataclass(frozen=True)
@@ -105,6 +124,7 @@ class Steps:
       world_size: ranks.
       batch_size: examples a rank and step.
       drop_tail: training leaves out what does not fill a step of all ranks; evaluation pads.
+      nodes: that read orders of their own, each with as many ranks; 1 where all share one.
     """
 
     start: int
@@ -112,6 +132,7 @@ class Steps:
     world_size: int
     batch_size: int
     drop_tail: bool
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what cannot be dealt."""
@@ -119,6 +140,10 @@ class Steps:
             raise ValueError(f"start {self.start}: expected 0 to {self.num_examples}")
         if self.world_size < 1 or self.batch_size < 1:
             raise ValueError("world size and batch size: expected at least 1")
+        if self.nodes < 1 or self.world_size % self.nodes:
+            raise ValueError(
+                f"{self.world_size} ranks on {self.nodes} nodes: expected as many on each"
+            )
 
     @property
     def global_batch(self) -> int:
@@ -138,9 +163,14 @@ class Steps:
         return left % self.global_batch if self.drop_tail else 0
 
     def positions(self, step: int, rank: int) -> range:
-        """Returns a rank's positions in the epoch's order; short, or empty, where padded."""
-        first = self.start + step * self.global_batch + rank * self.batch_size
-        return range(min(first, self.num_examples), min(first + self.batch_size, self.num_examples))
+        """Returns a rank's positions in its order of the epoch; short, or empty, where padded.
+
+        Where nodes have orders of their own, that of this node may be one shorter.
+        """
+        rank %= self.world_size // self.nodes
+        first = (self.start + step * self.global_batch) // self.nodes + rank * self.batch_size
+        end = -(-self.num_examples // self.nodes)
+        return range(min(first, end), min(first + self.batch_size, end))
 
     def after(self, steps: int) -> int:
         """Returns how many examples of the epoch are read after so many steps."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from imagenet_prep.core import errors, naming
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.manifest import File
+from imagenet_prep.core.placement import WHOLE, Placement
 from imagenet_prep.distribute.contents import num_bytes
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.distribute.wire import PROTOCOL, BrokenError, Channel, Frame
@@ -47,11 +48,16 @@ def serve(root: Path, channel: Channel) -> int:
                 f"imagenet-prep there speaks protocol {PROTOCOL}, here "
                 f"{begin.fields.get('protocol')}. Install the same version on every host."
             )
-        replica = Replica(root, begin.body)
+        replica = Replica(root, begin.body, Placement(*begin.fields["placement"]))
         if begin.fields["task"] == "store":
             if replica.store.size(f"{naming.WORK}/{begin.fields['origin']}") is not None:
-                # The data set itself: there is nothing to give, and nothing may be mended.
-                channel.write("lacks", names=[], num_bytes=0)
+                if replica.placement != WHOLE:
+                    raise UsageError(
+                        f"{root} there is the data set itself, which is more than "
+                        f"{replica.placement}. Choose another PATH."
+                    )
+                # There is nothing to give, and nothing may be mended.
+                channel.write("lacks", names=[], num_bytes=0, begun={})
                 channel.write("whole")
                 return errors.EXIT_DONE
             with _lock(replica):
@@ -106,13 +112,15 @@ def _problems(replica: Replica, *, prove: bool) -> list[tuple[str, File]]:
 
 def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
     replica.refuse_others()
-    replica.clear()
     lacking = {file.name: file for _, file in _problems(replica, prove=prove)}
+    begun = replica.begun(lacking.values())
     replica.check_space(list(lacking.values()))
     finished = not lacking and replica.manifest_problem() is None
     if not finished:
         replica.withdraw()
-    channel.write("lacks", names=sorted(lacking), num_bytes=num_bytes(lacking.values()))
+    channel.write(
+        "lacks", names=sorted(lacking), num_bytes=num_bytes(lacking.values()), begun=begun
+    )
     while lacking:
         frame = channel.read()
         if frame is None:
@@ -121,7 +129,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
             raise BrokenError(f"expected a file that is lacking, got {frame.kind}")
         file = lacking[frame.fields["name"]]
         try:
-            _take(replica, file, channel)
+            _take(replica, file, frame.fields["start"], channel)
         except _AbandonedError:
             continue
         except DataDamagedError as error:
@@ -135,8 +143,9 @@ def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
     return errors.EXIT_DONE
 
 
-def _take(replica: Replica, file: File, channel: Channel) -> None:
-    with replica.incoming(file) as arriving:
+def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
+    # What a broken connection leaves is gone on with when there is another.
+    with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
             frame = channel.read()
             if frame is None:

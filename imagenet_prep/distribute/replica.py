@@ -16,8 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core import canonical, manifest, naming
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.manifest import File, Manifest
+from imagenet_prep.core.placement import WHOLE, Placement, load
 from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.distribute.contents import contents, num_bytes, strangers
 
@@ -35,18 +36,20 @@ class Replica:
 
     Attributes:
       store: the folder.
+      placement: the part of the data set that belongs here.
       files: what it must hold, but for the manifest.
     """
 
-    def __init__(self, root: Path, data: bytes) -> None:
-        """Begins with the manifest's bytes; nothing is written.
+    def __init__(self, root: Path, data: bytes, placement: Placement = WHOLE) -> None:
+        """Begins with the manifest's bytes and the part that is wanted; nothing is written.
 
         Raises:
           ManifestError: it is damaged.
         """
         self.store = LocalStore(root)
         self.manifest: Manifest = manifest.loads(data, naming.MANIFEST)
-        self.files = contents(self.manifest)
+        self.placement = placement
+        self.files = contents(self.manifest, placement)
         self._data = data
         self._journal = f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl"
         self._proven = self._read_journal()
@@ -76,11 +79,20 @@ class Replica:
                 f"{self.where()} holds the unfinished work of prepare, resize or adopt. Finish "
                 "that, or choose another folder."
             )
+        # A damaged one is written anew.
+        with contextlib.suppress(ManifestError):
+            part = load(self.store.root, self.manifest)
+            if part.nodes > 1 and part != self.placement:
+                raise UsageError(
+                    f"{self.where()} holds {part}; expected {self.placement}. Remove it, or choose "
+                    "another folder."
+                )
         index = [f"{naming.INDEX}/{name}" for name in self.store.names(naming.INDEX)]
         if odd := strangers([*self.store.names(""), *index], self.files):
             raise UsageError(
                 f"{self.where()} holds {', '.join(odd[:3])}, which readers would take for shards "
-                "and the manifest does not name. Remove them, or choose another folder."
+                f"and which do not belong to {self.placement}. Remove them, or choose another "
+                "folder."
             )
 
     def problem(self, file: File, *, prove: bool) -> str | None:
@@ -133,11 +145,18 @@ class Replica:
             self._proven = self._read_journal()
 
     def manifest_problem(self) -> str | None:
-        """Returns what is wrong with the manifest here."""
+        """Returns what is wrong with the manifest here, or with what says which part this is."""
         if self.store.size(naming.MANIFEST) is None:
             return f"{naming.MANIFEST}: missing: the replica is not finished"
-        there = self.store.read(naming.MANIFEST)
-        return None if there == self._data else f"{naming.MANIFEST}: differs from the source's"
+        if self.store.read(naming.MANIFEST) != self._data:
+            return f"{naming.MANIFEST}: differs from the source's"
+        try:
+            part = load(self.store.root, self.manifest)
+        except ManifestError as error:
+            return str(error)
+        if part != self.placement:
+            return f"{naming.PLACEMENT}: {part}, expected {self.placement}"
+        return None
 
     def check_space(self, lacking: list[File]) -> None:
         """Refuses what does not fit.
@@ -154,19 +173,46 @@ class Replica:
             )
 
     def withdraw(self) -> None:
-        """Takes the manifest away: what is about to be mended is not whole."""
-        path = self.store.path(naming.MANIFEST)
-        with storage_errors("remove", path):
-            path.unlink(missing_ok=True)
+        """Takes the manifest away: what is about to be mended is not whole; says which part."""
+        for name in (naming.MANIFEST, naming.PLACEMENT):
+            path = self.store.path(name)
+            with storage_errors("remove", path):
+                path.unlink(missing_ok=True)
+        if self.placement != WHOLE:
+            self.store.write(naming.PLACEMENT, self.placement.dumps(self.manifest.digest))
 
     def clear(self) -> None:
         """Removes what a killed run left half; the caller holds the lock."""
         self.store.remove_temporaries()
         self.store.remove_tree(_INCOMING)
 
+    def begun(self, lacking: Iterable[File]) -> dict[str, int]:
+        """Removes what a killed run left half, but for beginnings of what is lacking.
+
+        Returns:
+          The bytes of each beginning, unproven, by the file's name; the caller holds the lock.
+        """
+        self.store.remove_temporaries()
+        sizes = {name: self._incoming_bytes(name) for name in self.arriving()}
+        wanted = {file.name: file.num_bytes for file in lacking}
+        begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}
+        for name in sizes.keys() - begun.keys():
+            incoming_path(self.store.root, name).unlink(missing_ok=True)
+        return begun
+
+    def _incoming_bytes(self, name: str) -> int:
+        return incoming_path(self.store.root, name).stat().st_size
+
     @contextlib.contextmanager
-    def incoming(self, file: File) -> Iterator[Incoming]:
+    def incoming(
+        self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
+    ) -> Iterator[Incoming]:
         """Yields where a file's bytes go; on leaving it is proven, synced and named.
+
+        Args:
+          file: one of `files`.
+          start: bytes of an earlier beginning to go on from.
+          kept: errors that leave what has arrived as a beginning for later.
 
         Raises:
           DataDamagedError: its bytes are not the manifest's; nothing stays of them.
@@ -176,23 +222,27 @@ class Replica:
         path = incoming_path(self.store.root, file.name)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Others may still be reading what broke off here: theirs stays theirs.
-            path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            if not start:
+                # Others may still be reading what broke off here: theirs stays theirs.
+                path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
             with (
-                os.fdopen(descriptor, "wb", buffering=0) as opened,
+                os.fdopen(descriptor, "r+b", buffering=0) as opened,
                 ThreadPoolExecutor(1) as syncer,
             ):
                 arriving = Incoming(path, opened.fileno(), syncer)
+                arriving.go_on(start)
                 yield arriving
                 arriving.prove(file)
                 with storage_errors("write", path):
                     os.fsync(opened.fileno())
                     mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             self.store.publish(path, file.name)
-        finally:
-            path.unlink(missing_ok=True)
+        except BaseException as error:
+            if not isinstance(error, kept):
+                path.unlink(missing_ok=True)
+            raise
         self._note(file, mtime_ns)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
@@ -268,6 +318,17 @@ class Incoming:
         self._syncer = syncer
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
+
+    def go_on(self, start: int) -> None:
+        """Takes what is there up to `start` as if it had just come.
+
+        Raises:
+          StoreError: the disk fails.
+        """
+        with storage_errors("read", self._path):
+            os.truncate(self._descriptor, start)
+            while left := start - os.lseek(self._descriptor, 0, os.SEEK_CUR):
+                self._hash.update(os.read(self._descriptor, min(left, _SYNC_BYTES)))
 
     def append(self, part: bytes | memoryview) -> None:
         """Writes bytes at its end.

@@ -112,8 +112,8 @@ class Hop:
 
         Args:
           begin: the manifest, and as fields root (of the files here), proven (all of them are
-            the data set's own), address, path and python of the neighbour, origin, prove, limit
-            (bytes a second).
+            the data set's own), address, path, python and placement of the neighbour, origin,
+            prove, limit (bytes a second).
           leader: where the neighbour's answers go.
         """
         settings = begin.fields
@@ -123,6 +123,7 @@ class Hop:
         self._pace = Pace(settings["limit"])
         self._wrong: Counter[str] = Counter()
         self._todo: dict[str, File] | None = None
+        self._begun: dict[str, int] = {}
         self._news = threading.Condition()
         self._over = False
         module = "imagenet_prep.distribute.receive"
@@ -143,6 +144,7 @@ class Hop:
                 task="store",
                 origin=self._begin.fields["origin"],
                 prove=self._begin.fields["prove"],
+                placement=self._begin.fields["placement"],
             )
             while not self._over:
                 file = self._next()
@@ -165,6 +167,7 @@ class Hop:
                 if frame.kind == "lacks":
                     names = set(frame.fields["names"])
                     with self._news:
+                        self._begun = frame.fields["begun"]
                         self._todo = {f.name: f for f in self._replica.files if f.name in names}
                         self._news.notify()
                 elif frame.kind == "wrong":
@@ -215,9 +218,12 @@ class Hop:
         if opened is None:
             self._put_back(file)
             return
-        channel.write("file", name=file.name)
+        # Once: where the beginning turns out to be wrong, all of it is sent.
+        start = self._begun.pop(file.name, 0)
+        channel.write("file", name=file.name, start=start)
         with opened:
-            left = file.num_bytes
+            opened.seek(start)
+            left = file.num_bytes - start
             while left and not self._over:
                 data = opened.read(min(CHUNK_BYTES, left))
                 if data:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from imagenet_prep.core import canonical
 
 # What both ends must have in common; another one is refused with what to upgrade.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # Whoever has nothing to send says so this often, and whoever hears nothing for so long gives
 # up: a host that lost its power closes no connection. Longer than a switch needs to come back.

@@ -84,7 +84,9 @@ class Feed:
 
     def steps(self, start: int) -> Steps:
         """Returns how the rest of an epoch is dealt out, from its `start`-th example on."""
-        return Steps(start, len(self.records), self.world.size, self.batch_size, self.training)
+        nodes = self.order.placement.nodes
+        total = len(self.records)
+        return Steps(start, total, self.world.size, self.batch_size, self.training, nodes)
 
     def batches(self, epoch: int, start: int) -> Iterator[EncodedBatch]:
         """Yields this rank's steps of the rest of an epoch.
@@ -97,8 +99,9 @@ class Feed:
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
         windows = self.order.windows(epoch)
-        if start < len(numbers):
-            first, _ = self.records.place(int(numbers[start]))
+        begin = steps.positions(0, 0).start
+        if begin < len(numbers):
+            first, _ = self.records.place(int(numbers[begin]))
             windows = list(dropwhile(lambda shards: first not in shards, windows))
         self.records.follow(windows)
         ahead: deque[tuple[list[int], Future[list[ImageExample | None]]]] = deque()
@@ -107,7 +110,7 @@ class Feed:
                 for step in range(steps.count + _STEPS_AHEAD):
                     if step < steps.count:
                         positions = steps.positions(step, self.world.rank)
-                        mine = [int(numbers[position]) for position in positions]
+                        mine = numbers[positions.start : positions.stop].tolist()
                         self.records.will_need(mine)
                         ahead.append((mine, pool.submit(self._read, mine)))
                     if step >= _STEPS_AHEAD - 1 and ahead:

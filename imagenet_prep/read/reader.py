@@ -12,6 +12,7 @@ from imagenet_prep.core import schema
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.manifest import Manifest
 from imagenet_prep.core.partition import Order
+from imagenet_prep.core.placement import Placement
 from imagenet_prep.core.world import World
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.feed import EncodedBatch, Feed
@@ -130,6 +131,8 @@ class Reader:
             "split": self._feed.records.split,
             "seed": self._feed.seed,
             "window": self._feed.order.window,
+            "nodes": self._feed.order.placement.nodes,
+            "copies": self._feed.order.placement.copies,
             "epoch": self.epoch,
             "examples_read": self._examples_read,
         }
@@ -137,12 +140,15 @@ class Reader:
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken, with any number of ranks and any batch size.
 
+        Where nodes hold parts of the set, their number stays; that of their ranks need not.
+
         Raises:
-          UsageError: the state is of another data set, split, seed or window.
+          UsageError: the state is of another data set, split, seed, window or partition.
         """
         mine = self.state()
-        for name in ("version", "dataset", "split", "seed", "window"):
-            if state.get(name) != mine[name]:
+        for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies"):
+            # States of sets that all nodes hold whole may say nothing of nodes.
+            if state.get(name, 1 if name in ("nodes", "copies") else None) != mine[name]:
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, this reader {mine[name]!r}: the "
                     "order would be another one. Use the same data set and settings, or start "
@@ -286,7 +292,8 @@ def make_dataset(
       on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`.
 
     Raises:
-      UsageError: no manifest, an unknown choice, or a backend that is not installed.
+      UsageError: no manifest, an unknown choice, a backend that is not installed, or a part of
+        a partitioned set that other hosts than its own are to read.
       DataDamagedError: shards are missing or cut.
     """
     choices: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -309,12 +316,18 @@ def make_dataset(
     world = world or World.from_environment()
     training = split == schema.TRAIN if training is None else training
     records, remote = _open(os.fspath(data_dir), split, cache_dir, cache_gb)
+    _check_world(world, records.placement, data_dir)
     if shuffle_window is None:
         shuffle_window = _REMOTE_WINDOW if remote else 0
     threads = num_threads or max(1, len(os.sched_getaffinity(0)) // world.local_size)
     feed = Feed(
         records=records,
-        order=Order(records.examples_per_shard, seed if training else None, shuffle_window),
+        order=Order(
+            records.examples_per_shard,
+            seed if training else None,
+            shuffle_window,
+            records.placement,
+        ),
         world=world,
         batch_size=batch_size,
         training=training,
@@ -379,6 +392,24 @@ def _open(
     limit = None if cache_gb is None else round(cache_gb * 1e9)
     cache = NodeCache(data_dir, folder, limit)
     return Records(cache.root, split, cache), True
+
+
+def _check_world(world: World, placement: Placement, data_dir: str | os.PathLike[str]) -> None:
+    """Refuses ranks that would not read each part of the set exactly once."""
+    if placement.nodes == 1:
+        return
+    where = f"{os.fspath(data_dir)} is {placement}"
+    if world.size != placement.nodes * world.local_size:
+        raise UsageError(
+            f"{where}: {placement.nodes} hosts with equally many ranks have to read it together, "
+            f"here are {world.size} ranks, {world.local_size} on this host. Start them on all "
+            "hosts, or replicate to the hosts that are there."
+        )
+    if world.cross_rank != placement.node:
+        raise UsageError(
+            f"{where}, but this host is number {world.cross_rank} among those that train. Start "
+            "them in the order of the hosts file that replicate was given."
+        )
 
 
 def _choose_backend(backend: str, device: str) -> str:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core import example, manifest, naming, schema, tfrecord
+from imagenet_prep.core import example, manifest, naming, placement, schema, tfrecord
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.placement import WHOLE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -35,10 +36,11 @@ class Records:
       split: "train" or "validation".
       wnids: WNIDs by class index.
       examples_per_shard: records of each shard.
+      placement: which of the shards are here.
     """
 
     def __init__(self, root: Path, split: str, cache: NodeCache | None = None) -> None:
-        """Opens a split: reads the manifest and compares every shard's size with it.
+        """Opens a split: reads the manifest and compares the size of every shard here with it.
 
         Args:
           root: folder of the data set.
@@ -64,6 +66,7 @@ class Records:
         self.split = split
         self._cache = cache
         self._shards = self.manifest.splits[split].shards
+        self.placement = WHOLE if cache is not None else placement.load(root, self.manifest)
         self.examples_per_shard = tuple(shard.examples for shard in self._shards)
         self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
         lines = (root / naming.LABELS).read_text("utf-8").splitlines()
@@ -163,7 +166,7 @@ class Records:
 
     def _check_sizes(self) -> None:
         problems = []
-        for shard in self._shards:
+        for shard in self.placement.shards(self.manifest, self.split):
             for file in reversed(shard.files):
                 name, num_bytes = file.name, file.num_bytes
                 try:

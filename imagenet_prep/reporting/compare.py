@@ -76,8 +76,7 @@ def compare(one: Facts, other: Facts, seed: int) -> Comparison:
     """Returns what distinguishes two data sets; damage is added to the problems of its facts."""
     comparison = Comparison((one, other))
     chance = random.Random(seed)
-    shards = [s for split in one.manifest.splits.values() for s in split.shards]
-    chosen = chance.sample(shards, min(_KEY_SHARDS, len(shards)))
+    chosen = chance.sample(one.shards, min(_KEY_SHARDS, len(one.shards)))
     # Validation names are unique by themselves, so a key needs no split.
     wanted = {
         key: image for shard in chosen for key, image in _images(one, shard.name, seed, _PAIRS)
@@ -85,8 +84,7 @@ def compare(one: Facts, other: Facts, seed: int) -> Comparison:
     found: list[tuple[str, example.ImageExample, example.ImageExample]] = []
     searched = 0
     names = {shard.name for shard in chosen}
-    theirs = [s for split in other.manifest.splits.values() for s in split.shards]
-    for shard in sorted(theirs, key=lambda shard: shard.name not in names):
+    for shard in sorted(other.shards, key=lambda shard: shard.name not in names):
         if not wanted or len(found) >= _PAIRS or searched > _SEARCHED_BYTES:
             break
         searched += shard.num_bytes

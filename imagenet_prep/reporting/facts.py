@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import measures, naming
+from imagenet_prep.core import measures, naming, placement
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.manifest import Manifest
+from imagenet_prep.core.manifest import Manifest, Shard
 from imagenet_prep.core.measures import Origin
-
-# A line for each place that `replicate` has proven a replica at.
-REPLICAS = f"{naming.WORK}/replicas.jsonl"
+from imagenet_prep.core.placement import Placement
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
@@ -54,6 +52,7 @@ class Facts:
     Attributes:
       root: its folder.
       manifest: its manifest.
+      part: which of its shards lie here.
       classes: by class index.
       incidents: lines of quarantine.jsonl.
       problems: what is wrong with it, a sentence each.
@@ -64,11 +63,12 @@ class Facts:
       tasks: that wrote its shards.
       seconds_of: work of all workers together, by stage.
       source_root, source_files: where the source lay: a folder, and files by name.
-      replicas: lines of REPLICAS.
+      replicas: the last line of naming.REPLICAS about each place.
     """
 
     root: Path
     manifest: Manifest
+    part: Placement
     classes: list[ClassName]
     incidents: list[dict[str, Any]]
     problems: list[str]
@@ -86,6 +86,12 @@ class Facts:
     def examples(self) -> int:
         """Records over all splits."""
         return sum(split.examples for split in self.manifest.splits.values())
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards that lie here, of all splits."""
+        splits = self.manifest.splits
+        return [shard for split in splits for shard in self.part.shards(self.manifest, split)]
 
     @property
     def num_shards(self) -> int:
@@ -131,10 +137,11 @@ def gather(root: Path, manifest: Manifest, problems: list[str], source: Path | N
     facts = Facts(
         root=root,
         manifest=manifest,
+        part=placement.load(root, manifest),
         classes=_classes(root),
         incidents=[line for line in _lines(root / naming.QUARANTINE) if _is_incident(line)],
         problems=list(problems),
-        replicas=[line for line in _lines(root / REPLICAS) if "where" in line],
+        replicas=_replicas(root),
     )
     origin = _json(root / naming.ORIGIN)
     files = origin.get("files")
@@ -230,6 +237,11 @@ def _classes(root: Path) -> list[ClassName]:
     except OSError:
         return []
     return [ClassName(*line.partition(" ")[::2]) for line in text.splitlines()]
+
+
+def _replicas(root: Path) -> list[dict[str, Any]]:
+    lines = [line for line in _lines(root / naming.REPLICAS) if isinstance(line.get("where"), str)]
+    return list({line["where"]: line for line in lines}.values())
 
 
 def _is_incident(line: dict[str, Any]) -> bool:

@@ -174,7 +174,7 @@ def _candidates(facts: Facts, seed: int) -> Iterator[tuple[str, list[tuple[int, 
     known: dict[str, dict[int, Origin | None]] = {}
     for name, origin in facts.origins:
         known.setdefault(name, {})[origin.record] = origin
-    shards = [s for split in facts.manifest.splits.values() for s in split.shards]
+    shards = facts.shards
     starts = [0, *itertools.accumulate(shard.examples for shard in shards)]
     drawn: dict[str, dict[int, Origin | None]] = {}
     for position in chance.sample(range(starts[-1]), min(_DRAWS, starts[-1])):

@@ -144,13 +144,15 @@ class _Training:
                 found = self._restore()
             except ImagenetPrepError as error:
                 failure = error
-        found, failure = self._comm.broadcast_object((found, failure))
+        place = self._reader.state() if found is None else found["reader"]
+        found, place, failure = self._comm.broadcast_object((found, place, failure))
         if failure is not None:
             raise failure
+        # Also at the start: a rank that would read another set, or another order, is told so.
+        self._reader.restore(place)
         if found is not None:
             self._step, self._saved_at = found["step"], found["saved_at"]
             self._saved_step = self._step
-            self._reader.restore(found["reader"])
             self._log.say(f"resumed after step {self._step:,} from {found['name']}")
         self._comm.broadcast_variables(self._variables)
         self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from imagenet_prep.reporting import facts
+from imagenet_prep.verify import load_manifest
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
 from tests.kit.replicas import make_dataset
@@ -146,7 +149,11 @@ def test_a_damaged_source_ends_with_its_shard_named_and_no_manifest(
     [
         (["nowhere", "--to", "x"], "not a data set of imagenet-prep"),
         (["x", "--to", "http://example.org/x"], "expected a folder or s3://"),
-        (["x", "--to", "y", "--mode", "partition"], "the readers deal every batch over all shards"),
+        (["x", "--to", "y", "--mode", "partition"], "--part K/N: expected for a folder"),
+        (["x", "--to", "y", "--mode", "partition", "--part", "4/4"], "node 4: expected 0 to 3"),
+        (["x", "--to", "y", "--mode", "partition", "--part", "one"], "--part one, --copies 1: "),
+        (["x", "--to", "y", "--part", "0/2"], "--part, --copies: expected --mode partition"),
+        (["x", "--to", "s3://b/y", "--mode", "partition"], "expected --to hosts:"),
         (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
         (["x", "--to", "y", "--check", "--repair"], "give one of them"),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),
@@ -167,6 +174,21 @@ def test_the_data_set_itself_is_no_target(dataset: Path) -> None:
 
     assert result.code == 2
     assert "is the data set itself" in result.err
+
+
+def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Path) -> None:
+    assert replicate(dataset, "--to", tmp_path / "one", "--dry-run").code == 0
+    (tmp_path / "full").write_text("no folder")
+    assert replicate(dataset, "--to", tmp_path / "full").code == 1
+    assert not (dataset / ".work" / "replicas.jsonl").exists()
+    for name in ("one", "two", "one"):
+        assert replicate(dataset, "--to", tmp_path / name).code == 0
+    known = facts.gather(dataset, load_manifest(dataset), [], None).replicas
+
+    assert [replica["where"] for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
+    assert {replica["digest"] for replica in known} == {load_manifest(dataset).digest}
+    for replica in known:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica["when"])
 
 
 @pytest.mark.root

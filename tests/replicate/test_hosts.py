@@ -80,6 +80,10 @@ def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Pat
     assert "Run the same command again when it is back." in result.out
     assert "1 of 4 replicas failed" in result.err
     hosts.assert_whole(dataset, "10.0.0.2")
+    noted = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
+    assert [json.loads(line)["where"] for line in noted] == [
+        f"{address}:~/set" for address in hosts.addresses if address != "10.0.0.2"
+    ]
 
 
 def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> None:
@@ -96,6 +100,24 @@ def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> 
     assert result.code == 0, result
     hosts.assert_whole(large)
     assert {p.name: p.stat().st_ino for p in replica.glob("train-*") if p.name in kept} == kept
+
+
+@pytest.mark.parametrize(("byte", "again"), [(None, False), (100, True)])
+def test_a_shard_that_had_begun_to_arrive_is_gone_on_with(
+    hosts: Hosts, dataset: Path, byte: int | None, again: bool
+) -> None:
+    incoming = hosts.replica("node-3") / ".work" / "incoming"
+    incoming.mkdir(parents=True)
+    (incoming / SHARD).write_bytes((dataset / SHARD).read_bytes()[:30_000])
+    (incoming / "train-00000-of-00006").write_bytes(bytes(99_999))
+    if byte is not None:
+        faults.flip_bit(incoming / SHARD, byte)
+    result = hosts.run(dataset)
+
+    assert result.code == 0, result
+    assert (f"{SHARD}: sha256 " in result.err and "It is sent again." in result.err) == again
+    hosts.assert_whole(dataset)
+    assert [path for path in incoming.rglob("*") if path.is_file()] == []
 
 
 def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,33 +13,17 @@ from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
-from tests.kit.s3_server import (
-    ACCESS_KEY,
-    BUCKET,
-    SECRET_KEY,
-    S3Server,
-    objects,
-    serve_s3,
-    uploads,
-)
+from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, objects, uploads
 from tests.replicate.conftest import Hosts
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        server.client().create_bucket(Bucket=BUCKET)
-        yield server
-
-
-@pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards of three parts each; read-only."""
+    """Two shards of two parts each; read-only."""
     root = tmp_path_factory.mktemp("dataset") / "set"
-    make_dataset(root, shards=2, shard_bytes=2 * module.PART_BYTES + 1000)
+    make_dataset(root, shards=2, shard_bytes=module.PART_BYTES + 1000)
     return root
 
 
@@ -115,7 +98,7 @@ def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: P
 
 def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:
     damaged = tmp_path / "set"
-    make_dataset(damaged, shards=2, shard_bytes=2 * module.PART_BYTES)
+    make_dataset(damaged, shards=2, shard_bytes=module.PART_BYTES + 1000)
     with (damaged / "train-00001-of-00002").open("r+b") as shard:
         shard.seek(module.PART_BYTES + 5)
         shard.write(b"wrong")
@@ -189,23 +172,3 @@ def test_a_killed_upload_is_resumed_and_leaves_nothing(
     assert replicate(s3, dataset, "--to", there).code == 0
     assert objects(client, "killed") == contents(dataset)
     assert uploads(client, "killed") == []
-
-
-def test_no_credential_is_written_or_shown(s3: S3Server, tmp_path: Path) -> None:
-    make_dataset(tmp_path / "set")
-    there = f"s3://{BUCKET}/secret"
-    with command.started("replicate", tmp_path / "set", "--to", there, env=s3.environment) as run:
-        arguments = Path(f"/proc/{run.pid}/cmdline").read_bytes()
-        sent = run.finish()
-    got = replicate(s3, there, "--to", tmp_path / "copy")
-    wrong = {**s3.environment, "AWS_SECRET_ACCESS_KEY": "planted-secret"}
-    refused = command.run("replicate", there, "--to", tmp_path / "no", env=wrong)
-
-    assert (sent.code, got.code, refused.code) == (0, 0, 1), (sent, got, refused)
-    assert "the server answers 403" in refused.err
-    said = "".join([*sent[1:], *got[1:], *refused[1:]])
-    for secret in (SECRET_KEY, ACCESS_KEY, "planted-secret"):
-        assert secret not in said
-        assert secret.encode() not in arguments
-        for path in (tmp_path / "copy").rglob("*"):
-            assert path.is_dir() or secret.encode() not in path.read_bytes()

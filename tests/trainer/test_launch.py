@@ -18,7 +18,7 @@ from pipelines import host
 from tests.kit.command import Finished, started
 
 # ssh that reaches hosts of this machine: one is down, one hangs, one lacks the program, one
-# has another data set.
+# has another data set, some have a part of it.
 SSH = """\
 #!/bin/sh
 while [ "$1" != -- ]; do shift; done
@@ -28,6 +28,7 @@ unknown) echo "Host key verification failed." >&2; exit 255 ;;
 hangs) exec sleep 60 ;;
 bare) echo "No module named pipelines" >&2; exit 1 ;;
 other) exec sh -c "$(echo "$3" | sed 's|/set|/other|')" ;;
+part*) exec sh -c "$(echo "$3" | sed "s|/set|/$2|")" ;;
 *) exec sh -c "$3" ;;
 esac
 """
@@ -106,6 +107,54 @@ def test_a_host_that_does_not_answer_in_time_is_named(cluster: Path) -> None:
 
     assert finished.code == 1
     assert "hangs: no answer in 2 s" in finished.err
+
+
+@pytest.fixture
+def parts(cluster: Path) -> Path:
+    """The same with the hosts part0 and part1, which share the data set."""
+    for node in (0, 1):
+        flags = ("--to", cluster / f"part{node}", "--mode", "partition", f"--part={node}/2")
+        with started("replicate", cluster / "set", *flags) as running:
+            assert running.finish().code == 0
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "named"),
+    [
+        (
+            "part1 slots=1\npart0 slots=1\n",
+            2,
+            "part1: holds part 1 of 2, copies: 1, expected part 0",
+        ),
+        (
+            "part0 slots=1\npart1 slots=1\n",
+            1,
+            "part0: holds part 0 of 2, copies: 1, expected the whole",
+        ),
+        (
+            "part0 slots=1\nlocalhost slots=1\n",
+            2,
+            "localhost: holds the whole data set, expected part 1",
+        ),
+        ("part0 slots=2\npart1 slots=2\n", 3, "give all hosts equally many ranks"),
+    ],
+)
+def test_parts_that_would_not_be_read_once_each_are_named(
+    parts: Path, hosts: str, ranks: int, named: str
+) -> None:
+    finished = launch(parts, hosts, ranks)
+
+    assert finished.code == 1, finished
+    assert named in finished.err
+
+
+@pytest.mark.horovod
+def test_hosts_with_their_parts_in_order_are_fit(parts: Path, horovod: None) -> None:
+    finished = launch(parts, "part0 slots=2\npart1 slots=2\n", 4)
+
+    assert finished.code == 0, finished
+    assert finished.out.startswith("2 hosts fit, 4 ranks")
 
 
 def test_a_shard_that_is_cut_on_one_host_is_named(cluster: Path) -> None:

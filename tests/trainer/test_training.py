@@ -16,6 +16,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer.comm import Alone
 from imagenet_prep.trainer.config import Config
 from tests.kit.command import started
 from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, arguments, flags, rows
@@ -177,6 +178,18 @@ def test_another_run_does_not_go_on_from_this_ones_checkpoints(
     for other in ({"num_epochs": 3.0}, {"lr": 0.1}, {"seed": 1}, {"batch_size": 4}):
         with pytest.raises(UsageError, match=r"holds a run with \w+"):
             train(tmp_path / "run", **other)
+
+
+def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_rank_0(_: Alone, value: Any) -> Any:
+        found, place, failure = value
+        return found, {**place, "nodes": 2}, failure
+
+    monkeypatch.setattr(Alone, "broadcast_object", of_rank_0)
+    with pytest.raises(UsageError, match="the state has nodes 2, this reader 1"):
+        train(tmp_path / "run")
 
 
 def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> None:

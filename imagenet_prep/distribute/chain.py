@@ -3,23 +3,22 @@
 Hosts form a chain: each gives its successor what it has, while it still arrives. The leader
 starts one sending process for each hop, on the host that gives, and listens to all. A host
 that dies leaves the chain, its successor gets another predecessor at once, and when it is
-back it becomes the last of the chain. All that is proven on a host stays there.
+back it becomes the last of the chain. All that is proven on a host stays there. Where each
+host is to hold another part, the leader gives to all of them itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep.core import naming
 from imagenet_prep.core.errors import (
@@ -28,10 +27,10 @@ from imagenet_prep.core.errors import (
     ImagenetPrepError,
     IncompleteError,
     StoreError,
-    UsageError,
     by_name,
 )
 from imagenet_prep.core.store import LocalStore
+from imagenet_prep.distribute.hosts import SSH_FAILED, Request, explained, is_final, reason
 from imagenet_prep.distribute.send import Process, command_on
 from imagenet_prep.distribute.wire import PROTOCOL, BrokenError, Frame
 
@@ -42,36 +41,6 @@ _TICK_S = 0.5
 _PROBE_EVERY_S = 1.0
 # Connected, and gone before a word was said: Python or this package is not there.
 _MAX_EARLY_LOSSES = 3
-# Hosts asked at a time; one ssh each.
-_MAX_ASKED = 32
-_SSH_FAILED = 255
-# What ssh says where trying again cannot help.
-_FINAL = ("Host key verification failed", "Permission denied", "Could not resolve hostname")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is wanted on every host.
-
-    Attributes:
-      data: the manifest's bytes.
-      root: folder of the data set on this host.
-      path: folder of the replica, the same on every host.
-      python: the interpreter on every host that has this package.
-      prove: read all that is there, first.
-      limit: bytes a second of one stream; 0 is no limit.
-      retries: losses of one host that are put up with.
-      wait_s: how long lost hosts are waited for when all others are whole.
-    """
-
-    data: bytes
-    root: str
-    path: str
-    python: str
-    prove: bool
-    limit: float
-    retries: int
-    wait_s: float
 
 
 @dataclass
@@ -217,6 +186,8 @@ class Chain:
         self._unhook(member)
         member.state, member.lacking = COMING, None
         before = self._order[: self._order.index(member)]
+        if self._request.placements[member.address].nodes > 1:
+            before = []  # no other host has what belongs there
         givers = [each for each in before if each.address not in member.avoid]
         member.upstream = givers[-1] if givers else None
         request = self._request
@@ -235,6 +206,7 @@ class Chain:
                 origin=self._origin,
                 python=request.python,
                 prove=request.prove and not member.losses,
+                placement=request.placement(member.address),
                 limit=request.limit,
             )
         threading.Thread(target=self._listen, args=(member, process), daemon=True).start()
@@ -272,29 +244,29 @@ class Chain:
     def _lose(self, member: Member, code: int, said: str) -> None:
         """The receiving end on a host ended without a verdict, or was never reached."""
         early = member.state == COMING
-        through, reason = member.upstream, _reason(code, said)
+        through, why = member.upstream, reason(code, said)
         member.state = LOST
-        member.error = IncompleteError(f"{reason}. Run the same command again when it is back.")
+        member.error = IncompleteError(f"{why}. Run the same command again when it is back.")
         self._unhook(member)
         member.losses += 1
         if early and through is not None:
             # It may be the way from there to here that is closed.
             member.avoid.add(through.address)
-        elif early and code != _SSH_FAILED:
+        elif early and code != SSH_FAILED:
             member.early_losses += 1
         if member.early_losses >= _MAX_EARLY_LOSSES:
             self._fail(
                 member,
                 StoreError(
-                    f"the receiver ends at once: {reason}. The same Python with imagenet-prep must "
+                    f"the receiver ends at once: {why}. The same Python with imagenet-prep must "
                     f"be there: {self._request.python} (see --python)."
                 ),
             )
             return
         if member.losses > self._request.retries:
-            self._fail(member, IncompleteError(f"lost {member.losses} times, last: {reason}"))
+            self._fail(member, IncompleteError(f"lost {member.losses} times, last: {why}"))
             return
-        self._watch(member, f"lost ({reason}); the others go on without it")
+        self._watch(member, f"lost ({why}); the others go on without it")
         self._leave(member)
         self._probe(member, 0.0)
 
@@ -353,113 +325,7 @@ class Chain:
             # At the end of the chain, whose last link has nobody else to give to.
             self._order.append(member)
             self._hook(member)
-        elif any(words in said for words in _FINAL):
-            self._fail(member, StoreError(_explained(code, said)))
+        elif is_final(said):
+            self._fail(member, StoreError(explained(code, said)))
         else:
             self._probe(member, _PROBE_EVERY_S)
-
-
-_ADVICE = (
-    "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
-    "changed without a reason is somebody else's host."
-)
-
-
-def _explained(code: int, said: str) -> str:
-    """Returns why a host cannot be worked with, and what to do where that is known."""
-    reason = _reason(code, said)
-    return f"{reason}. {_ADVICE}" if any(words in said for words in _FINAL) else f"{reason}."
-
-
-def _reason(code: int, said: str) -> str:
-    """Returns the last line that ssh or the program left, or the exit code."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    final = [line for line in lines if any(words in line for words in _FINAL)]
-    changed = any("REMOTE HOST IDENTIFICATION HAS CHANGED" in line for line in lines)
-    if changed:
-        return "the host's key has changed: Host key verification failed"
-    return (final or lines or [f"its process ended with code {code}"])[-1].rstrip(".\r")
-
-
-def ask(
-    addresses: Sequence[str], request: Request, task: str
-) -> list[dict[str, Any] | ImagenetPrepError]:
-    """Returns what every host says of its replica, without moving anything.
-
-    Args:
-      addresses: of the hosts.
-      request: what it is held against.
-      task: "check" reads every byte, "plan" what was not proven before.
-
-    Returns:
-      For each host problems and lacking_bytes, or the error.
-    """
-
-    def ask_one(address: str) -> dict[str, Any] | ImagenetPrepError:
-        argv = [request.python, "-m", "imagenet_prep.distribute.receive", request.path]
-        process = Process(address, argv)
-        answer: dict[str, Any] | None = None
-        error: ImagenetPrepError | None = None
-        stop = threading.Event()
-
-        def keep_alive() -> None:
-            while not stop.wait(_TICK_S):
-                with contextlib.suppress(OSError):
-                    process.channel.keep_alive()
-
-        threading.Thread(target=keep_alive, daemon=True).start()
-        try:
-            process.channel.write(
-                "begin", request.data, protocol=PROTOCOL, task=task, prove=task == "check"
-            )
-            while (frame := process.channel.read()) is not None:
-                if frame.kind == "error":
-                    error = by_name(frame.fields["error"])(frame.fields["message"])
-                elif frame.kind == "problems":
-                    answer = frame.fields
-        except (BrokenError, OSError):
-            pass  # what ssh said tells more
-        finally:
-            stop.set()
-        code, said = process.end()
-        if error is not None or answer is not None:
-            return error or answer or {}
-        return StoreError(_explained(code, said))
-
-    with ThreadPoolExecutor(_MAX_ASKED) as pool:
-        return list(pool.map(ask_one, addresses))
-
-
-def pull(
-    addresses: Sequence[str], request: Request, argv: Sequence[str]
-) -> list[dict[str, Any] | ImagenetPrepError]:
-    """Returns what became of this program's own run on every host, all at once.
-
-    Args:
-      addresses: of the hosts.
-      request: its interpreter.
-      argv: verb and flags; --json is added.
-    """
-
-    def pull_one(address: str) -> dict[str, Any] | ImagenetPrepError:
-        command = [request.python, "-m", "imagenet_prep", *argv, "--json"]
-        result = subprocess.run(
-            command_on(address, command),
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
-        if result.returncode == 0:
-            answer: dict[str, Any] = json.loads(result.stdout)["replicas"][0]
-            return {name: answer[name] for name in ("moved_bytes", "problems")}
-        said = _reason(result.returncode, result.stderr.decode(errors="replace"))
-        return _BY_EXIT_CODE.get(result.returncode, StoreError)(said)
-
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        return list(pool.map(pull_one, addresses))
-
-
-_BY_EXIT_CODE: dict[int, type[ImagenetPrepError]] = {
-    **{error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)},
-    _SSH_FAILED: IncompleteError,
-}

@@ -241,7 +241,8 @@ class Download:
         """Returns the md5 of a file that was proven and has not been touched since."""
         if not path.exists():
             return None
-        receipt = self._prove_stage({}).receipt(_prove_task(archive, path).name)
+        name = _prove_task(archive, path).name
+        receipt = self._prove_stage({}).receipts([name]).get(name)
         return None if receipt is None else str(receipt["md5"])
 
     def accepts(self, archive: Archive, md5: str | None) -> bool:

@@ -23,14 +23,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from imagenet_prep.core import canonical, errors, naming
-from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.core.store import LocalStore, Store, storage_errors
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -52,7 +52,9 @@ if os.getppid() == {launcher}:
 _RESERVE = "reserve"
 _RESERVE_BYTES = 4096
 
+# Looking costs nothing here, and a request elsewhere.
 _POLL_S = 0.2
+_POLL_ELSEWHERE_S = 2.0
 _LINE_EVERY_S = 30.0
 
 
@@ -68,10 +70,17 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class Output(NamedTuple):
-    """A finished temporary file and the name it gets when its receipt is published."""
+    """A finished temporary file and the name it gets when its receipt is published.
+
+    Attributes:
+      temporary: the file.
+      name: relative to the data set.
+      sha256: of what was written to it, where that is known.
+    """
 
     temporary: Path
     name: str
+    sha256: str | None = None
 
 
 class Result(NamedTuple):
@@ -184,28 +193,41 @@ class Stage(Generic[AnyTask]):
       digest: of everything that decides the results.
       store: where receipts and outputs go; shared by all workers.
       function: task -> result; picklable, without side effects outside its temporary files.
+      spread: whether the workers are on other machines; `run` says so.
     """
 
     name: str
     digest: str
-    store: LocalStore
+    store: Store
     function: Callable[[AnyTask], Result]
+    spread: bool = False
 
     @property
     def folder(self) -> str:
         """The stage's folder, relative to the data set."""
         return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
 
-    def receipt(self, task: str) -> dict[str, Any] | None:
-        """Returns a finished task's receipt, or None where it has to be done (again)."""
-        name = f"{self.folder}/receipts/{task}.json"
-        if self.store.size(name) is None:
-            return None
-        content: dict[str, Any] = json.loads(self.store.read(name))
-        for output in content["outputs"]:
-            if self.store.size(output["name"]) != output["num_bytes"]:
-                return None
-        return content
+    @property
+    def board(self) -> Store:
+        """Where workers and launcher tell each other that a task has failed."""
+        return self.store if self.spread else self.store.local
+
+    def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Returns the receipts of those tasks that are finished; others are done (again)."""
+        folder = f"{self.folder}/receipts"
+        there = set(self.store.names(folder))
+        found = [task for task in tasks if f"{task}.json" in there]
+        contents = self.store.read_each([f"{folder}/{task}.json" for task in found])
+        receipts: dict[str, dict[str, Any]] = dict(
+            zip(found, map(json.loads, contents), strict=True)
+        )
+        outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
+        sizes = self.store.sizes(output["name"] for output in outputs)
+        return {
+            task: receipt
+            for task, receipt in receipts.items()
+            if all(sizes.get(o["name"]) == o["num_bytes"] for o in receipt["outputs"])
+        }
 
     def execute(self, task: AnyTask) -> None:
         """Does one task and publishes it, or leaves the failure for `run` to raise.
@@ -213,6 +235,11 @@ class Stage(Generic[AnyTask]):
         The receipt is published before the files it names: a file that can be seen always
         has its receipt, and a receipt without its files is no finished task.
         """
+        if (made := self.make(task)) is not None:
+            self.publish(task, made)
+
+    def make(self, task: AnyTask) -> Result | None:
+        """Does one task; returns the receipt and what it names, or None where it has failed."""
         start = time.time()
         try:
             content, outputs = self.function(task)
@@ -228,13 +255,26 @@ class Stage(Generic[AnyTask]):
                 "seconds": seconds,
                 "worker": _worker(),
             }
-            self.store.write(f"{self.folder}/receipts/{task.name}.json", canonical.dumps(receipt))
-            for output in outputs:
-                self.store.publish(output.temporary, output.name)
-        except errors.ImagenetPrepError as error:
+            return Result(receipt, outputs)
+        except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
+            self._note(task, error)
+            return None
+
+    def publish(self, task: AnyTask, made: Result) -> None:
+        """Publishes what `make` has returned."""
+        try:
+            receipt = canonical.dumps(made.content)
+            self.store.write(f"{self.folder}/receipts/{task.name}.json", receipt)
+            for output in made.outputs:
+                self.store.publish(*output)
+        except Exception as error:  # noqa: BLE001 - as in `make`
+            self._note(task, error)
+
+    def _note(self, task: AnyTask, error: Exception) -> None:
+        if isinstance(error, errors.ImagenetPrepError):
             self.fail(task.name, type(error).__name__, str(error))
-        except Exception:  # noqa: BLE001 - `run` raises it again, in the launching process
-            self.fail(task.name, "", traceback.format_exc())
+        else:
+            self.fail(task.name, "", "".join(traceback.format_exception(error)))
 
     def fail(self, task: str, error: str, message: str) -> None:
         """Leaves the failure of a task for `run` to raise; other lanes see it and stop.
@@ -245,8 +285,13 @@ class Stage(Generic[AnyTask]):
           message: of the error, or the traceback.
         """
         failure = {"task": task, "error": error, "message": message}
-        path = self.store.path(f"{self.folder}/failed/{task}.json")
-        reserve = self.store.path(f"{self.folder}/{_RESERVE}")
+        name = f"{self.folder}/failed/{task}.json"
+        board = self.board
+        if not isinstance(board, LocalStore):
+            board.write(name, canonical.dumps(failure))
+            return
+        path = board.path(name)
+        reserve = board.path(f"{self.folder}/{_RESERVE}")
         try:
             path.write_bytes(canonical.dumps(failure))
         except OSError:
@@ -261,7 +306,7 @@ class Stage(Generic[AnyTask]):
     @property
     def stopped(self) -> bool:
         """Whether a task has failed or the run is being ended."""
-        return bool(self.store.names(f"{self.folder}/failed"))
+        return bool(self.board.names(f"{self.folder}/failed"))
 
 
 def run(
@@ -290,15 +335,11 @@ def run(
       ImagenetPrepError: of the class and with the message of the first task that failed.
       IncompleteError: a worker was lost with its tasks.
     """
-    store = stage.store
-    for name in ("failed", "claims"):
-        store.remove_tree(f"{stage.folder}/{name}")
-    with storage_errors("create", store.path(stage.folder)):
-        for name in ("receipts", "claims", "failed"):
-            store.path(f"{stage.folder}/{name}").mkdir(parents=True, exist_ok=True)
-        store.path(f"{stage.folder}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
-    receipts = {task.name: stage.receipt(task.name) for task in tasks}
-    pending = [task for task in tasks if receipts[task.name] is None]
+    stage = replace(stage, spread=lanes.remote)
+    _clear(stage)
+    known = stage.receipts(task.name for task in tasks)
+    receipts = {task.name: known.get(task.name) for task in tasks}
+    pending = [task for task in tasks if task.name not in known]
     watch = watch or (lambda _: None)
     for receipt in receipts.values():
         if receipt is not None:
@@ -319,6 +360,19 @@ def run(
     return [receipt for receipt in receipts.values() if receipt is not None]
 
 
+def _clear(stage: Stage[Any]) -> None:
+    """Forgets what an earlier run claimed, and how it failed."""
+    board = stage.board
+    for name in ("failed", "claims"):
+        board.remove_tree(f"{stage.folder}/{name}")
+    if not isinstance(board, LocalStore):
+        return
+    with storage_errors("create", board.path(stage.folder)):
+        for name in ("receipts", "claims", "failed"):
+            board.path(f"{stage.folder}/{name}").mkdir(parents=True, exist_ok=True)
+        board.path(f"{stage.folder}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
+
+
 def _follow(
     stage: Stage[AnyTask],
     pipeline: _Pipeline,
@@ -327,21 +381,22 @@ def _follow(
     progress: Progress,
 ) -> None:
     """Picks up receipts until the pipeline has ended, and stops it where `watch` says so."""
+    poll_s = _POLL_S if isinstance(stage.store, LocalStore) else _POLL_ELSEWHERE_S
     try:
         running = True
         while running:
-            running = pipeline.wait(_POLL_S)
-            there = set(stage.store.names(f"{stage.folder}/receipts"))
-            for name, receipt in receipts.items():
-                if receipt is None and f"{name}.json" in there:
-                    receipts[name] = found = stage.receipt(name)
-                    if found is not None:
-                        progress.add(found)
-                        watch(found)
+            running = pipeline.wait(poll_s)
+            left = [name for name, receipt in receipts.items() if receipt is None]
+            for name, found in stage.receipts(left).items():
+                receipts[name] = found
+                progress.add(found)
+                watch(found)
             progress.tick()
     except BaseException:
-        # Ctrl-C, a limit, a failed runner: lanes finish the task they hold and stop.
-        stage.fail("run", "", "the run was ended")
+        # Ctrl-C, a limit, a failed runner: lanes finish the task they hold and stop. A store
+        # that cannot be told is likely what has failed.
+        with contextlib.suppress(errors.ImagenetPrepError):
+            stage.fail("run", "", "the run was ended")
         raise
 
 
@@ -386,8 +441,8 @@ class _Pipeline:
 
 
 def _raise_failure(stage: Stage[Any]) -> None:
-    for name in stage.store.names(f"{stage.folder}/failed"):
-        data = stage.store.read(f"{stage.folder}/failed/{name}")
+    for name in stage.board.names(f"{stage.folder}/failed"):
+        data = stage.board.read(f"{stage.folder}/failed/{name}")
         failure = json.loads(data)
         if failure["error"]:
             raise errors.by_name(failure["error"])(failure["message"])
@@ -427,7 +482,7 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
         return
 
     count = min(lanes.count, len(tasks))
-    log = stage.store.path(f"{stage.folder}/processes.log").absolute()
+    log = stage.store.local.path(f"{stage.folder}/processes.log").absolute()
     # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
     command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
     environment = environments.SubprocessSDKEnvironment.from_command_string(
@@ -454,11 +509,28 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
 
 def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
     """Does tasks that no other lane has claimed, until none is left."""
+    if isinstance(stage.store, LocalStore):
+        for task in _claimed(stage, tasks):
+            stage.execute(task)
+        return
+    # What one task made is sent elsewhere while the next is at work.
+    with ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
+        sending: Future[None] | None = None
+        for task in _claimed(stage, tasks):
+            made = stage.make(task)
+            if sending is not None:
+                sending.result()
+            if made is not None:
+                sending = sender.submit(stage.publish, task, made)
+
+
+def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
+    """Yields tasks that no other lane has claimed, until none is left or one has failed."""
     for task in tasks:
         if stage.stopped:
             return
         if _claim(stage, task):
-            _execute(task, stage)
+            yield task
 
 
 def _execute(task: AnyTask, stage: Stage[AnyTask]) -> None:
@@ -472,7 +544,7 @@ def _worker() -> str:
 
 def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
     """Returns whether this lane is the first to claim the task."""
-    path = stage.store.path(f"{stage.folder}/claims/{task.name}")
+    path = stage.store.local.path(f"{stage.folder}/claims/{task.name}")
     try:
         with storage_errors("create", path), contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

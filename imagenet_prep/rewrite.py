@@ -133,7 +133,10 @@ class WriteWork:
         # The index first: whoever sees a shard finds its index.
         return engine.Result(
             content,
-            (engine.Output(index, naming.index_name(task.name)), engine.Output(shard, task.name)),
+            (
+                engine.Output(index, naming.index_name(task.name), content["index_sha256"]),
+                engine.Output(shard, task.name, content["sha256"]),
+            ),
         )
 
 
@@ -223,7 +226,7 @@ class _Output:
                 "choose another folder."
             )
         if not left and there is not None:
-            check_finished(self.store.root, there, self.job.allowed_bad_images)
+            check_finished(self.store.where(), there, self.job.allowed_bad_images)
         return left
 
     def write(self, left: Sequence[str]) -> None:
@@ -248,7 +251,8 @@ class _Output:
         for split in left:
             stage = self._stage(split, labelling)
             tasks = [*map(ShardTask, self.job.found.splits[split])]
-            pending = {task.name for task in tasks if stage.receipt(task.name) is None}
+            names = {task.name for task in tasks}
+            pending = names - stage.receipts(names).keys()
             title = f"{self.job.verb} {split}"
             receipts = engine.run(
                 stage, tasks, self.job.lanes, title=title, watch=watch, quiet=self.job.quiet
@@ -260,7 +264,7 @@ class _Output:
         """Returns what the user is told at the end."""
         committed = self._committed()
         assert committed is not None
-        path = self.store.path(naming.MANIFEST)
+        path = self.store.where(naming.MANIFEST)
         return {
             **summarise(path, committed, self._new, time.time() - start),
             "left_in_input": sorted(set(self.job.found.splits) - set(committed.splits)),

@@ -13,13 +13,11 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.core.store import LocalStore, Store, storage_errors
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import boxes, labels, source
 from imagenet_prep.sources.source import IndexTask
-from pipelines.tasks import UNPACKED, BoxWork, IndexWork, Job
-
-PLAN_FOLDER = f"{naming.WORK}/plan"
+from pipelines.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork, Job
 
 
 class Inventory(NamedTuple):
@@ -34,12 +32,15 @@ class Inventory(NamedTuple):
     taken: Counter[str]
 
 
-def take_inventory(job: Job, store: LocalStore, *, quiet: bool, unpack: bool = True) -> Inventory:
-    """Writes the plan files of all splits below `store`, and unpacks what must be unpacked.
+def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) -> Inventory:
+    """Writes the plan files of all splits below `out`, and unpacks what must be unpacked.
+
+    A bucket's are made on this machine, whatever runs elsewhere afterwards: lists of images are
+    small, and each request for one takes as long as reading it.
 
     Args:
       job: the request.
-      store: the data set.
+      out: the data set.
       quiet: show no progress.
       unpack: False to look only, so that nothing large is written.
 
@@ -47,9 +48,17 @@ def take_inventory(job: Job, store: LocalStore, *, quiet: bool, unpack: bool = T
       SourceError: the source is damaged, or is not whole and no subset was asked for.
       UsageError: more shards than images, or no image of the chosen classes.
     """
+    store = out.local
     stage, tasks = index_stage(job, store, unpack=unpack)
     # Reading headers waits for the disk, so threads do; processes would only start twice.
     lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
+    if store is not out:
+        if job.lanes.remote and isinstance(job.source, source.Packed):
+            raise UsageError(
+                f"{job.config.source} must be unpacked where all workers can read it: give --out "
+                "a folder that they share, then put it into the bucket by imagenet-prep replicate"
+            )
+        lanes = dataclasses.replace(lanes, beam_args=())
     receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
     lookup = _read_boxes(job, store, lanes, quiet=quiet)
     plan_folder = store.path(PLAN_FOLDER)

@@ -1,4 +1,4 @@
-"""The data set's folder over a run: whose it is, whether it fits, writing it, committing it."""
+"""Where a data set goes, over a run: whose it is, whether it fits, writing it, committing it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,34 @@ import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.store import ArchiveReader, LocalStore
+from imagenet_prep.core.store import ArchiveReader, Store
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import commit
 from imagenet_prep.shards.limit import BadImageLimit, check_finished
 from imagenet_prep.shards.summary import summarise
 from pipelines import space
-from pipelines.inventory import PLAN_FOLDER, Inventory
-from pipelines.tasks import UNPACKED, HashTask, Job, ShardTask, WriteWork
+from pipelines.inventory import Inventory
+from pipelines.tasks import (
+    PLAN_FOLDER,
+    UNPACKED,
+    HashTask,
+    Job,
+    ShardTask,
+    WriteWork,
+    plan_name,
+)
 
 _BEGUN = f"{naming.WORK}/run.json"
 
 
 class Output:
-    """The folder that one run of prepare fills.
+    """The folder or prefix that one run of prepare fills.
 
     Attributes:
-      store: the folder.
+      store: where it is.
     """
 
-    def __init__(self, job: Job, store: LocalStore) -> None:
+    def __init__(self, job: Job, store: Store) -> None:
         self.job = job
         self.store = store
         self._start = time.time()
@@ -44,10 +52,11 @@ class Output:
           UsageError: the folder holds another data set.
           DataDamagedError: more images were left out of it than are allowed.
         """
-        if self.store.size(naming.MANIFEST) is None:
+        # A listing fails where there is no such bucket; asking for the manifest would not.
+        if naming.MANIFEST not in self.store.top():
             return None
-        path = self.store.path(naming.MANIFEST)
-        there = manifest.loads(self.store.read(naming.MANIFEST), str(path))
+        path = self.store.where(naming.MANIFEST)
+        there = manifest.loads(self.store.read(naming.MANIFEST), path)
         sizes = self.job.sizes
         differences = _differences(there.config, self.job.decisive()) + [
             f"{source.name} was {source.num_bytes:,} bytes, is {sizes[source.name]:,}"
@@ -58,13 +67,14 @@ class Output:
         differences += [f"{name} was not there" for name in sizes if name not in known]
         if differences:
             raise UsageError(
-                f"{self.store.root} holds another data set: {'; '.join(differences)}. "
-                "Choose another --out, or remove that folder."
+                f"{self.store.where()} holds another data set: {'; '.join(differences)}. "
+                "Choose another --out, or remove that one."
             )
         files = there.files_of(there.splits)
-        if not all(self.store.size(file.name) == file.num_bytes for file in files):
+        sizes_there = self.store.sizes(file.name for file in files)
+        if not all(sizes_there.get(file.name) == file.num_bytes for file in files):
             return None
-        check_finished(self.store.root, there, self.job.config.allowed_bad_images)
+        check_finished(self.store.where(), there, self.job.config.allowed_bad_images)
         return there
 
     def clear(self) -> None:
@@ -73,23 +83,26 @@ class Output:
         Raises:
           UsageError: another configuration or program has left shards here.
         """
-        self.store.remove_temporaries()
+        local = self.store.local
+        local.remove_temporaries()
         # The source has changed since these were unpacked, or what is read of it.
-        for folder in self.store.path(UNPACKED).glob("*"):
+        for folder in local.path(UNPACKED).glob("*"):
             if folder.name != self.job.index_digest[:16]:
-                self.store.remove_tree(f"{UNPACKED}/{folder.name}")
+                local.remove_tree(f"{UNPACKED}/{folder.name}")
         if self.store.size(_BEGUN) is None:
-            # With a manifest the shards are ours: `committed` has compared the settings.
-            begun = self.store.size(naming.MANIFEST) is not None
-            there = sorted(path.name for path in self.store.root.iterdir())
+            there = self.store.top()
             strangers = list(filter(naming.looks_like_shard, there))
-            if strangers and not begun:
+            # With a manifest the shards are ours: `committed` has compared the settings.
+            if strangers and naming.MANIFEST not in there:
                 raise UsageError(
-                    f"{self.store.root} already holds {', '.join(strangers[:3])}, which no run of "
-                    "prepare left there. Choose an empty --out."
+                    f"{self.store.where()} already holds {', '.join(strangers[:3])}, which no run "
+                    "of prepare left there. Choose an empty --out."
                 )
             return
-        begun_with = json.loads(self.store.read(_BEGUN))
+        self._refuse_others(self.store.read(_BEGUN))
+
+    def _refuse_others(self, begun: bytes) -> None:
+        begun_with = json.loads(begun)
         differences = [
             difference
             for part, mine in self._settings().items()
@@ -97,9 +110,9 @@ class Output:
         ]
         if differences:
             raise UsageError(
-                f"{self.store.root} holds the unfinished work of another run: "
+                f"{self.store.where()} holds the unfinished work of another run: "
                 f"{'; '.join(differences)}. Finish it as it was started, choose another --out, "
-                "or remove that folder."
+                "or remove that work."
             )
 
     def _settings(self) -> dict[str, dict[str, Any]]:
@@ -113,11 +126,15 @@ class Output:
             *self.job.hash_tasks(),
             *(ShardTask(name) for split in plans for name in split.shard_names),
         ]
-        pending = {task.name for task in tasks if stage.receipt(task.name) is None}
+        names = {task.name for task in tasks}
+        pending = names - stage.receipts(names).keys()
         space.check_shards(self.job, self.store, plans, pending)
         # From here on the folder belongs to these settings; a run refused before leaves it free.
-        self.store.write(_BEGUN, canonical.dumps(self._settings()))
+        self._refuse_others(self.store.claim(_BEGUN, canonical.dumps(self._settings())))
         self.store.write(naming.ORIGIN, self._origin())
+        if self.job.lanes.remote:
+            shards = (name for split in plans for name in split.shard_names)
+            self.store.share(plan_name(name) for name in shards if name in pending)
         receipts = engine.run(
             stage,
             tasks,
@@ -128,25 +145,27 @@ class Output:
         )
         self._new = [receipt for receipt in receipts if receipt.get("shard") in pending]
         committed = self._commit(inventory, receipts)
+        if self.store is not self.store.local:
+            self.store.remove_tree(PLAN_FOLDER)
         self.remove_unpacked()
         return committed
 
     def remove_unpacked(self) -> None:
         """Removes the images that were unpacked: a finished set needs them no more."""
-        self.store.remove_tree(UNPACKED)
+        self.store.local.remove_tree(UNPACKED)
 
     def summary(self, committed: manifest.Manifest) -> dict[str, Any]:
         """Returns what the user is told at the end."""
-        path = self.store.path(naming.MANIFEST)
+        path = self.store.where(naming.MANIFEST)
         return summarise(path, committed, self._new, time.time() - self._start)
 
     def _stage(self, plans: Sequence[plan.SplitPlan]) -> engine.Stage[Any]:
         config, classes = self.job.config, self.job.source.classes
         work = WriteWork(
-            reader=self.job.reader(self.store),
+            reader=self.job.reader(self.store.local),
             proofs=ArchiveReader({p.name: p.path for p in self.job.parts if p.path is not None}),
             store=self.store,
-            plan_folder=self.store.path(PLAN_FOLDER),
+            plans=self.store if self.job.lanes.remote else self.store.local,
             policy=self.job.policy,
             classes=tuple(zip(classes.wnids, classes.words, strict=True)),
             label_offset=config.label_offset,

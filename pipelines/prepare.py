@@ -29,6 +29,7 @@ EXAMPLES = """\
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet --keep-original
   imagenet-prep prepare --source /data/ilsvrc2012 --out /tmp/tenth --subset-per-class 128
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480 --dry-run
+  imagenet-prep prepare --source /data/ilsvrc2012 --out s3://bucket/imagenet-480
   imagenet-prep prepare --source https://mirror.example.edu/ilsvrc --out /data/imagenet-480"""
 
 
@@ -41,7 +42,9 @@ class Config:
         "archives are downloaded from, into OUT/.work/archives",
         metavar="DIR|URL",
     )
-    out: str = cli.flag(help="folder of the data set, made if absent", metavar="DIR")
+    out: str = cli.flag(
+        help="the data set: a folder, made if absent, or s3://bucket/prefix", metavar="DIR|URL"
+    )
     source_kind: str = cli.flag(
         "auto",
         choices=("auto", "ilsvrc", "folder", "parquet", "cifar10"),
@@ -140,10 +143,27 @@ class Config:
                 raise ValueError(f"--{name.replace('_', '-')} without {split} in --splits")
         if self.report and self.dry_run:
             raise ValueError("--report shows what was made, --dry-run makes nothing")
-        if remote.is_remote(self.out):
-            raise ValueError("--out: this version writes to folders only")
+        if "://" in self.out:
+            self._check_remote_out()
         if remote.is_remote(self.source):
             self._check_remote_source()
+
+    def _check_remote_out(self) -> None:
+        if not self.out.startswith("s3://"):
+            raise ValueError("--out: expected a folder or s3://bucket/prefix")
+        try:
+            remote.check_base(self.out)
+        except ValueError as error:
+            raise ValueError(f"--out: {error}") from None
+        if self.report:
+            raise ValueError(
+                "--report shows a data set in a folder: imagenet-prep replicate brings it there"
+            )
+        if remote.is_remote(self.source):
+            raise ValueError(
+                "--source: archives are downloaded into OUT, and a bucket is no folder: get them "
+                "by imagenet-prep download"
+            )
 
     def _check_remote_source(self) -> None:
         try:
@@ -190,7 +210,7 @@ def prepare(config: Config) -> dict[str, Any]:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
     # Everything behind the flags costs a second to import: not for --help.
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.core.store import LocalStore, open_store
     from pipelines import space
     from pipelines.inventory import index_stage, take_inventory
     from pipelines.output import Output
@@ -205,14 +225,14 @@ def prepare(config: Config) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as scratch:
             store = LocalStore(Path(scratch))
             inventory = take_inventory(job, store, quiet=True, unpack=False)
-            return space.foresee(job, store, inventory.plans, Path(config.out).expanduser())
-    output = Output(job, LocalStore(Path(config.out).expanduser()))
+            return space.foresee(job, store, inventory.plans, open_store(config.out))
+    output = Output(job, open_store(config.out))
     if (manifest := output.committed()) is not None:
         output.remove_unpacked()
         return output.summary(manifest)
     with output.store.lock():
         output.clear()
-        space.check_unpacking(job, output.store, *index_stage(job, output.store))
+        space.check_unpacking(job, output.store, *index_stage(job, output.store.local))
         inventory = take_inventory(job, output.store, quiet=config.json)
         return output.summary(output.write(inventory))
 
@@ -285,9 +305,12 @@ def _render(summary: dict[str, Any]) -> str:
         if summary["unpacked_bytes"]:
             unpacked = cli.human_bytes(summary["unpacked_bytes"])
             lines.append(f"unpacked while it runs: about {unpacked}")
+        if summary["disk"] != summary["out"]:
+            shards = sum(split["estimated_bytes"] for split in summary["splits"].values())
+            lines.append(f"{summary['out']}: about {cli.human_bytes(shards)}")
         lines.append(
-            f"disk: about {cli.human_bytes(summary['estimated_bytes'])} needed, "
-            f"{cli.human_bytes(summary['free_bytes'])} free at {summary['out']}"
+            f"disk: about {cli.human_bytes(summary['disk_bytes'])} needed, "
+            f"{cli.human_bytes(summary['free_bytes'])} free at {summary['disk']}"
         )
         lines.append(f"would run on {summary['workers']}; nothing was written")
         return "\n".join(lines)

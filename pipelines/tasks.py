@@ -16,7 +16,7 @@ from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import Member, dump_member
-from imagenet_prep.core.store import ArchiveReader, LocalStore, storage_errors
+from imagenet_prep.core.store import ArchiveReader, LocalStore, Store, storage_errors
 from imagenet_prep.engine import PROCESSES, Lanes, Output, Result
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources import boxes, detect, source
@@ -25,6 +25,8 @@ from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source
 if TYPE_CHECKING:
     from pipelines.prepare import Config
 
+# A file of members a shard.
+PLAN_FOLDER = f"{naming.WORK}/plan"
 # Images that had to be unpacked lie here until the data set is committed.
 UNPACKED = f"{naming.WORK}/unpacked"
 
@@ -262,6 +264,11 @@ class ShardTask(NamedTuple):
         return self.shard
 
 
+def plan_name(shard: str) -> str:
+    """Returns the name of a shard's plan, relative to the data set."""
+    return f"{PLAN_FOLDER}/{plan.file_name(shard)}"
+
+
 @dataclass(frozen=True)
 class WriteWork:
     """Writes shards, and proves archives in between.
@@ -270,7 +277,7 @@ class WriteWork:
       reader: reads the members.
       proofs: reads the files whose md5 is asked for.
       store: the data set.
-      plan_folder: holds a file of members for each shard.
+      plans: where the plan lies: beside the data set, or on this machine alone.
       policy: for the codec.
       classes: (WNID, words) by class index.
       label_offset: added to the class index.
@@ -280,8 +287,8 @@ class WriteWork:
 
     reader: Reader
     proofs: ArchiveReader
-    store: LocalStore
-    plan_folder: Path
+    store: Store
+    plans: Store
     policy: Policy
     classes: tuple[tuple[str, str], ...]
     label_offset: int
@@ -297,7 +304,7 @@ class WriteWork:
         return self.reader.read(member.archive, member.offset, member.size)
 
     def _write(self, task: ShardTask) -> Result:
-        members = plan.read(self.plan_folder, task.shard)
+        members = plan.parse(self.plans.read(plan_name(task.shard)))
         # Records are in hash order; the disk is told in offset order, once, for all of
         # them. So it is swept in one direction and nothing needs to be spooled.
         ranges: dict[str, list[tuple[int, int]]] = {}
@@ -319,7 +326,10 @@ class WriteWork:
         # The index first: whoever sees a shard finds its index.
         return Result(
             content,
-            (Output(index, naming.index_name(task.shard)), Output(shard, task.shard)),
+            (
+                Output(index, naming.index_name(task.shard), content["index_sha256"]),
+                Output(shard, task.shard, content["sha256"]),
+            ),
         )
 
     def _hash(self, task: HashTask) -> Result:

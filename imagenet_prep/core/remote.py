@@ -41,7 +41,13 @@ _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 # S3's own words for what arrived otherwise than it was sent, or too slowly.
-_PASSING_CODES = {"BadDigest", "IncompleteBody", "RequestTimeout", "SlowDown"}
+_PASSING_CODES = {
+    "BadDigest",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "RequestTimeout",
+    "SlowDown",
+}
 _CREDENTIALS = (
     "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
     f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
@@ -77,6 +83,10 @@ class UnavailableError(Exception):
 
 class AbsentError(StoreError):
     """There is no such file, object or bucket."""
+
+
+class TakenError(StoreError):
+    """An object that was to be made is there already."""
 
 
 class Remote(Protocol):
@@ -446,7 +456,8 @@ class S3:
             retries={"total_max_attempts": 1},
         )
         try:
-            self._client = boto3.client("s3", config=settings)
+            # A session of its own: boto3's default one is not safe for threads.
+            self._client = boto3.session.Session().client("s3", config=settings)
         except (self._errors.BotoCoreError, ValueError) as error:
             raise UsageError(
                 f"{base}: {type(error).__name__}: check the AWS_… variables and ~/.aws"
@@ -485,6 +496,19 @@ class S3:
                     left -= len(chunk)
                     yield chunk
 
+    def get(self, name: str) -> bytes:
+        """Returns a whole small object.
+
+        Raises:
+          UnavailableError, AbsentError, StoreError: as for `call`.
+        """
+        with (
+            self._explained(name),
+            contextlib.closing(self._client.get_object(**self._object(name))["Body"]) as body,
+        ):
+            data: bytes = body.read()
+            return data
+
     def call(self, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
         """Returns what one operation on an object answers, e.g. "put_object".
 
@@ -498,18 +522,31 @@ class S3:
             answer: dict[str, Any] = method(**self._object(name), **arguments)
             return answer
 
-    def pages(self, operation: str, field: str) -> Iterator[dict[str, Any]]:
-        """Yields what a listing of the prefix holds in `field`, keys relative to the prefix.
+    def pages(
+        self, operation: str, field: str, folder: str = "", *, deep: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what a listing of a folder holds in `field`, keys relative to the prefix.
+
+        Args:
+          operation: e.g. "list_objects_v2".
+          field: e.g. "Contents".
+          folder: below the prefix; all of it by default.
+          deep: what lies in folders below too; else such a folder is a key that ends in "/".
 
         Raises:
           UnavailableError, AbsentError, StoreError: as for `call`.
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
-        with self._explained(""):
-            listing = self._client.get_paginator(operation)
-            for page in listing.paginate(Bucket=self._bucket, Prefix=prefix):
+        below = f"{prefix}{folder}/" if folder else prefix
+        with self._explained(folder):
+            listing = self._client.get_paginator(operation).paginate(
+                Bucket=self._bucket, Prefix=below, **({} if deep else {"Delimiter": "/"})
+            )
+            for page in listing:
                 for entry in page.get(field) or ():
                     yield {**entry, "Key": entry["Key"].removeprefix(prefix)}
+                for each in page.get("CommonPrefixes") or ():
+                    yield {"Key": each["Prefix"].removeprefix(prefix)}
 
     def _object(self, name: str) -> dict[str, str]:
         key = f"{self._prefix}/{name}" if self._prefix else name
@@ -520,7 +557,7 @@ class S3:
         try:
             yield
         except self._errors.ClientError as error:
-            self._refuse(name, error.response)
+            self._refuse(name, error.operation_name, error.response)
         except self._errors.SSLError as error:
             raise StoreError(
                 f"{self.where(name)}: no trusted connection: {_reason(error)}. A private "
@@ -530,6 +567,7 @@ class S3:
             self._errors.ConnectionError,
             self._errors.HTTPClientError,
             self._errors.IncompleteReadError,
+            self._errors.FlexibleChecksumError,
         ) as error:
             raise UnavailableError(_reason(error)) from None
         except self._errors.BotoCoreError as error:
@@ -539,13 +577,15 @@ class S3:
                 "by AWS_ENDPOINT_URL."
             ) from None
 
-    def _refuse(self, name: str, response: dict[str, Any]) -> NoReturn:
+    def _refuse(self, name: str, operation: str, response: dict[str, Any]) -> NoReturn:
         status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
         code = response["Error"].get("Code", "")
         said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
         if status in _PASSING or code in _PASSING_CODES:
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})
             raise UnavailableError(said, _seconds(headers.get("retry-after", "")))
+        if status == 412 and operation == "PutObject":
+            raise TakenError(f"{self.where(name)}: {said}: there already")
         if status in (412, 416):
             _changed(self.where(name))
         if status == 404:

@@ -1,7 +1,8 @@
 """Storage: byte ranges in, whole files out, nothing half visible.
 
 A file appears under its name only after its bytes are on the disk: temporary name in
-`.work/temporary`, fsync, rename, fsync of the folder. This is the only module that knows how.
+`.work/temporary`, fsync, rename, fsync of the folder. This is the only module that knows how;
+`core/bucket` does the same with objects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from imagenet_prep.core import naming
 from imagenet_prep.core.errors import (
@@ -29,8 +30,84 @@ from imagenet_prep.core.errors import (
     StoreError,
 )
 
+if TYPE_CHECKING:
+    from imagenet_prep.core.manifest import File
+
 _TEMPORARY = "temporary"
 _LARGE_WRITE_BYTES = 4 << 20
+
+
+class Store(Protocol):
+    """Where a data set lies: files that are whole or not there, by names relative to it.
+
+    Picklable, and safe for threads, processes and machines.
+    """
+
+    @property
+    def local(self) -> LocalStore:
+        """What the processes of this machine share while they work on this data set."""
+
+    def where(self, name: str = "") -> str:
+        """Returns how messages call the data set, or a file of it."""
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of a file, or None where there is none."""
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the bytes of those files that are there."""
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the sorted names of the files directly in `folder`."""
+
+    def top(self) -> list[str]:
+        """Returns the sorted names of files and folders beside the manifest."""
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole small file."""
+
+    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
+        """Yields whole small files, in order."""
+
+    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
+        """Yields a folder of this machine that holds those of these files that are there."""
+
+    def temporary(self) -> Path:
+        """Returns an unused path for `publish`."""
+
+    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
+        """Makes an fsynced temporary file visible as `name`; `sha256` is what it must have."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Publishes a whole small file."""
+
+    def claim(self, name: str, data: bytes) -> bytes:
+        """Publishes a small file unless there is one; returns what is there now."""
+
+    def share(self, names: Iterable[str]) -> None:
+        """Lets workers on other machines read these small files of `local` too."""
+
+    def confirm(self, files: Iterable[File]) -> None:
+        """Raises IncompleteError unless all these files are there as they were published."""
+
+    def remove_tree(self, name: str) -> None:
+        """Removes a folder of work files; absent is fine."""
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the data set for one writing run, as far as that is needed."""
+
+
+def open_store(base: str) -> Store:
+    """Returns the data set at `base`, a folder or s3://bucket/prefix; nothing is asked yet.
+
+    Raises:
+      UsageError: credentials cannot be loaded, or boto3 is not installed.
+    """
+    if base.startswith("s3://"):
+        # It costs half a second, and boto3 may not be there.
+        from imagenet_prep.core.bucket import BucketStore
+
+        return BucketStore(base)
+    return LocalStore(Path(base).expanduser())
 
 
 class LocalStore:
@@ -40,8 +117,24 @@ class LocalStore:
       root: the data set's folder.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, called: str = "") -> None:
+        """Begins; nothing is made.
+
+        Args:
+          root: the folder.
+          called: how messages call it, where it stands for something else.
+        """
         self.root = root
+        self._called = called or str(root)
+
+    @property
+    def local(self) -> LocalStore:
+        """As for `Store`: this very folder."""
+        return self
+
+    def where(self, name: str = "") -> str:
+        """As for `Store`."""
+        return f"{self._called}/{name}" if name else self._called
 
     def path(self, name: str) -> Path:
         """Returns where `name`, relative to the data set, is or would be."""
@@ -53,6 +146,14 @@ class LocalStore:
             return self.path(name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """As for `Store`."""
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def top(self) -> list[str]:
+        """As for `Store`."""
+        return sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
 
     def names(self, folder: str) -> list[str]:
         """Returns the sorted file names directly in `folder`; empty where it is absent."""
@@ -71,6 +172,14 @@ class LocalStore:
         with storage_errors("read", self.path(name)):
             return self.path(name).read_bytes()
 
+    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
+        """As for `Store`."""
+        return map(self.read, names)
+
+    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
+        """As for `Store`: they are here."""
+        return contextlib.nullcontext(self.root)
+
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
         folder = self.path(naming.WORK) / _TEMPORARY
@@ -82,7 +191,7 @@ class LocalStore:
         """Removes what killed runs left unpublished; the caller holds the lock."""
         self.remove_tree(f"{naming.WORK}/{_TEMPORARY}")
 
-    def publish(self, temporary: Path, name: str) -> None:
+    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
         """Makes an fsynced temporary file visible as `name`, replacing what was there."""
         target = self.path(name)
         with storage_errors("publish", target):
@@ -107,6 +216,17 @@ class LocalStore:
                 self.publish(temporary, name)
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def claim(self, name: str, data: bytes) -> bytes:
+        """As for `Store`; the caller holds the lock and has looked at what was there."""
+        self.write(name, data)
+        return data
+
+    def share(self, names: Iterable[str]) -> None:
+        """As for `Store`: they share this folder."""
+
+    def confirm(self, files: Iterable[File]) -> None:
+        """As for `Store`: a file that was synced and renamed is there."""
 
     def remove_tree(self, name: str) -> None:
         """Removes a folder of work files; absent is fine."""
@@ -136,7 +256,7 @@ class LocalStore:
             except OSError as error:
                 owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                 raise BusyError(
-                    f"{self.root} is being written by another run ({owner or 'unknown'}). "
+                    f"{self.where()} is being written by another run ({owner or 'unknown'}). "
                     "Wait for it, or stop it, then run this again."
                 ) from error
             os.ftruncate(descriptor, 0)

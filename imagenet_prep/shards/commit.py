@@ -20,13 +20,13 @@ from imagenet_prep.core.manifest import (
     Source,
     Split,
 )
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.core.store import Store
 from imagenet_prep.shards import tfds
 from imagenet_prep.shards.plan import SplitPlan
 
 
 def commit(
-    store: LocalStore,
+    store: Store,
     *,
     producer: Producer,
     config: dict[str, Any],
@@ -50,7 +50,8 @@ def commit(
       name: what dataset_info.json calls the data set.
 
     Raises:
-      IncompleteError: the disk is full; without a manifest there is no data set.
+      IncompleteError: the disk is full, or what was published is gone; without a manifest there
+        is no data set.
     """
     by_shard = {receipt["shard"]: receipt for receipt in receipts}
     splits = {
@@ -74,7 +75,7 @@ def commit(
 
 
 def publish(
-    store: LocalStore,
+    store: Store,
     *,
     producer: Producer,
     config: dict[str, Any],
@@ -100,7 +101,7 @@ def publish(
       name: what dataset_info.json calls the data set.
 
     Raises:
-      IncompleteError: the disk is full.
+      IncompleteError: the disk is full, or what was published is gone.
     """
     lacks = lacks or {}
     incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
@@ -133,6 +134,8 @@ def publish(
     )
     for name, data in contents.items():
         store.write(name, data)
+    # Whoever finds the manifest finds all that it names.
+    store.confirm(manifest.files_of(splits))
     store.write(naming.MANIFEST, manifest.dumps())
     return manifest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import naming
@@ -36,7 +35,7 @@ class BadImageLimit:
             )
 
 
-def check_finished(root: Path, there: Manifest, allowed: int | None) -> None:
+def check_finished(where: str, there: Manifest, allowed: int | None) -> None:
     """Holds a finished data set against the limit of a run that would find nothing to do.
 
     Raises:
@@ -45,6 +44,6 @@ def check_finished(root: Path, there: Manifest, allowed: int | None) -> None:
     bad = sum(there.quarantined.values())
     if allowed is not None and bad > allowed:
         raise DataDamagedError(
-            f"{root} is finished, but {bad} bad images were left out and {allowed} "
+            f"{where} is finished, but {bad} bad images were left out and {allowed} "
             f"are allowed. They are listed in {naming.QUARANTINE}."
         )

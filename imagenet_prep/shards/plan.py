@@ -114,7 +114,7 @@ def write(
         lines[shard].clear()
         content = b"".join(map(dump_member, members))
         whole.update(content)
-        path = folder / f"{naming.shard_name(split, shard, num_shards)}.jsonl"
+        path = folder / file_name(naming.shard_name(split, shard, num_shards))
         with storage_errors("write", path):
             path.write_bytes(content)
     return SplitPlan(
@@ -127,6 +127,11 @@ def write(
     )
 
 
-def read(folder: Path, shard: str) -> list[Member]:
-    """Returns the members of one shard in the order in which they are written."""
-    return [parse_member(line) for line in (folder / f"{shard}.jsonl").read_bytes().splitlines()]
+def file_name(shard: str) -> str:
+    """Returns the name of a shard's file in the folder of `write`."""
+    return f"{shard}.jsonl"
+
+
+def parse(data: bytes) -> list[Member]:
+    """Returns the members of one shard, from its file, in the order in which they are written."""
+    return [parse_member(line) for line in data.splitlines()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import cli
@@ -11,7 +10,7 @@ from imagenet_prep.core.manifest import Manifest
 
 
 def summarise(
-    path: Path, committed: Manifest, new: Sequence[dict[str, Any]], seconds: float
+    path: str, committed: Manifest, new: Sequence[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
     """Returns the result as JSON.
 
@@ -23,7 +22,7 @@ def summarise(
     """
     written = sum(receipt["examples"] for receipt in new)
     return {
-        "manifest": str(path),
+        "manifest": path,
         "digest": committed.digest,
         "splits": {
             name: {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep import replicate as replicate_module
-from imagenet_prep.distribute import s3 as module
+from imagenet_prep.core import bucket as module
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
@@ -35,7 +35,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two shards of three parts each; read-only."""
     root = tmp_path_factory.mktemp("dataset") / "set"
-    make_dataset(root, shards=2, shard_bytes=2 * module._PART_BYTES + 1000)
+    make_dataset(root, shards=2, shard_bytes=2 * module.PART_BYTES + 1000)
     return root
 
 
@@ -125,9 +125,9 @@ def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: P
 
 def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:
     damaged = tmp_path / "set"
-    make_dataset(damaged, shards=2, shard_bytes=2 * module._PART_BYTES)
+    make_dataset(damaged, shards=2, shard_bytes=2 * module.PART_BYTES)
     with (damaged / "train-00001-of-00002").open("r+b") as shard:
-        shard.seek(module._PART_BYTES + 5)
+        shard.seek(module.PART_BYTES + 5)
         shard.write(b"wrong")
     result = replicate(s3, damaged, "--to", f"s3://{BUCKET}/damaged")
 
@@ -143,7 +143,7 @@ def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> No
 def test_five_hundred_faults_leave_every_object_exact(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(module, "PART_BYTES", 5 << 20)  # the least that S3 takes
     make_dataset(tmp_path / "set", shards=8, shard_bytes=5_400_000)
     reference = contents(tmp_path / "set")
     with proxied(s3.url, seed=1, faults=500, rate=0.5) as proxy:

@@ -181,7 +181,9 @@ def test_plan_files_hold_the_plan(tmp_path: Path) -> None:
     expected = [plan.order_in_shard(shard, 7) for shard in dealt(classes, 4, 7)]
 
     assert found.shard_names == [f"train-0000{i}-of-00004" for i in range(4)]
-    assert [plan.read(tmp_path, name) for name in found.shard_names] == expected
+    assert [
+        plan.parse((tmp_path / plan.file_name(name)).read_bytes()) for name in found.shard_names
+    ] == expected
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"{name}.jsonl" for name in found.shard_names
     ]
@@ -223,4 +225,4 @@ def test_keys_of_any_script_survive_the_plan_file(tmp_path_factory: object, key:
     member = Member(key, "é.tar", 1, 2, 0)
     found = plan.write(folder, "train", [[member]], num_classes=1, num_shards=1, seed=0)
 
-    assert plan.read(folder, found.shard_names[0]) == [member]
+    assert plan.parse((folder / plan.file_name(found.shard_names[0])).read_bytes()) == [member]

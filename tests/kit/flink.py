@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,7 +135,6 @@ class Cluster:
             f"--flink_job_server_jar={JARS / 'job-server.jar'}",
             "--environment_type=EXTERNAL",
             f"--environment_config=127.0.0.1:{self._pool}",
-            f"--parallelism={NUM_TASK_MANAGERS}",
         ]
 
     def jobs(self) -> dict[str, str]:

@@ -142,12 +142,17 @@ def submit(
             | "Spread" >> beam.Reshuffle()
             | "Run" >> beam.Map(work)
         )
+        ours = signal.getsignal(signal.SIGINT)
         try:
             result = pipeline.run()
-        except (errors.ImagenetPrepError, KeyboardInterrupt):
+        except BaseException as error:
+            job._cancel()
+            if isinstance(error, Exception):
+                raise job._explained(error) from error
             raise
-        except Exception as error:
-            raise job._explained(error) from error
+        finally:
+            # Beam's would end the job server first, and us in the middle of that.
+            signal.signal(signal.SIGINT, ours)
         if not flink:
             job._cancel = result.cancel
         job._ending = ending.pop_all()
@@ -161,25 +166,25 @@ def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> 
 
     if options.view_as(pipeline_options.PortableOptions).job_endpoint:
         return
-    java = options.view_as(pipeline_options.JobServerOptions)
-    if shutil.which(java.job_server_java_launcher) is None:
+    launcher = options.view_as(pipeline_options.JobServerOptions).job_server_java_launcher
+    if shutil.which(launcher) is None:
         raise errors.ImagenetPrepError(
-            f"no {java.job_server_java_launcher!r} on this machine: Beam's job server needs Java. "
-            "Install it (Debian: openjdk-17-jre-headless), or name a running job server by "
-            "--runner=PortableRunner --job_endpoint=HOST:PORT."
+            f"no {launcher!r} on this machine: Beam's job server needs Java. Install it (Debian: "
+            "openjdk-17-jre-headless), or name a running job server by --runner=PortableRunner "
+            "--job_endpoint=HOST:PORT."
         )
-    java.job_server_jvm_properties = [
-        "-c",
-        _JOB_SERVER,
-        java.job_server_java_launcher,
-        *java.job_server_jvm_properties,
-    ]
-    java.job_server_java_launcher = sys.executable
-    make, handlers = runner.default_job_server, signal.getsignal(signal.SIGINT)
+    make = runner.default_job_server
 
     def default_job_server(options: Any) -> Any:
+        java = options.view_as(pipeline_options.JobServerOptions)
+        java.job_server_jvm_properties = [
+            "-c",
+            _JOB_SERVER,
+            launcher,
+            *java.job_server_jvm_properties,
+        ]
+        java.job_server_java_launcher = sys.executable
         server = make(options)
-        ending.callback(signal.signal, signal.SIGINT, handlers)
         ending.callback(server.stop)
         return server
 

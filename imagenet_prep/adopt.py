@@ -47,7 +47,9 @@ class Config:
     """Settings of one run; see the help of each flag."""
 
     folder: str = cli.flag(
-        help="folder with TFRecord shards, flat or in train/ and validation/", positional=True
+        help="folder with TFRecord shards, flat or in train/ and validation/",
+        positional=True,
+        metavar="DIR",
     )
     out: str | None = cli.flag(
         None,

@@ -28,9 +28,9 @@ _PACKAGES = ("jinja2", "matplotlib", "skimage")
 class Config:
     """Settings of one report; see the help of each flag."""
 
-    dataset: str = cli.flag(help="folder of the data set", positional=True)
+    dataset: str = cli.flag(help="folder of the data set", positional=True, metavar="DIR")
     other: str | None = cli.flag(
-        None, help="folder of the other data set, with --compare", positional=True
+        None, help="folder of the other data set, with --compare", positional=True, metavar="DIR"
     )
     compare: bool = cli.flag(False, help="show two data sets side by side")
     out: str | None = cli.flag(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from imagenet_prep.core import cli
 
 EXAMPLES = """\
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
   imagenet-prep show /data/imagenet-480/train-00000-of-01024 --json --limit 5
+  imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --limit 5
   imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg"""
 
 
@@ -21,7 +23,7 @@ EXAMPLES = """\
 class Config:
     """Settings of one look; see the help of each flag."""
 
-    shard: str = cli.flag(help="a TFRecord file", positional=True)
+    shard: str = cli.flag(help="a TFRecord file, or s3://bucket/key", positional=True)
     limit: int | None = cli.flag(None, help="show only the first N records", metavar="N")
     image: int | None = cli.flag(None, help="the record whose JPEG is written", metavar="RECORD")
     out: str | None = cli.flag(None, help="file for --image", metavar="FILE")
@@ -29,31 +31,34 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses half a request."""
+        from imagenet_prep.core import remote
+
+        if "://" in self.shard and not self.shard.startswith("s3://"):
+            raise ValueError("SHARD: expected a file or s3://bucket/key")
+        remote.check_base(self.shard)
         if (self.image is None) != (self.out is None):
             raise ValueError("--image and --out belong together")
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
+def records(shard: str) -> Iterator[dict[str, Any]]:
     """Yields what each record of a shard holds; the image under "encoded".
 
     Raises:
       DataDamagedError: at the first record that is damaged.
       UsageError: the file cannot be opened.
+      IncompleteError, StoreError: a server does not answer, or refuses.
     """
     from imagenet_prep.core import example, tfrecord
-    from imagenet_prep.core.errors import DataDamagedError, UsageError
+    from imagenet_prep.core.errors import DataDamagedError
 
-    try:
-        stream = open(path, "rb")  # noqa: SIM115 - closed below; opening alone is our error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from error
-    with stream:
-        for record in tfrecord.read_records(stream, path.name):
+    name = shard.rpartition("/")[2]
+    with _opened(shard) as stream:
+        for record in tfrecord.read_records(stream, name):
             try:
                 image = example.decode(record.payload)
             except DataDamagedError as error:
                 raise DataDamagedError(
-                    f"{path.name}: record {record.number} at byte {record.offset:,}: {error}"
+                    f"{name}: record {record.number} at byte {record.offset:,}: {error}"
                 ) from error
             yield {
                 "record": record.number,
@@ -62,6 +67,25 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                 **image._asdict(),
                 "boxes": image.boxes._asdict(),
             }
+
+
+@contextlib.contextmanager
+def _opened(shard: str) -> Iterator[BinaryIO]:
+    from imagenet_prep.core.errors import UsageError
+
+    if shard.startswith("s3://"):
+        from imagenet_prep.core.bucket import BucketStore
+
+        base, _, name = shard.rpartition("/")
+        with BucketStore(base).opened(name) as remote:
+            yield remote
+        return
+    try:
+        stream = open(Path(shard).expanduser(), "rb")  # noqa: SIM115 - opening alone is our error
+    except OSError as error:
+        raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
+    with stream:
+        yield stream
 
 
 def run(argv: Sequence[str]) -> int:
@@ -74,8 +98,8 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     if config.image is not None and config.out is not None:
-        return _write_image(Path(config.shard), config.image, Path(config.out))
-    for row in records(Path(config.shard)):
+        return _write_image(config.shard, config.image, Path(config.out))
+    for row in records(config.shard):
         if config.limit is not None and row["record"] >= config.limit:
             break
         image = row.pop("encoded")
@@ -95,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
     cli.finish(lambda: run(argv))
 
 
-def _write_image(shard: Path, number: int, out: Path) -> int:
+def _write_image(shard: str, number: int, out: Path) -> int:
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.core.store import storage_errors
 
@@ -107,7 +131,7 @@ def _write_image(shard: Path, number: int, out: Path) -> int:
                 out.write_bytes(row["encoded"])
             print(f"{out}: {row['width']}x{row['height']} {row['wnid']} {row['text']}")
             return 0
-    raise UsageError(f"{shard.name}: no record {number}; it has records 0 to {last}")
+    raise UsageError(f"{shard.rpartition('/')[2]}: no record {number}; it has records 0 to {last}")
 
 
 if __name__ == "__main__":

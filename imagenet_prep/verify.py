@@ -15,20 +15,22 @@ from imagenet_prep.core import cli
 
 if TYPE_CHECKING:
     from imagenet_prep.core.manifest import Manifest, Shard
+    from imagenet_prep.core.store import Store
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
 
 EXAMPLES = """\
   imagenet-prep verify /data/imagenet-480
   imagenet-prep verify /data/imagenet-480 --level decode --workers 16
-  imagenet-prep verify /data/imagenet-480 --level manifest --json"""
+  imagenet-prep verify /data/imagenet-480 --level manifest --json
+  imagenet-prep verify s3://bucket/imagenet-480"""
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of one check; see the help of each flag."""
 
-    dataset: str = cli.flag(help="folder of the data set", positional=True)
+    dataset: str = cli.flag(help="the data set: a folder, or s3://bucket/prefix", positional=True)
     level: str = cli.flag(
         "crc",
         choices=("manifest", "crc", "decode"),
@@ -43,8 +45,13 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
+        from imagenet_prep.core import remote
+
         if self.workers < 0:
             raise ValueError(f"--workers {self.workers}: expected 0 or more")
+        if "://" in self.dataset and not self.dataset.startswith("s3://"):
+            raise ValueError("DATASET: expected a folder or s3://bucket/prefix")
+        remote.check_base(self.dataset)
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,14 @@ def verify(config: Config) -> dict[str, Any]:
     """
     from imagenet_prep import engine
     from imagenet_prep.core import naming
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.core.store import LocalStore, open_store
 
-    root = Path(config.dataset).expanduser()
-    manifest = load_manifest(root)
-    problems = _check_small_files(root, manifest) + _check_strangers(root, manifest)
+    store = open_store(config.dataset)
+    manifest = _load(store)
+    problems = _check_small_files(store, manifest) + _check_strangers(store, manifest)
     tasks = [CheckTask(shard) for split in manifest.splits.values() for shard in split.shards]
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
-    work = CheckWork(_expectation(root, manifest, config.level, labels_are_sound))
+    work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
     # Receipts of a check prove nothing later, so they are not kept beside the data.
     with tempfile.TemporaryDirectory() as scratch:
         stage = engine.Stage("verify", manifest.digest, LocalStore(Path(scratch)), work)
@@ -116,7 +123,7 @@ def verify(config: Config) -> dict[str, Any]:
     if config.level == "decode" and not problems:
         problems += _check_class_counts(manifest, receipts)
     return {
-        "dataset": str(root),
+        "dataset": store.where(),
         "digest": manifest.digest,
         "level": config.level,
         "shards": len(tasks),
@@ -141,22 +148,29 @@ def load_manifest(root: Path) -> Manifest:
     Raises:
       ManifestError, IncompleteError, UsageError: as for `verify`.
     """
-    from imagenet_prep.core import manifest, naming
-    from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.core.store import LocalStore
 
-    path = root / naming.MANIFEST
-    if path.is_file():
-        return manifest.loads(LocalStore(root).read(naming.MANIFEST), str(path))
-    if (root / naming.WORK).is_dir():
+    return _load(LocalStore(root))
+
+
+def _load(store: Store) -> Manifest:
+    from imagenet_prep.core import manifest, naming
+    from imagenet_prep.core.errors import IncompleteError, UsageError
+
+    there = store.top()
+    if naming.MANIFEST in there:
+        return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
+    if naming.WORK in there:
         raise IncompleteError(
-            f"{root}: no {naming.MANIFEST} yet: what was writing here has not finished. "
+            f"{store.where()}: no {naming.MANIFEST} yet: what was writing here has not finished. "
             "Run the same command again to resume."
         )
-    raise UsageError(f"{root}: no {naming.MANIFEST}: not a data set of imagenet-prep")
+    raise UsageError(f"{store.where()}: no {naming.MANIFEST}: not a data set of imagenet-prep")
 
 
-def _expectation(root: Path, manifest: Manifest, level: str, labels_are_sound: bool) -> Expectation:
+def _expectation(
+    store: Store, manifest: Manifest, level: str, labels_are_sound: bool
+) -> Expectation:
     from functools import partial
 
     from imagenet_prep.codec.transform import prove_stored
@@ -165,10 +179,10 @@ def _expectation(root: Path, manifest: Manifest, level: str, labels_are_sound: b
 
     wnids: list[str] = []
     if level == "decode" and labels_are_sound:
-        text = (root / naming.LABELS).read_text("utf-8")
+        text = store.read(naming.LABELS).decode()
         wnids = [line.partition(" ")[0] for line in text.splitlines()]
     return Expectation(
-        root=root,
+        store=store,
         level=level,
         wnids=wnids,
         label_offset=manifest.label_offset,
@@ -182,33 +196,32 @@ def _expectation(root: Path, manifest: Manifest, level: str, labels_are_sound: b
     )
 
 
-def _check_small_files(root: Path, manifest: Manifest) -> list[str]:
+def _check_small_files(store: Store, manifest: Manifest) -> list[str]:
     import hashlib
 
     problems = []
     for file in manifest.files:
-        path = root / file.name
-        if not path.is_file():
+        if store.size(file.name) is None:
             problems.append(f"{file.name}: missing")
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+        elif hashlib.sha256(store.read(file.name)).hexdigest() != file.sha256:
             problems.append(f"{file.name}: its sha256 differs from the manifest's")
     return problems
 
 
-def _check_strangers(root: Path, manifest: Manifest) -> list[str]:
+def _check_strangers(store: Store, manifest: Manifest) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
     from imagenet_prep.core import naming
 
     known = {shard.name for split in manifest.splits.values() for shard in split.shards}
     problems = [
-        f"{path.name}: not in the manifest, but readers would take it for a shard"
-        for path in sorted(root.iterdir())
-        if naming.looks_like_shard(path.name) and path.name not in known
+        f"{name}: not in the manifest, but readers would take it for a shard"
+        for name in store.top()
+        if naming.looks_like_shard(name) and name not in known
     ]
-    index = root / naming.INDEX
-    there = sorted(path.name for path in index.iterdir()) if index.is_dir() else []
     return problems + [
-        f"{naming.index_name(name)}: not in the manifest" for name in there if name not in known
+        f"{naming.index_name(name)}: not in the manifest"
+        for name in store.names(naming.INDEX)
+        if name not in known
     ]
 
 
@@ -246,10 +259,11 @@ def run(argv: Sequence[str]) -> int:
     what = f"{result['examples']:,} examples in {result['shards']} shards"
     if problems:
         from imagenet_prep.core.errors import DataDamagedError
+        from imagenet_prep.core.store import open_store
 
         raise DataDamagedError(
             f"{len(problems)} problems in {what} of {config.dataset}, listed above. "
-            f"{_mend(load_manifest(Path(config.dataset).expanduser()))}"
+            f"{_mend(_load(open_store(config.dataset)))}"
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import io
 import shutil
 import threading
 import uuid
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from imagenet_prep.core import naming, scratch
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
@@ -32,6 +33,8 @@ PART_BYTES = 16 << 20
 _SHA256 = "sha256"
 # Small requests wait for the server, not for the network.
 _AT_ONCE = 16
+# A folder of the whole data set is listed by two requests.
+_FEW = 4
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
@@ -97,9 +100,11 @@ class BucketStore:
         return size
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """As for `Store`; lists folders instead of asking for each object."""
+        """As for `Store`; lists their folders instead of asking for many objects."""
         names = list(names)
         there: dict[str, int] = {}
+        if len(names) <= _FEW:
+            return {name: size for name in names if (size := self.size(name)) is not None}
         for folder in {name.rpartition("/")[0] for name in names}:
             there |= {
                 entry["Key"]: entry["Size"] for entry in self._list(folder) if "Size" in entry
@@ -135,7 +140,7 @@ class BucketStore:
     @contextlib.contextmanager
     def brought(self, names: Iterable[str]) -> Iterator[Path]:
         """As for `Store`: fetches them for as long as they are needed."""
-        folder = self._own() / uuid.uuid4().hex
+        folder = scratch.own() / uuid.uuid4().hex
         try:
             for name in names:
                 path = folder / name
@@ -147,9 +152,22 @@ class BucketStore:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """Yields a whole object to be read from its start, as far as it is needed.
+
+        Raises:
+          AbsentError: there is none.
+          IncompleteError, StoreError: the server does not answer, or refuses.
+        """
+        patience = self._patience(name)
+        stat = patiently(lambda: self._s3.stat(name), patience)
+        with contextlib.closing(stream(self._s3, name, stat, patience)) as chunks:
+            yield io.BufferedReader(_Chunks(chunks), PART_BYTES)
+
     def temporary(self) -> Path:
         """As for `Store`: below TMPDIR; gone with this process."""
-        return self._own() / uuid.uuid4().hex
+        return scratch.own() / uuid.uuid4().hex
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
         """As for `Store`; the temporary file is removed, also where that fails.
@@ -220,12 +238,13 @@ class BucketStore:
         Raises:
           BusyError: another run of this machine writes there.
         """
+        scratch.make(self.local.root)
         with self.local.lock():
             self.abort_uploads(_may_be_ours)
             with self.uploads_aborted_on_failure(_may_be_ours):
                 yield
             self.abort_uploads(_may_be_ours)
-            self.local.remove_tree(naming.WORK)
+            self.local.remove_tree("")
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
         """Removes multipart uploads that nobody will finish, of objects that are `ours`.
@@ -331,6 +350,8 @@ class BucketStore:
             _demand(file, total.sha256, len(first), remedy)
             self._put_small(file, first)
             return
+        if self._ended.is_set():
+            raise IncompleteError(f"{self.where(file.name)}: the run is ending, so it is not sent.")
         upload = self._call(
             file.name,
             "create_multipart_upload",
@@ -404,9 +425,6 @@ class BucketStore:
             lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep)),
         )
 
-    def _own(self) -> Path:
-        return scratch.own(self.local.root / "on-the-way")
-
     def _each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3") as pool:
             return list(pool.map(function, items))
@@ -420,6 +438,26 @@ class BucketStore:
     def _patience(self, name: str) -> Patience:
         remedy = "Objects that are there are kept: run the same command again to resume."
         return Patience(self.where(name), self._retries, self._ended, remedy=remedy)
+
+
+class _Chunks(io.RawIOBase):
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk)
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
 
 
 class _Checksums:

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from imagenet_prep.core import errors
+from imagenet_prep.core import errors, scratch
 
 Config = TypeVar("Config")
 
@@ -37,7 +37,7 @@ def flag(
       default: value where the flag is not given; without one the flag is required.
       help: one sentence; the default is added to it.
       choices: the only values allowed.
-      metavar: how the help calls the value.
+      metavar: how the help calls the value; DIR is a folder of this machine, never an address.
       positional: given by place instead of by name.
       aliases: other spellings, e.g. ("-r", "--size").
     """
@@ -95,6 +95,8 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hi
         options["choices"] = field.metadata["choices"]
         is_tuple = typing.get_origin(base) is tuple
         options["type"] = _comma_separated if is_tuple else base
+        if field.metadata["metavar"] == "DIR":
+            options["type"] = _folder
         if field.default not in (dataclasses.MISSING, None, ()):
             shown = ",".join(field.default) if is_tuple else field.default
             options["help"] += f" (default: {shown})"
@@ -107,6 +109,15 @@ def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hi
     else:
         spellings = (*field.metadata["aliases"], f"--{field.name.replace('_', '-')}")
         parser.add_argument(*spellings, dest=field.name, required=required, **options)
+
+
+def _folder(text: str) -> str:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            "expected a folder of this machine; imagenet-prep replicate brings data sets from and "
+            "to s3://"
+        )
+    return text
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:
@@ -166,6 +177,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
         print(f"imagenet-prep: cannot write the result: {error}", file=sys.stderr, flush=True)
         code = errors.ImagenetPrepError.exit_code
     finally:
+        scratch.leave()
         os._exit(code)
 
 

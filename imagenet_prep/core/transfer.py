@@ -6,7 +6,7 @@ import hashlib
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TypeVar
 
@@ -123,7 +123,9 @@ def patiently(attempt: Callable[[], Answer], patience: Patience) -> Answer:
             patience.wait(error)
 
 
-def stream(remote: Remote, name: str, stat: Stat, patience: Patience) -> Iterator[bytes]:
+def stream(
+    remote: Remote, name: str, stat: Stat, patience: Patience
+) -> Generator[bytes, None, None]:
     """Yields a whole remote file in order; a failed attempt is continued where it broke off.
 
     Raises:

@@ -11,6 +11,7 @@ from pathlib import Path
 from imagenet_prep.core import example, naming, schema, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.manifest import Shard
+from imagenet_prep.core.store import Store
 
 MANIFEST = "manifest"
 CRC = "crc"
@@ -23,7 +24,7 @@ class Expectation:
     """What all shards of a data set have in common.
 
     Attributes:
-      root: the data set's folder.
+      store: the data set.
       level: "manifest" compares sizes, "crc" every byte, "decode" every image too.
       wnids: by class index; empty where labels.txt itself is damaged.
       label_offset: stored label = class index + this.
@@ -32,7 +33,7 @@ class Expectation:
       lacks: what the manifest says that records do not hold, by key.
     """
 
-    root: Path
+    store: Store
     level: str
     wnids: Sequence[str]
     label_offset: int
@@ -57,20 +58,18 @@ class Report:
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
     """Returns all that is wrong with a shard and its index."""
     report = Report()
-    path = expectation.root / shard.name
-    index = expectation.root / naming.index_name(shard.name)
-    sound = True
-    for target, num_bytes in ((path, shard.num_bytes), (index, shard.index_bytes)):
-        name = target.relative_to(expectation.root)
-        if not target.is_file():
-            report.problems.append(f"{name}: missing")
-            sound = False
-        elif (size := target.stat().st_size) != num_bytes:
-            report.problems.append(f"{name}: {size:,} bytes, expected {num_bytes:,}")
-    if expectation.level == MANIFEST or not sound:
+    index, records = shard.files
+    sizes = expectation.store.sizes([records.name, index.name])
+    for file in (records, index):
+        if (size := sizes.get(file.name)) is None:
+            report.problems.append(f"{file.name}: missing")
+        elif size != file.num_bytes:
+            report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
+    if expectation.level == MANIFEST or len(sizes) < len(shard.files):
         return report
     try:
-        _check_content(shard, path, index, expectation, report)
+        with expectation.store.brought(sizes) as root:
+            _check_content(shard, root / records.name, root / index.name, expectation, report)
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
     return report

@@ -11,6 +11,7 @@ import pytest
 from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.core.manifest import Shard
+from imagenet_prep.core.store import LocalStore
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
 
@@ -65,7 +66,7 @@ class Dataset:
         return check.check_shard(
             self.shards[name],
             Expectation(
-                root=self.root,
+                store=LocalStore(self.root),
                 level=level,
                 wnids=WNIDS,
                 label_offset=1,

@@ -7,6 +7,7 @@ build/flink and `make flink-down` ends it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -76,11 +77,18 @@ class Cluster:
       task_managers: their processes; one slot each.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Writes the configuration; `start` starts."""
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+        """Writes the configuration; `start` starts.
+
+        Args:
+          folder: for settings and logs.
+          environment: variables that workers see besides, e.g. credentials.
+        """
         self._folder = folder
+        self._environment = environment or {}
         self._rpc, self._rest, self._blob, self._pool = _free_ports(4)
         self.url = f"http://127.0.0.1:{self._rest}"
+        self._numbers = itertools.count()
         self.task_managers: list[subprocess.Popen[bytes]] = []
         self._others: list[subprocess.Popen[bytes]] = []
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
@@ -110,22 +118,28 @@ class Cluster:
         self._others.append(
             self._java("org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint")
         )
-        environment = command.environment()
+        environment = command.environment(**self._environment)
         # The pool starts `python`, whichever comes first.
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         module = "apache_beam.runners.worker.worker_pool_main"
         argv = [sys.executable, "-m", module, f"--service_port={self._pool}"]
         self._others.append(self._process("pool", argv, environment))
         for _ in range(NUM_TASK_MANAGERS):
-            self.add_task_manager()
+            self._add_task_manager()
         command.wait_until(self._ready, f"Flink answers; see {self._folder}/*.log", _START_S)
 
-    def add_task_manager(self) -> None:
-        """Starts one more."""
+    def complete(self) -> None:
+        """Starts a TaskManager for each that has died, and waits until Flink has noticed both."""
+        dead = [each for each in self.task_managers if each.poll() is not None]
+        for each in dead:
+            self.task_managers.remove(each)
+            self._add_task_manager()
+        command.wait_until(self._ready, "Flink has all its slots", _START_S)
+
+    def _add_task_manager(self) -> None:
         heap = "320m"
-        self.task_managers.append(
-            self._java("org.apache.flink.runtime.taskexecutor.TaskManagerRunner", heap)
-        )
+        main = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+        self.task_managers.append(self._java(main, heap))
 
     def options(self) -> list[str]:
         """Returns what goes after `--` on the command line."""
@@ -184,7 +198,7 @@ class Cluster:
         settings = f"-Dlog4j.configurationFile={self._folder / 'log4j.properties'}"
         argv = ["java", f"-Xmx{heap}", f"-Xms{heap}", *_OPENS, settings, "-XX:TieredStopAtLevel=1"]
         argv += ["-cp", f"{JARS}/lib/*", main, "--configDir", str(self._folder)]
-        name = f"{main.rpartition('.')[2]}-{len(self.task_managers)}"
+        name = f"{main.rpartition('.')[2]}-{next(self._numbers)}"
         return self._process(name, argv, dict(os.environ))
 
     def _process(
@@ -203,11 +217,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
+def cluster(folder: Path, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
     """Yields a cluster that keeps its logs in `folder`; skips where Java or the jars lack."""
     if lack := lacking():
         pytest.skip(lack)
-    made = Cluster(folder)
+    made = Cluster(folder, environment)
     try:
         made.start()
         yield made

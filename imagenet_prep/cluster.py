@@ -30,6 +30,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 _REST_TIMEOUT_S = 20.0
+_ENDING_S = 5.0
 _OURS = re.compile(
     r"imagenet_prep\.core\.errors\.(\w+): (.*?)(?: \[while running|\n\n|\Z)", re.DOTALL
 )
@@ -53,11 +54,16 @@ class Job:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        # Beam's threads lose their connection with the job server; nobody wants their tracebacks.
+        hook, threading.excepthook = threading.excepthook, lambda _: None
         try:
             if kind is not None and self._thread is not None and self._thread.is_alive():
                 self._cancel()
         finally:
             self._ending.close()
+            if self._thread is not None:
+                self._thread.join(_ENDING_S)
+            threading.excepthook = hook
 
     def wait(self, seconds: float) -> bool:
         """Returns whether it is still at work after at most `seconds`.
@@ -126,7 +132,7 @@ def submit(
 
     options = pipeline_options.PipelineOptions([*args, f"--job_name={name}"])
     runner = options.view_as(pipeline_options.StandardOptions).runner
-    flink = _Flink.of(options, runner, name)
+    flink = _Flink.of(options, name)
     job = Job(runner, log, flink.cancel if flink else lambda: None)
     with contextlib.ExitStack() as ending:
         ending.callback(root.setLevel, level)
@@ -199,12 +205,12 @@ class _Flink:
         self._name = name
 
     @classmethod
-    def of(cls, options: Any, runner: str, name: str) -> _Flink | None:
+    def of(cls, options: Any, name: str) -> _Flink | None:
         """Returns it where the options name a Flink cluster."""
         from apache_beam.options import pipeline_options
 
         master = options.view_as(pipeline_options.FlinkRunnerOptions).flink_master
-        if not runner.endswith("FlinkRunner") or master.startswith("["):
+        if master.startswith("["):
             return None
         return cls(master if "://" in master else f"http://{master}", name)
 

@@ -378,7 +378,7 @@ def run(
     watch = watch or (lambda _: None)
     for receipt in known.values():
         watch(receipt)
-    progress = Progress(title, len(tasks), len(known), quiet=quiet)
+    progress = Progress(title, len(tasks), len(known), quiet=quiet or len(known) == len(tasks))
     lost: Exception | None = None
     futile = 0
     try:
@@ -394,6 +394,8 @@ def run(
                     _follow(stage, workers, receipts, watch, progress)
             except cluster.JobLostError as error:
                 lost = error
+                if not quiet:
+                    print(f"{title}: workers were lost. {error}", file=sys.stderr, flush=True)
             _raise_failure(stage)
             left = sum(receipts[task.name] is None for task in pending)
             futile = 0 if lanes.remote and left < len(pending) else futile + 1
@@ -534,8 +536,8 @@ class _Pipeline:
 
 
 def _raise_failure(stage: Stage[Any]) -> None:
-    for name in stage.board.names(f"{stage.folder}/failed"):
-        data = stage.board.read(f"{stage.folder}/failed/{name}")
+    for name in stage.board.names(f"{stage.notes}/failed"):
+        data = stage.board.read(f"{stage.notes}/failed/{name}")
         failure = json.loads(data)
         if failure["error"]:
             raise errors.by_name(failure["error"])(failure["message"])

@@ -16,8 +16,10 @@ TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 HOROVOD := $(VENV)/.installed-horovod-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
+JARS := $(HOME)/.cache/imagenet-prep/flink
+FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
 
-.PHONY: help demo test quick lint types imports format locks images-rehearsal picture chromium clean
+.PHONY: help demo test quick lint types imports format locks images-rehearsal picture chromium flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -25,7 +27,7 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports chromium $(HOROVOD) $(AIRFLOW) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports chromium flink $(HOROVOD) $(AIRFLOW) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 picture: $(TEST) $(AIRFLOW) chromium ## renew the documents' pictures, by the tests that draw them
@@ -92,6 +94,17 @@ chromium: ## install Debian's, where root may; else say so
 	  { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; } && exit 0; \
 	fi; \
 	echo "No Chromium: the report is not tested in a browser. On Debian: sudo apt-get install chromium" >&2
+
+# Its tests are skipped without it, and say so.
+flink: $(TEST) ## Java, Flink and Beam's job server, where they can be had; else say so
+	@test -e $(FLINK) && command -v java > /dev/null && exit 0; \
+	{ .ci/flink $(BIN)/python $(JARS) && touch $(FLINK); } || echo 'Going on without Flink, see above why.' >&2
+
+flink-up: flink ## a Flink cluster on this machine, to rehearse with; says how to use it
+	@$(BIN)/python -m tests.kit.flink up build/flink
+
+flink-down: ## end it
+	@$(BIN)/python -m tests.kit.flink down build/flink
 
 # Source only, so it is built, once a machine: the wheel is kept in ~/.cache. Without it its tests are skipped.
 $(HOROVOD): $(TEST)

@@ -1,14 +1,14 @@
-"""Runs small tasks in parallel, each leaving a receipt; the only module that imports Beam.
+"""Runs small tasks in parallel, each leaving a receipt.
 
 A task is finished when its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, lies
 beside the files it names. Finished tasks are skipped by the next run; another
 configuration has another digest and never sees them. An element of the pipeline is a
-task, never image bytes, so memory does not grow with the data set.
+lane, never image bytes, so memory does not grow with the data set.
 
-On this machine N lanes take tasks one by one until none is left: Beam's local runner
-would deal them out beforehand, and the slowest lane would hold up the rest. Lanes are
-threads, which need no pipeline, or Beam's worker processes. On a cluster (Beam options
-after `--`) each task is an element that the runner places and retries.
+N lanes take tasks one by one until none is left: runners would deal them out beforehand,
+and the slowest lane would hold up the rest. Lanes are threads, which need no pipeline,
+Beam's worker processes, or, with Beam's options after `--`, slots of a cluster. What the
+lost worker of a cluster had in hand is done again in another turn.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from imagenet_prep import cluster
 from imagenet_prep.core import canonical, errors, naming
 from imagenet_prep.core.store import LocalStore, Store, storage_errors
 
@@ -56,6 +59,14 @@ _RESERVE_BYTES = 4096
 _POLL_S = 0.2
 _POLL_ELSEWHERE_S = 2.0
 _LINE_EVERY_S = 30.0
+
+# What launcher and workers of one turn have in common; without it they do not share a folder.
+_OPEN = "open"
+_SEEN_WITHIN_S = 10.0
+# A worker may be lost again and again, but each turn gets on. Flink counts a dead TaskManager's
+# slots for a while, so that a turn may come to nothing.
+_FUTILE_TURNS = 3
+_PAUSE_S = 5.0
 
 
 class Task(Protocol):
@@ -193,14 +204,15 @@ class Stage(Generic[AnyTask]):
       digest: of everything that decides the results.
       store: where receipts and outputs go; shared by all workers.
       function: task -> result; picklable, without side effects outside its temporary files.
-      spread: whether the workers are on other machines; `run` says so.
+      turn: names one attempt of workers on other machines; `run` says so. Workers that have
+        outlived theirs stop, and disturb nobody.
     """
 
     name: str
     digest: str
     store: Store
     function: Callable[[AnyTask], Result]
-    spread: bool = False
+    turn: str = ""
 
     @property
     def folder(self) -> str:
@@ -209,8 +221,13 @@ class Stage(Generic[AnyTask]):
 
     @property
     def board(self) -> Store:
-        """Where workers and launcher tell each other that a task has failed."""
-        return self.store if self.spread else self.store.local
+        """Where workers and launcher tell each other what is claimed and what has failed."""
+        return self.store if self.turn else self.store.local
+
+    @property
+    def notes(self) -> str:
+        """The folder of that, relative to the data set."""
+        return f"{self.folder}/turns/{self.turn}" if self.turn else self.folder
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Returns the receipts of those tasks that are finished; others are done (again)."""
@@ -272,7 +289,8 @@ class Stage(Generic[AnyTask]):
 
     def _note(self, task: AnyTask, error: Exception) -> None:
         if isinstance(error, errors.ImagenetPrepError):
-            self.fail(task.name, type(error).__name__, str(error))
+            where = f" (on worker {socket.gethostname()})" if self.turn else ""
+            self.fail(task.name, type(error).__name__, f"{error}{where}")
         else:
             self.fail(task.name, "", "".join(traceback.format_exception(error)))
 
@@ -285,13 +303,13 @@ class Stage(Generic[AnyTask]):
           message: of the error, or the traceback.
         """
         failure = {"task": task, "error": error, "message": message}
-        name = f"{self.folder}/failed/{task}.json"
+        name = f"{self.notes}/failed/{task}.json"
         board = self.board
         if not isinstance(board, LocalStore):
             board.write(name, canonical.dumps(failure))
             return
         path = board.path(name)
-        reserve = board.path(f"{self.folder}/{_RESERVE}")
+        reserve = board.path(f"{self.notes}/{_RESERVE}")
         try:
             path.write_bytes(canonical.dumps(failure))
         except OSError:
@@ -305,8 +323,28 @@ class Stage(Generic[AnyTask]):
 
     @property
     def stopped(self) -> bool:
-        """Whether a task has failed or the run is being ended."""
-        return bool(self.board.names(f"{self.folder}/failed"))
+        """Whether a task has failed, or the run is being ended or has been followed by another."""
+        return self._over or bool(self.board.names(f"{self.notes}/failed"))
+
+    @property
+    def _over(self) -> bool:
+        return bool(self.turn) and _OPEN not in self.board.names(self.notes)
+
+    def arrive(self) -> None:
+        """Makes sure that a worker elsewhere sees the launcher's output.
+
+        Raises:
+          UsageError: it does not.
+        """
+        end = time.monotonic() + _SEEN_WITHIN_S
+        while self._over:
+            if time.monotonic() > end:
+                raise errors.UsageError(
+                    f"worker {socket.gethostname()} does not see {self.board.where(self.notes)}, "
+                    "which was just written where this was started. Give an output that all "
+                    "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
+                )
+            time.sleep(_POLL_S)
 
 
 def run(
@@ -335,47 +373,96 @@ def run(
       ImagenetPrepError: of the class and with the message of the first task that failed.
       IncompleteError: a worker was lost with its tasks.
     """
-    stage = replace(stage, spread=lanes.remote)
-    _clear(stage)
     known = stage.receipts(task.name for task in tasks)
     receipts = {task.name: known.get(task.name) for task in tasks}
-    pending = [task for task in tasks if task.name not in known]
     watch = watch or (lambda _: None)
-    for receipt in receipts.values():
-        if receipt is not None:
-            watch(receipt)
-    if pending:
-        progress = Progress(title, len(tasks), len(tasks) - len(pending), quiet=quiet)
-        try:
-            _follow(stage, _Pipeline(stage, pending, lanes), receipts, watch, progress)
-        finally:
-            progress.close()
-    _raise_failure(stage)
-    if lost := [name for name, receipt in receipts.items() if receipt is None]:
-        raise errors.IncompleteError(
-            f"{stage.name}: a worker process died (killed for memory?); {len(lost)} of "
-            f"{len(tasks)} tasks are left. Finished work is kept: run the same command again to "
-            "resume, with fewer --workers if it repeats."
-        )
+    for receipt in known.values():
+        watch(receipt)
+    progress = Progress(title, len(tasks), len(known), quiet=quiet or len(known) == len(tasks))
+    lost: Exception | None = None
+    futile = 0
+    try:
+        while pending := [task for task in tasks if receipts[task.name] is None]:
+            if futile == (_FUTILE_TURNS if lanes.remote else 1):
+                raise _incomplete(stage, len(pending), len(tasks), lost)
+            if futile:
+                time.sleep(_PAUSE_S)
+            stage = replace(stage, turn=uuid.uuid4().hex[:16] if lanes.remote else "")
+            _clear(stage)
+            try:
+                with _start(stage, pending, lanes) as workers:
+                    _follow(stage, workers, receipts, watch, progress)
+            except cluster.JobLostError as error:
+                lost = error
+                if not quiet:
+                    print(f"{title}: workers were lost. {error}", file=sys.stderr, flush=True)
+            _raise_failure(stage)
+            left = sum(receipts[task.name] is None for task in pending)
+            futile = 0 if lanes.remote and left < len(pending) else futile + 1
+    finally:
+        progress.close()
+        if lanes.remote:
+            stage.store.remove_tree(f"{stage.folder}/turns")
     return [receipt for receipt in receipts.values() if receipt is not None]
+
+
+def _incomplete(
+    stage: Stage[Any], left: int, total: int, lost: Exception | None
+) -> errors.IncompleteError:
+    if lost is not None:
+        return errors.IncompleteError(
+            f"{stage.name}: {left} of {total} tasks are left, and the workers were lost "
+            f"{_FUTILE_TURNS} times on end. {lost}. Finished work is kept: mend that, then run the "
+            "same command again to resume."
+        )
+    return errors.IncompleteError(
+        f"{stage.name}: a worker process died (killed for memory?); {left} of {total} tasks are "
+        "left. Finished work is kept: run the same command again to resume, with fewer --workers "
+        "if it repeats."
+    )
 
 
 def _clear(stage: Stage[Any]) -> None:
     """Forgets what an earlier run claimed, and how it failed."""
     board = stage.board
-    for name in ("failed", "claims"):
+    for name in ("failed", "claims", "turns"):
         board.remove_tree(f"{stage.folder}/{name}")
-    if not isinstance(board, LocalStore):
-        return
-    with storage_errors("create", board.path(stage.folder)):
-        for name in ("receipts", "claims", "failed"):
-            board.path(f"{stage.folder}/{name}").mkdir(parents=True, exist_ok=True)
-        board.path(f"{stage.folder}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
+    if isinstance(board, LocalStore):
+        with storage_errors("create", board.path(stage.notes)):
+            board.path(f"{stage.folder}/receipts").mkdir(parents=True, exist_ok=True)
+            for name in ("claims", "failed"):
+                board.path(f"{stage.notes}/{name}").mkdir(parents=True, exist_ok=True)
+            board.path(f"{stage.notes}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
+    if stage.turn:
+        board.write(f"{stage.notes}/{_OPEN}", b"")
+
+
+class _Workers(Protocol):
+    """What was started, to be waited for; leaving it ends it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: object, *_: object) -> None: ...
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether it is still at work after at most `seconds`; raises what it raised."""
+
+
+def _start(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> _Workers:
+    if not lanes.remote:
+        return _Pipeline(stage, tasks, lanes)
+    return cluster.submit(
+        lanes.beam_args,
+        partial(_run_lane, stage=stage, tasks=tasks),
+        len(tasks),
+        name=f"imagenet-prep-{stage.name}-{stage.turn}",
+        log=stage.store.local.path(f"{stage.folder}/runner.log").absolute(),
+    )
 
 
 def _follow(
     stage: Stage[AnyTask],
-    pipeline: _Pipeline,
+    workers: _Workers,
     receipts: dict[str, dict[str, Any] | None],
     watch: Callable[[dict[str, Any]], None],
     progress: Progress,
@@ -385,13 +472,15 @@ def _follow(
     try:
         running = True
         while running:
-            running = pipeline.wait(poll_s)
+            running = workers.wait(poll_s)
             left = [name for name, receipt in receipts.items() if receipt is None]
             for name, found in stage.receipts(left).items():
                 receipts[name] = found
                 progress.add(found)
                 watch(found)
             progress.tick()
+    except cluster.JobLostError:
+        raise
     except BaseException:
         # Ctrl-C, a limit, a failed runner: lanes finish the task they hold and stop. A store
         # that cannot be told is likely what has failed.
@@ -412,8 +501,14 @@ class _Pipeline:
         self._hook, threading.excepthook = threading.excepthook, self._thread_died
         self._thread.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves what is stuck alone: it ends with this process."""
+
     def wait(self, seconds: float) -> bool:
-        """Returns whether it is still at work after at most `seconds`; raises what it raised."""
+        """As for `_Workers`."""
         self._thread.join(seconds)
         if self._thread.is_alive() and not self._lost_worker:
             return True
@@ -425,7 +520,7 @@ class _Pipeline:
 
     def _run(self, stage: Stage[Any], tasks: list[Any], lanes: Lanes) -> None:
         try:
-            if lanes.remote or (lanes.resolved_kind == PROCESSES and lanes.count > 1):
+            if lanes.resolved_kind == PROCESSES and lanes.count > 1:
                 _run_beam(stage, tasks, lanes)
             else:
                 _run_threads(stage, tasks, lanes)
@@ -441,8 +536,8 @@ class _Pipeline:
 
 
 def _raise_failure(stage: Stage[Any]) -> None:
-    for name in stage.board.names(f"{stage.folder}/failed"):
-        data = stage.board.read(f"{stage.folder}/failed/{name}")
+    for name in stage.board.names(f"{stage.notes}/failed"):
+        data = stage.board.read(f"{stage.notes}/failed/{name}")
         failure = json.loads(data)
         if failure["error"]:
             raise errors.by_name(failure["error"])(failure["message"])
@@ -469,17 +564,6 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
     # What goes wrong in a task is in its receipt; these would add what they saw of it.
     for noisy in ("apache_beam", "grpc"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-
-    if lanes.remote:
-        options = PipelineOptions(list(lanes.beam_args))
-        with beam.Pipeline(options=options) as pipeline:
-            _ = (
-                pipeline
-                | "Tasks" >> beam.Create(tasks)
-                | "Spread" >> beam.Reshuffle()
-                | "Run" >> beam.Map(_execute, stage)
-            )
-        return
 
     count = min(lanes.count, len(tasks))
     log = stage.store.local.path(f"{stage.folder}/processes.log").absolute()
@@ -509,6 +593,8 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
 
 def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
     """Does tasks that no other lane has claimed, until none is left."""
+    if stage.turn:
+        stage.arrive()
     if isinstance(stage.store, LocalStore):
         for task in _claimed(stage, tasks):
             stage.execute(task)
@@ -526,16 +612,18 @@ def _run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
 
 def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
     """Yields tasks that no other lane has claimed, until none is left or one has failed."""
+    claims = f"{stage.notes}/claims"
+    taken = set(stage.board.names(claims)) if stage.turn else set()
     for task in tasks:
+        if task.name in taken:
+            continue
         if stage.stopped:
             return
         if _claim(stage, task):
             yield task
-
-
-def _execute(task: AnyTask, stage: Stage[AnyTask]) -> None:
-    if not stage.stopped:
-        stage.execute(task)
+        elif stage.turn:
+            # Elsewhere each try is a request.
+            taken = set(stage.board.names(claims))
 
 
 def _worker() -> str:
@@ -544,7 +632,11 @@ def _worker() -> str:
 
 def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
     """Returns whether this lane is the first to claim the task."""
-    path = stage.store.local.path(f"{stage.folder}/claims/{task.name}")
+    name = f"{stage.notes}/claims/{task.name}"
+    if not isinstance(stage.board, LocalStore):
+        mine = uuid.uuid4().bytes
+        return stage.board.claim(name, mine) == mine
+    path = stage.board.path(name)
     try:
         with storage_errors("create", path), contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

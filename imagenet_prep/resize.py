@@ -6,6 +6,7 @@ command line of the AWS tutorial's tensorflow_image_resizer.py works as it was t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -121,6 +122,7 @@ class Config:
     report: bool = cli.flag(False, help=f"end with a page of pictures, OUTPUT/{naming.REPORT}")
     dry_run: bool = cli.flag(False, help="say what was found and would be made; write nothing")
     json: bool = cli.flag(False, help="print the result as JSON")
+    beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses what cannot be meant."""
@@ -190,7 +192,7 @@ def resize(config: Config) -> dict[str, Any]:
         settings=config.decisive(),
         transform=partial(transform, policy=policy),
         libraries={name: version(name) for name in DECISIVE_LIBRARIES},
-        lanes=Lanes(config.num_workers, config.worker_kind),
+        lanes=Lanes(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,
@@ -202,15 +204,24 @@ def resize(config: Config) -> dict[str, Any]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
+    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
-        [_spelled_out(argument) for argument in argv],
+        [_spelled_out(argument) for argument in ours],
         verb="resize",
         description="Shrink the images of a set of TFRecord shards, whoever wrote it: by this "
         "program, slim,\ntensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards "
-        "and order of records\nstay. Killed or interrupted, run it again: it does what is left.",
+        "and order of records\nstay. Killed or interrupted, run it again: it does what is left.\n"
+        "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
+    if beam_args:
+        config = dataclasses.replace(
+            config,
+            input_dir=cli.absolute(config.input_dir),
+            output_dir=cli.absolute(config.output_dir),
+            beam_args=tuple(beam_args),
+        )
     if config.num_intra_threads or config.num_inter_threads:
         print(
             "imagenet-prep: --num_intra_threads and --num_inter_threads have no effect here; "

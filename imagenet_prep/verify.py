@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import sys
 import tempfile
+import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +46,7 @@ class Config:
         "auto", choices=("auto", "threads", "processes"), help="what a worker is"
     )
     json: bool = cli.flag(False, help="print the result as JSON")
+    beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
@@ -115,16 +119,12 @@ def verify(config: Config) -> dict[str, Any]:
     problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
-    # Receipts of a check prove nothing later, so they are not kept beside the data.
-    with tempfile.TemporaryDirectory() as scratch:
-        stage = engine.Stage("verify", manifest.digest, LocalStore(Path(scratch)), work)
-        receipts = engine.run(
-            stage,
-            tasks,
-            engine.Lanes(config.workers, config.worker_kind),
-            title="verify",
-            quiet=config.json,
-        )
+    lanes = engine.Lanes(config.workers, config.worker_kind, config.beam_args)
+    with _receipts(store, elsewhere=lanes.remote) as place:
+        stage = engine.Stage("verify", uuid.uuid4().hex, place, work)
+        receipts = engine.run(stage, tasks, lanes, title="verify", quiet=config.json)
+        # They prove nothing later.
+        place.remove_tree(stage.folder)
     for receipt in receipts:
         problems += receipt["problems"]
     # What a part holds of a class says nothing of the whole.
@@ -139,6 +139,18 @@ def verify(config: Config) -> dict[str, Any]:
         "part": str(part) if part.nodes > 1 else None,
         "problems": problems,
     }
+
+
+@contextlib.contextmanager
+def _receipts(store: Store, *, elsewhere: bool) -> Iterator[Store]:
+    """Yields where receipts go: beside the data only where other machines must see them."""
+    from imagenet_prep.core.store import LocalStore
+
+    if elsewhere:
+        yield store
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield LocalStore(Path(scratch))
 
 
 def _mend(manifest: Manifest) -> str:
@@ -252,13 +264,18 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[dict[str, Any]]) 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
+    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
-        argv,
+        ours,
         verb="verify",
-        description="Prove that a data set is what its manifest says. Exit code 3: it is not.",
+        description="Prove that a data set is what its manifest says. Exit code 3: it is not.\n"
+        "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
+    if beam_args:
+        place = cli.absolute(config.dataset)
+        config = dataclasses.replace(config, dataset=place, beam_args=tuple(beam_args))
     result = verify(config)
     problems = result["problems"]
     if config.json:

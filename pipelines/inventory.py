@@ -52,12 +52,14 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
     stage, tasks = index_stage(job, store, unpack=unpack)
     # Reading headers waits for the disk, so threads do; processes would only start twice.
     lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
-    if store is not out:
-        if job.lanes.remote and isinstance(job.source, source.Packed):
-            raise UsageError(
-                f"{job.config.source} must be unpacked where all workers can read it: give --out "
-                "a folder that they share, then put it into the bucket by imagenet-prep replicate"
-            )
+    packed = isinstance(job.source, source.Packed)
+    if store is not out and job.lanes.remote and packed:
+        raise UsageError(
+            f"{job.config.source} must be unpacked where all workers can read it: give --out "
+            "a folder that they share, then put it into the bucket by imagenet-prep replicate"
+        )
+    if not packed:
+        # A cluster takes longer to begin than this machine to read the headers.
         lanes = dataclasses.replace(lanes, beam_args=())
     receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
     lookup = _read_boxes(job, store, lanes, quiet=quiet)

@@ -269,7 +269,7 @@ def _bring_archives(config: Config) -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    ours, theirs = cli.split_command(argv)
+    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
         ours,
@@ -279,7 +279,13 @@ def run(argv: Sequence[str]) -> int:
         "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
-    config = dataclasses.replace(config, beam_args=tuple(theirs))
+    if beam_args:
+        config = dataclasses.replace(
+            config,
+            source=cli.absolute(config.source),
+            out=cli.absolute(config.out),
+            beam_args=tuple(beam_args),
+        )
     if config.report:
         report.require_packages()
     summary = prepare(config)

@@ -15,6 +15,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from imagenet_prep.core import errors, scratch
@@ -131,6 +132,11 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         return words, []
     place = words.index("--")
     return words[:place], words[place + 1 :]
+
+
+def absolute(place: str) -> str:
+    """Returns a folder as processes elsewhere must be told of it; addresses stay as they are."""
+    return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def finish(main: Callable[[], int]) -> NoReturn:

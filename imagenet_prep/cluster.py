@@ -1,0 +1,256 @@
+"""Lanes on other machines: a job for Flink, Spark or Dataflow, followed and cancelled from here.
+
+Beam alone would print a page of Java for each failure, leave its job server behind, and
+leave the Flink job running after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from imagenet_prep.core import errors
+from imagenet_prep.core.store import storage_errors
+
+# The job server dies with this process, however that ends, and not before: Ctrl-C at a
+# terminal reaches the whole group. 1 is PR_SET_PDEATHSIG.
+_JOB_SERVER = """
+import ctypes, os, signal, sys
+os.setpgid(0, 0)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+_REST_TIMEOUT_S = 20.0
+_ENDING_S = 5.0
+_OURS = re.compile(
+    r"imagenet_prep\.core\.errors\.(\w+): (.*?)(?: \[while running|\n\n|\Z)", re.DOTALL
+)
+# The last cause that a trace of Java or Python names is the first one.
+_CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
+
+
+class Job:
+    """A job that was submitted; made by `submit`."""
+
+    def __init__(self, runner: str, log: Path, cancel: Callable[[], None]) -> None:
+        """Begins with nothing to clean up."""
+        self._runner = runner
+        self._log = log
+        self._cancel = cancel
+        self._ending = contextlib.ExitStack()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # Beam's threads lose their connection with the job server; nobody wants their tracebacks.
+        hook, threading.excepthook = threading.excepthook, lambda _: None
+        try:
+            if kind is not None and self._thread is not None and self._thread.is_alive():
+                self._cancel()
+        finally:
+            self._ending.close()
+            if self._thread is not None:
+                self._thread.join(_ENDING_S)
+            threading.excepthook = hook
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether it is still at work after at most `seconds`.
+
+        Raises:
+          ImagenetPrepError: it failed, in one sentence, of the class that a worker raised.
+        """
+        assert self._thread is not None
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return True
+        if self._error is not None:
+            raise self._explained(self._error)
+        return False
+
+    def _follow(self, result: Any) -> None:
+        def run() -> None:
+            try:
+                result.wait_until_finish()
+            except Exception as error:  # noqa: BLE001 - `wait` raises it again
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="job", daemon=True)
+        self._thread.start()
+
+    def _explained(self, error: BaseException) -> errors.ImagenetPrepError:
+        text = str(error)
+        if found := _OURS.search(text):
+            return errors.by_name(found[1])(found[2].strip())
+        causes = _CAUSE.findall(text) or [text.strip().partition("\n")[0] or type(error).__name__]
+        return JobLostError(f"{self._runner}: {causes[-1][:300]}. All it said is in {self._log}")
+
+
+class JobLostError(errors.IncompleteError):
+    """The runner gave up; what it had finished is kept."""
+
+
+def submit(
+    args: Sequence[str], work: Callable[[int], None], count: int, *, name: str, log: Path
+) -> Job:
+    """Starts a job whose workers call `work` with each number below `count`.
+
+    To be called from the main thread: Beam sets a handler for SIGINT.
+
+    Args:
+      args: Beam's options, with a --runner.
+      work: picklable; importable on the workers.
+      count: at least as many as work at a time.
+      name: of the job, unique.
+      log: takes what Beam, the job server and the runner say.
+
+    Raises:
+      ImagenetPrepError: there is no such cluster, or it refused the job.
+    """
+    with storage_errors("create", log.parent):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    root = logging.getLogger()
+    handler = logging.FileHandler(log, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    import apache_beam as beam
+    from apache_beam.options import pipeline_options
+    from apache_beam.runners.portability.portable_runner import PortableRunner
+
+    options = pipeline_options.PipelineOptions([*args, f"--job_name={name}"])
+    runner = options.view_as(pipeline_options.StandardOptions).runner
+    flink = _Flink.of(options, name)
+    job = Job(runner, log, flink.cancel if flink else lambda: None)
+    with contextlib.ExitStack() as ending:
+        ending.callback(root.setLevel, level)
+        ending.callback(root.removeHandler, handler)
+        if flink:
+            flink.look(options)
+        pipeline = beam.Pipeline(options=options)
+        if isinstance(pipeline.runner, PortableRunner):
+            _own_job_server(pipeline.runner, options, ending)
+        _ = (
+            pipeline
+            | "Lanes" >> beam.Create(range(count))
+            | "Spread" >> beam.Reshuffle()
+            | "Run" >> beam.Map(work)
+        )
+        ours = signal.getsignal(signal.SIGINT)
+        try:
+            result = pipeline.run()
+        except BaseException as error:
+            job._cancel()
+            if isinstance(error, Exception):
+                raise job._explained(error) from error
+            raise
+        finally:
+            # Beam's would end the job server first, and us in the middle of that.
+            signal.signal(signal.SIGINT, ours)
+        if not flink:
+            job._cancel = result.cancel
+        job._ending = ending.pop_all()
+        job._follow(result)
+    return job
+
+
+def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
+    """Lets the job server end with us: Beam counts on `atexit`, which a killed process skips."""
+    from apache_beam.options import pipeline_options
+
+    if options.view_as(pipeline_options.PortableOptions).job_endpoint:
+        return
+    launcher = options.view_as(pipeline_options.JobServerOptions).job_server_java_launcher
+    if shutil.which(launcher) is None:
+        raise errors.ImagenetPrepError(
+            f"no {launcher!r} on this machine: Beam's job server needs Java. Install it (Debian: "
+            "openjdk-17-jre-headless), or name a running job server by --runner=PortableRunner "
+            "--job_endpoint=HOST:PORT."
+        )
+    make = runner.default_job_server
+
+    def default_job_server(options: Any) -> Any:
+        java = options.view_as(pipeline_options.JobServerOptions)
+        java.job_server_jvm_properties = [
+            "-c",
+            _JOB_SERVER,
+            launcher,
+            *java.job_server_jvm_properties,
+        ]
+        java.job_server_java_launcher = sys.executable
+        server = make(options)
+        ending.callback(server.stop)
+        return server
+
+    runner.default_job_server = default_job_server
+
+
+class _Flink:
+    """What Beam does not do for Flink: look whether it is there, and cancel there."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url
+        self._name = name
+
+    @classmethod
+    def of(cls, options: Any, name: str) -> _Flink | None:
+        """Returns it where the options name a Flink cluster."""
+        from apache_beam.options import pipeline_options
+
+        master = options.view_as(pipeline_options.FlinkRunnerOptions).flink_master
+        if master.startswith("["):
+            return None
+        return cls(master if "://" in master else f"http://{master}", name)
+
+    def look(self, options: Any) -> None:
+        """Takes all slots of the cluster, unless told how many.
+
+        Raises:
+          ImagenetPrepError: nobody answers, or nothing is there to work.
+        """
+        import requests
+        from apache_beam.options import pipeline_options
+
+        try:
+            overview = self._ask("GET", "/v1/overview")
+        except requests.RequestException as error:
+            raise errors.ImagenetPrepError(
+                f"no Flink answers at {self._url} ({type(error).__name__}). Expected the "
+                "JobManager's REST address in --flink_master, e.g. http://jobmanager:8081: "
+                "check it, and that the cluster is up."
+            ) from error
+        if not (slots := overview["slots-total"]):
+            raise errors.ImagenetPrepError(
+                f"Flink at {self._url} has no TaskManager. Start some, then run this again."
+            )
+        asked = options.view_as(pipeline_options.FlinkRunnerOptions)
+        if asked.parallelism < 1:
+            asked.parallelism = slots
+
+    def cancel(self) -> None:
+        """Cancels the job, where it still runs. Beam's own cancel only forgets it."""
+        import requests
+
+        with contextlib.suppress(requests.RequestException, KeyError):
+            for job in self._ask("GET", "/v1/jobs/overview")["jobs"]:
+                if job["name"] == self._name:
+                    self._ask("PATCH", f"/v1/jobs/{job['jid']}?mode=cancel")
+
+    def _ask(self, method: str, path: str) -> Any:
+        import requests
+
+        answer = requests.request(method, self._url + path, timeout=_REST_TIMEOUT_S)
+        answer.raise_for_status()
+        return answer.json()

@@ -1,0 +1,57 @@
+"""One cluster, one S3 server and one reference for all tests of a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.kit import command, flink
+from tests.kit.dataset import contents
+from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.s3_server import S3Server, serve_s3
+
+SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
+
+
+class Reference(NamedTuple):
+    """What this machine makes of `source` without a cluster."""
+
+    source: Path
+    out: Path
+    contents: dict[str, bytes]
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[flink.Cluster]:
+    with flink.cluster(tmp_path_factory.mktemp("flink"), s3.environment) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(running: flink.Cluster) -> flink.Cluster:
+    """The cluster, with as many TaskManagers as it began with."""
+    running.complete()
+    return running
+
+
+@pytest.fixture(scope="session")
+def many(shared_cache: Path) -> Miniature:
+    """1,000 images: some seconds of work for two workers; read-only."""
+    return miniature_for_tests(shared_cache, num_train=940, num_validation=60, size=(500, 375))
+
+
+@pytest.fixture(scope="session")
+def reference(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    out = tmp_path_factory.mktemp("reference") / "out"
+    result = command.run("prepare", "--source", many.root, "--out", out, *SETTINGS)
+    assert result.code == 0, result
+    return Reference(many.root, out, contents(out))

@@ -1,0 +1,223 @@
+"""A real Flink cluster does what one machine does: same bytes, same errors, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.flink.conftest import SETTINGS, Reference
+from tests.kit import command, flink
+from tests.kit.dataset import assert_nothing_half_visible, contents, receipts
+from tests.kit.s3_server import S3Server
+
+pytestmark = [pytest.mark.flink, pytest.mark.slow, pytest.mark.timeout(280)]
+# Two jobs that start one after the other, on a machine that does other things as well.
+PATIENCE_S = 240.0
+
+
+def prepare(reference: Reference, out: Path | str, *more: str) -> list[str]:
+    return ["prepare", "--source", str(reference.source), "--out", str(out), *SETTINGS, *more]
+
+
+def workers(out: Path) -> set[str]:
+    """Returns the processes that wrote shards."""
+    found = (json.loads(path.read_text())["worker"] for path in receipts(out))
+    return {worker.rpartition("/")[0] for worker in found}
+
+
+def message(said: str) -> str:
+    """Returns what is on stderr besides how far the run is, which a busy machine shows more of."""
+    return re.sub(r"(?m)^(write: \d+/.* left|source: .*)\n", "", said)
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[int, list[bytes]]]:
+    """Yields a descriptor that is a terminal, and what is written to it."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other side is closed
+            while data := os.read(ours, 4096):
+                seen.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield theirs, seen
+    finally:
+        os.close(theirs)
+        reader.join(command.PATIENCE_S)
+        os.close(ours)
+
+
+def test_two_task_managers_write_the_bytes_of_one_machine_and_show_how_far_they_are(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    argv = prepare(reference, out, "--", *cluster.options())
+    with terminal() as (stderr, seen):
+        result = command.run(*argv, stderr=stderr, timeout=PATIENCE_S)
+    shown = b"".join(seen).decode()
+    assert result.code == 0, shown
+    assert contents(out) == reference.contents
+    assert len(workers(out)) == flink.NUM_TASK_MANAGERS
+    # The bar: how much is done, how long it takes still, images a second.
+    assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
+    # Bad images met on a worker are listed with their keys.
+    assert b'"key":"n' in reference.contents["quarantine.jsonl"]
+    assert not list(out.glob(".work/*/turns"))
+
+    again = command.run(*argv, timeout=PATIENCE_S)
+    assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
+
+
+def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with command.started(*prepare(reference, out, "--", *cluster.options())) as run:
+        command.wait_until(lambda: len(receipts(out)) > 4, "some shards", PATIENCE_S)
+        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        assert_nothing_half_visible(out, reference.contents)
+        result = run.finish(PATIENCE_S)
+    assert result.code == 0, result
+    assert contents(out) == reference.contents
+
+
+def test_a_killed_launchers_job_disturbs_nobody(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    argv = prepare(reference, out, "--", *cluster.options())
+    with command.started(*argv) as run:
+        command.wait_until(lambda: len(receipts(out)) > 4, "some shards", PATIENCE_S)
+        run.kill()
+        command.wait_until(lambda: not run.workers(), "its job server has ended")
+        result = command.run(*argv, timeout=PATIENCE_S)
+    assert result.code == 0, result
+    assert contents(out) == reference.contents
+
+
+def test_ctrl_c_cancels_the_job_and_leaves_no_process(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    before = set(cluster.jobs())
+    with command.started(*prepare(reference, out, "--", *cluster.options())) as run:
+        command.wait_until(lambda: receipts(out), "the first shard", PATIENCE_S)
+        run.send(signal.SIGINT)
+        result = run.finish()
+        assert run.workers() == []
+    assert result.code == 130, result
+    assert message(result.err).count("\n") == 1
+
+    def states() -> set[str]:
+        return {state for job, state in cluster.jobs().items() if job not in before}
+
+    command.wait_until(lambda: states() == {"CANCELED"}, "the job is cancelled")
+    assert_nothing_half_visible(out, reference.contents)
+
+
+def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    more = ("--on-bad-image", "fail", "--", *cluster.options())
+    result = command.run(*prepare(reference, tmp_path / "out", *more), timeout=PATIENCE_S)
+    assert result.code == 3, result
+    assert re.fullmatch(r"imagenet-prep: .*truncated.*\n", message(result.err)), result
+
+
+def test_an_output_that_workers_do_not_see_is_named(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    argv = [sys.executable, *command.PROGRAM, *prepare(reference, out, "--", *cluster.options())]
+    # The launcher alone has another disk there.
+    script = f'mount -t tmpfs tmpfs "{out}" && exec "$@"'
+    lonely = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if subprocess.run([*lonely, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount in a name space of its own")
+    result = subprocess.run(
+        [*lonely, *argv], env=command.environment(), capture_output=True, timeout=PATIENCE_S
+    )
+    said = message(result.stderr.decode())
+    assert result.returncode == 2, said
+    assert re.fullmatch(rf"imagenet-prep: .*does not see {out}.*share.*\n", said), said
+
+
+def test_resize_and_verify_run_on_the_cluster_too(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    flags = ("-s", "validation", "--size", "64")
+    here, there = tmp_path / "here", tmp_path / "there"
+    command.run("resize", "-i", reference.out, "-o", here, *flags)
+    argv = ("resize", "-i", reference.out, "-o", there, *flags, "--", *cluster.options())
+    resized = command.run(*argv, timeout=PATIENCE_S)
+    assert resized.code == 0, resized
+    assert contents(there) == contents(here)
+
+    with next(there.glob("validation-*")).open("r+b") as shard:
+        shard.seek(1000)
+        shard.write(b"rot")
+    checked = command.run("verify", there, "--", *cluster.options(), timeout=PATIENCE_S)
+    assert checked.code == 3, checked
+    assert "validation-" in checked.out
+    assert not list(there.glob(".work/verify-*"))
+
+
+def test_shards_go_from_the_workers_straight_to_s3(
+    cluster: flink.Cluster, reference: Reference, s3: S3Server
+) -> None:
+    client = s3.client()
+    client.create_bucket(Bucket="sets")
+    argv = prepare(reference, "s3://sets/imagenet", "--", *cluster.options())
+    result = command.run(*argv, env=s3.environment, timeout=PATIENCE_S)
+    assert result.code == 0, result
+    listed = client.get_paginator("list_objects_v2").paginate(Bucket="sets", Prefix="imagenet/")
+    keys = {entry["Key"] for page in listed for entry in page["Contents"]}
+    there = {
+        key.removeprefix("imagenet/"): client.get_object(Bucket="sets", Key=key)["Body"].read()
+        for key in keys
+        if "/.work/" not in key
+    }
+    assert there == reference.contents
+    assert not [key for key in keys if "/turns/" in key]
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path, reference: Reference) -> None:
+    options = ("--runner=FlinkRunner", "--flink_master=127.0.0.1:1")
+    result = command.run(*prepare(reference, tmp_path / "out", "--", *options))
+    assert result.code == 1, result
+    assert re.fullmatch(r"imagenet-prep: no Flink answers at .*\n", message(result.err)), result
+
+
+def test_a_client_without_java_is_told_so(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    found = shutil.which("sh")
+    assert found is not None
+    (programs / "sh").symlink_to(found)
+    argv = prepare(reference, tmp_path / "out", "--", *cluster.options())
+    result = command.run(*argv, env={"PATH": str(programs)})
+    assert result.code == 1, result
+    assert re.fullmatch(r"imagenet-prep: no 'java' on this machine: .*\n", message(result.err)), (
+        result
+    )

@@ -218,10 +218,17 @@ def replicate(config: Config) -> dict[str, Any]:
 
 
 def _note(root: Path, places: Sequence[str], digest: str) -> None:
-    """Adds a line a replica that is whole, for the report of the data set in `root`."""
+    """Adds a line a replica that became whole, for the report of the data set in `root`."""
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    lines = [{"where": place, "when": when, "digest": digest} for place in places]
     path = root / naming.REPLICAS
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        for line in path.read_text("utf-8").splitlines():
+            known[json.loads(line)["where"]] = json.loads(line)["digest"]
+    new = [place for place in places if known.get(place) != digest]
+    if not new:
+        return
+    lines = [{"where": place, "when": when, "digest": digest} for place in new]
     # A data set that may only be read has no such list, and is as good without.
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)

@@ -84,6 +84,11 @@ def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Pat
     assert [json.loads(line)["where"] for line in noted] == [
         f"{address}:~/set" for address in hosts.addresses if address != "10.0.0.2"
     ]
+    hosts.up("10.0.0.2")
+    assert hosts.run(dataset).code == 0
+    again = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
+    assert again[:3] == noted
+    assert [json.loads(line)["where"] for line in again[3:]] == ["10.0.0.2:~/set"]
 
 
 def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> None:

@@ -33,6 +33,8 @@ PART_BYTES = 16 << 20
 _SHA256 = "sha256"
 # Small requests wait for the server, not for the network.
 _AT_ONCE = 16
+# No more threads of one process talk to the server at a time.
+_KEPT_OPEN = 64
 # A folder of the whole data set is listed by two requests.
 _FEW = 4
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
@@ -54,7 +56,7 @@ class BucketStore:
         self,
         base: str,
         *,
-        connections: int = _AT_ONCE,
+        connections: int = _KEPT_OPEN,
         timeout_s: float = 60.0,
         retries: int = 20,
     ) -> None:
@@ -493,10 +495,10 @@ def _read(path: Path) -> Iterator[bytes]:
 
 def _may_be_ours(name: str) -> bool:
     """Returns whether runs that make a data set put such a name; only those reach several parts."""
-    first, _, rest = name.partition("/")
+    first = name.partition("/")[0]
     return (
-        first == naming.WORK
-        or naming.parse_shard_name(rest if first == naming.INDEX else name) is not None
+        first in (naming.WORK, naming.INDEX, naming.QUARANTINE)
+        or naming.parse_shard_name(name) is not None
     )
 
 

@@ -67,10 +67,10 @@ def leave() -> None:
     with _lock:
         if _mine is not None:
             shutil.rmtree(_mine, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                _mine.parent.rmdir()
-                _mine.parent.parent.rmdir()
             _mine = None
+        for path in (folder(_OWN), folder(_OWN).parent):
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _hold(parent: Path) -> Path:

@@ -14,6 +14,7 @@ import hashlib
 import mmap
 import os
 import shutil
+import stat
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
@@ -143,9 +144,10 @@ class LocalStore:
     def size(self, name: str) -> int | None:
         """Returns the bytes of a published file, or None where there is none."""
         try:
-            return self.path(name).stat().st_size
+            status = self.path(name).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """As for `Store`."""

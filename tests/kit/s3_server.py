@@ -50,6 +50,25 @@ class S3Server:
         )
 
 
+BUCKET = "sets"
+
+
+def objects(client: Any, prefix: str) -> dict[str, bytes]:
+    """Returns the objects of a data set by name, those of the work folder too."""
+    listing = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{prefix}/")
+    keys = [each["Key"] for page in listing for each in page.get("Contents", ())]
+    return {
+        key.removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        for key in keys
+    }
+
+
+def uploads(client: Any, prefix: str) -> list[str]:
+    """Returns the keys of multipart uploads that nobody has finished."""
+    listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads", [])
+    return [each["Key"] for each in listed]
+
+
 @contextlib.contextmanager
 def serve_s3(folder: Path) -> Iterator[S3Server]:
     """Yields a server that keeps its objects in `folder`; skips where SeaweedFS is missing."""
@@ -88,7 +107,16 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
             finally:
                 process.kill()
                 process.wait()
+                for port in (master, volume, filer, s3):
+                    _remove_sockets(port)
     raise AssertionError(f"SeaweedFS does not start:\n{said}")
+
+
+def _remove_sockets(port: int) -> None:
+    """Removes what a killed server leaves beside its folder, whatever it is told."""
+    for each in (port, port + _RPC_OFFSET):
+        for path in Path("/tmp").glob(f"seaweedfs-*-{each}.sock"):
+            path.unlink(missing_ok=True)
 
 
 def _program() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,10 +14,16 @@ from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
-from tests.kit.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, serve_s3
+from tests.kit.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    SECRET_KEY,
+    S3Server,
+    objects,
+    serve_s3,
+    uploads,
+)
 from tests.replicate.conftest import Hosts
-
-BUCKET = "sets"
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -37,21 +42,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("dataset") / "set"
     make_dataset(root, shards=2, shard_bytes=2 * module.PART_BYTES + 1000)
     return root
-
-
-def objects(client: Any, prefix: str) -> dict[str, bytes]:
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
-    return {
-        each["Key"].removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=each["Key"])[
-            "Body"
-        ].read()
-        for each in listed
-    }
-
-
-def uploads(client: Any, prefix: str) -> list[str]:
-    listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads", [])
-    return [each["Key"] for each in listed]
 
 
 def replicate(s3: S3Server, *arguments: str | Path) -> command.Finished:

@@ -62,6 +62,20 @@ def measure_one(source: Path, out: Path, shards: int, short_side: int, *more: st
         shutil.rmtree(out, ignore_errors=True)
 
 
+def compare(
+    cluster: flink.Cluster, source: Path, out: Path, shards: int, short_side: int, rounds: int
+) -> dict[str, list[Result]]:
+    """Returns the runs of both, in turn."""
+    fixed = source, out, shards, short_side
+    rows = {
+        HERE: lambda: measure_one(*fixed),
+        CLUSTER: lambda: measure_one(*fixed, "--", *cluster.options()),
+    }
+    return measure.interleave(
+        rows, rounds, lambda name, r: measure.say(f"{name}: {r.rate:,.0f} images/s")
+    )
+
+
 def render(results: dict[str, list[Result]]) -> str:
     """Returns the table, and the verdict."""
     rows = []
@@ -95,15 +109,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if lack := flink.lacking():
         parser.error(lack)
     source = measure.corpus(args.scratch, args.images, tuple(args.size))
-    fixed = source, args.scratch / "flink-out", args.shards, args.short_side
+    out = args.scratch / "flink-out"
     with tempfile.TemporaryDirectory() as logs, flink.cluster(Path(logs)) as cluster:
-        rows = {
-            HERE: lambda: measure_one(*fixed),
-            CLUSTER: lambda: measure_one(*fixed, "--", *cluster.options()),
-        }
-        results = measure.interleave(
-            rows, args.rounds, lambda name, r: measure.say(f"{name}: {r.rate:,.0f} images/s")
-        )
+        results = compare(cluster, source, out, args.shards, args.short_side, args.rounds)
     width, height = args.size
     title = (
         f"flink: {args.images:,} images of about {width}x{height} to a shorter side of "

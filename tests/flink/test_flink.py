@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import flink as benchmark
+from benchmarks import measure
 from tests.flink.conftest import SETTINGS, Reference
 from tests.kit import command, flink
 from tests.kit.dataset import assert_nothing_half_visible, contents, receipts
@@ -221,3 +223,11 @@ def test_a_client_without_java_is_told_so(
     assert re.fullmatch(r"imagenet-prep: no 'java' on this machine: .*\n", message(result.err)), (
         result
     )
+
+
+def test_the_benchmark_compares_the_same_work(cluster: flink.Cluster, tmp_path: Path) -> None:
+    source = measure.corpus(tmp_path, 40, (96, 72))
+    results = benchmark.compare(cluster, source, tmp_path / "out", 4, 48, 1)
+    assert [run.images for runs in results.values() for run in runs] == [40, 40]
+    assert benchmark.HERE in benchmark.render(results)
+    assert not (tmp_path / "out").exists()

@@ -274,7 +274,7 @@ def test_read_measures_ours_and_the_bare_frameworks(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "package"),
-    zip(read.PEERS, ("streaming", "webdataset", "litdata", "ffcv"), strict=True),
+    list(zip(read.PEERS, ("streaming", "webdataset", "litdata", "ffcv"), strict=True)),
 )
 def test_read_measures_the_peers_on_the_same_jpegs(tmp_path: Path, tool: str, package: str) -> None:
     venv = _peers_venv(package)

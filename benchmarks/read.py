@@ -13,6 +13,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ SETS = {"256 px": ("--short-side", "256"), "original": ("--keep-original",)}
 
 PLAIN, PLAIN_ROWS, OURS_TF = "tf.data, plain", "tf.data, plain, by rows", "tf.data, ours"
 BARE, OURS_DALI = "DALI, bare", "DALI, ours"
+PEERS = ("MDS, Pillow", "WebDataset, Pillow", "LitData, Pillow", "FFCV")
 
 
 class Picture(NamedTuple):
@@ -105,7 +107,7 @@ class Bench:
             None,
         )
         if self.peers_venv:
-            tools |= dict.fromkeys(("MDS, Pillow", "WebDataset, Pillow"), self.peers_venv)
+            tools |= dict.fromkeys(PEERS, self.peers_venv)
         return {
             f"{self.kind}: {name}": partial(self._row, name, venv) for name, venv in tools.items()
         }
@@ -421,14 +423,26 @@ def _originals(job: Job) -> Iterator[tuple[bytes, int]]:
             yield file.read(picture.size), picture.class_index
 
 
+def _own(job: Job, write: Callable[[str], None]) -> str:
+    """Returns the folder of the tool's own files, written on the first call and never by half."""
+    if not Path(job.own).is_dir():
+        partial_ = f"{job.own}.partial"
+        shutil.rmtree(partial_, ignore_errors=True)
+        Path(partial_).mkdir()
+        write(partial_)
+        Path(partial_).rename(job.own)
+    return job.own
+
+
 def _mds(job: Job) -> Epoch:
     from streaming import MDSWriter, StreamingDataset
 
-    if not Path(job.own).is_dir():
-        with MDSWriter(out=job.own, columns={"image": "bytes", "label": "int"}) as writer:
+    def write(folder: str) -> None:
+        with MDSWriter(out=folder, columns={"image": "bytes", "label": "int"}) as writer:
             for image, class_index in _originals(job):
                 writer.write({"image": image, "label": class_index})
-    dataset = StreamingDataset(local=job.own, shuffle=True, batch_size=BATCH)
+
+    dataset = StreamingDataset(local=_own(job, write), shuffle=True, batch_size=BATCH)
     return lambda: _batches(sample["image"] for sample in dataset)
 
 
@@ -437,15 +451,77 @@ def _webdataset(job: Job) -> Epoch:
     sys.modules["torch"] = None  # type: ignore[assignment]
     import webdataset
 
-    if not Path(job.own).is_dir():
-        Path(job.own).mkdir()
+    def write(folder: str) -> None:
         limit = -(-len(job.pictures) // NUM_SHARDS)
-        with webdataset.ShardWriter(f"{job.own}/%05d.tar", maxcount=limit, verbose=0) as writer:
+        with webdataset.ShardWriter(f"{folder}/%05d.tar", maxcount=limit, verbose=0) as writer:
             for number, (image, class_index) in enumerate(_originals(job)):
                 writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": class_index})
-    shards = sorted(str(path) for path in Path(job.own).glob("*.tar"))
+
+    shards = sorted(str(path) for path in Path(_own(job, write)).glob("*.tar"))
     dataset = webdataset.WebDataset(shards, shardshuffle=len(shards)).shuffle(1024)
     return lambda: _batches(sample["jpg"] for sample in dataset)
+
+
+def _litdata(job: Job) -> Epoch:
+    from litdata.streaming import Cache, StreamingDataset
+
+    def write(folder: str) -> None:
+        # What `optimize` calls in its processes, with the size of chunks that its examples have.
+        cache = Cache(folder, chunk_bytes="64MB")
+        for number, (image, class_index) in enumerate(_originals(job)):
+            cache[number] = {"image": image, "label": class_index}
+        cache.done()
+        cache.merge()
+
+    dataset = StreamingDataset(_own(job, write), shuffle=True)
+    return lambda: _batches(sample["image"] for sample in dataset)
+
+
+def _ffcv(job: Job) -> Epoch:
+    """Its own decoder, in numba's threads: the whole picture, by libjpeg-turbo's fast DCT."""
+    import numpy as np
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.fields.rgb_image import IMAGE_MODES, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, Squeeze, ToTensor
+    from ffcv.writer import DatasetWriter
+    from PIL import Image
+
+    class Kept(RGBImageField):  # type: ignore[misc]
+        """A picture whose JPEG is stored as it comes; FFCV's own field encodes pixels again."""
+
+        def encode(self, destination: Any, encoded: bytes, malloc: Callable[[int], Any]) -> None:
+            with Image.open(io.BytesIO(encoded)) as image:
+                destination["width"], destination["height"] = image.size
+            destination["mode"] = IMAGE_MODES["jpg"]
+            destination["data_ptr"], storage = malloc(len(encoded))
+            storage[:] = np.frombuffer(encoded, np.uint8)
+
+    def write(folder: str) -> None:
+        fields = {"image": Kept(), "label": IntField()}
+        writer = DatasetWriter(f"{folder}/train.beton", fields, num_workers=THREADS)
+        writer.from_indexed_dataset(list(_originals(job)))
+
+    loader = Loader(
+        f"{_own(job, write)}/train.beton",
+        batch_size=BATCH,
+        num_workers=THREADS,
+        os_cache=True,
+        order=OrderOption.RANDOM,
+        drop_last=True,
+        custom_fields={"image": Kept},
+        pipelines={
+            "image": [
+                RandomResizedCropRGBImageDecoder((SIDE, SIDE), scale=AREA, ratio=ASPECT),
+                RandomHorizontalFlip(),
+                NormalizeImage(np.array(MEAN), np.array(STD), np.float32),
+                ToTensor(),
+            ],
+            "label": [IntDecoder(), ToTensor(), Squeeze()],
+        },
+    )
+    return lambda: (images.shape[0] for images, _ in loader)
 
 
 TOOLS: dict[str, Tool] = {
@@ -458,6 +534,8 @@ TOOLS: dict[str, Tool] = {
     "Pillow": _pillow,
     "MDS, Pillow": _mds,
     "WebDataset, Pillow": _webdataset,
+    "LitData, Pillow": _litdata,
+    "FFCV": _ffcv,
 }
 
 

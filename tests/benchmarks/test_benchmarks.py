@@ -108,9 +108,8 @@ def test_write_measures_floors_and_ours(tmp_path: Path, capsys: pytest.CaptureFi
     assert {path.name for path in tmp_path.iterdir()} == {"corpus-40-96x72", "raw.json"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("tool", "package"), [("mds", "streaming"), ("webdataset", "webdataset")])
-def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> None:
+def _peers_venv(package: str) -> Path:
+    """Returns the peers' environment; skips where it is not, or lacks the package."""
     venv = Path(os.environ.get("PEERS_VENV", "/tmp/peers-venv"))
     python = venv / "bin" / "python"
     found = (
@@ -121,6 +120,13 @@ def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> No
     )
     if not found:
         pytest.skip(f"no {package} in {venv}: see benchmarks/README.md")
+    return venv
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tool", "package"), [("mds", "streaming"), ("webdataset", "webdataset")])
+def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> None:
+    venv = _peers_venv(package)
     source = measure.corpus(tmp_path, 20, (96, 72))
     bench = write.Bench(source, tmp_path, 48, venv)
     for name, row in bench.rows().items():
@@ -263,6 +269,25 @@ def test_read_measures_ours_and_the_bare_frameworks(
         assert len(result["pss_mb"]) == 2
     assert f"256 px: {read.OURS_TF}, against {read.PLAIN}" in printed
     assert f"256 px: {read.OURS_DALI}, against {read.BARE}" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tool", "package"),
+    list(zip(read.PEERS, ("streaming", "webdataset", "litdata", "ffcv"), strict=True)),
+)
+def test_read_measures_the_peers_on_the_same_jpegs(tmp_path: Path, tool: str, package: str) -> None:
+    venv = _peers_venv(package)
+    root = read.prepared(tmp_path, 160, (96, 72), "original")
+    bench = read.Bench("original", root, 1, venv)
+    result = bench.rows()[f"original: {tool}"]()
+
+    assert result.images == read.BATCH
+    assert result.cpu_s > 0
+    (own,) = set(tmp_path.glob(f"{root.name}-*"))
+    theirs = b"".join(path.read_bytes() for path in own.iterdir())
+    for picture in bench.pictures:
+        assert (root / picture.shard).read_bytes()[picture.offset :][: picture.size] in theirs
 
 
 def test_pictures_are_found_within_their_shards(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ TRAIN = ("--", "train", "--recipe", "tutorial", "-b", "128", "--jit", "--lr", "0
 def stubber(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Answers in SageMaker's place; botocore holds requests against the service's own model."""
     stub = pytest.importorskip("botocore.stub")
+    # It keeps the credentials that it first saw, for all tests of this process.
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "DEFAULT_REGION"):
         monkeypatch.setenv(f"AWS_{name}", "eu-west-1")
     service = remote.Service("sagemaker")

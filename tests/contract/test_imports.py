@@ -13,6 +13,7 @@ import pytest
 FLOORS = "verbs over stages over core, no stage imports another"
 PIPELINES = "pipelines are composed on top: neither stages, engine nor core import them"
 BEAM = "Apache Beam only in engine"
+CLUSTER = "runners elsewhere are known to the engine only"
 READERS = "TensorFlow, DALI and Horovod only where shards are read or trained on"
 BOTO3 = "boto3 only in core.remote"
 CODECS = "cv2 and simplejpeg only in codec and miniature"
@@ -67,6 +68,9 @@ VIOLATIONS = {
     "pipelines-import-beam": Violation("pipelines/intruder.py", "import apache_beam", BEAM),
     "stage-imports-beam": Violation(
         "imagenet_prep/shards/intruder.py", "from apache_beam import io", BEAM
+    ),
+    "verb-imports-cluster": Violation(
+        "imagenet_prep/show.py", "import imagenet_prep.cluster", CLUSTER
     ),
     "core-imports-tensorflow": Violation(
         "imagenet_prep/core/intruder.py", "import tensorflow as tf", READERS

@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from imagenet_prep.core import cli, remote
+from imagenet_prep.core import aws, cli
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
     UsageError,
 )
+from imagenet_prep.core.remote import UnavailableError
 from imagenet_prep.core.transfer import Patience, patiently
 from imagenet_prep.trainer.config import Config as TrainConfig
 
@@ -224,9 +225,7 @@ def _source(data: str) -> dict[str, Any]:
     }
 
 
-def wait(
-    service: remote.Service, name: str, *, pause: Callable[[float], object] = time.sleep
-) -> None:
+def wait(service: aws.Service, name: str, *, pause: Callable[[float], object] = time.sleep) -> None:
     """Says each state of a job until it has ended.
 
     Raises:
@@ -276,10 +275,10 @@ def submit(config: Config, words: Sequence[str]) -> None:
     if config.dry_run:
         print(json.dumps(made, indent=2))
         return
-    service = remote.Service("sagemaker")
+    service = aws.Service("sagemaker")
     try:
         arn = service.call("create_training_job", **made)["TrainingJobArn"]
-    except remote.UnavailableError as error:
+    except UnavailableError as error:
         raise ImagenetPrepError(f"{error}. Submit it again.") from error
     print(f"{name}: {arn}\ncheckpoints: {made['CheckpointConfig']['S3Uri']}", flush=True)
     if config.wait:

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from imagenet_prep.core import naming, scratch
+from imagenet_prep.core.aws import S3
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.core.manifest import File
-from imagenet_prep.core.remote import S3, AbsentError, TakenError, UnavailableError
+from imagenet_prep.core.remote import AbsentError, TakenError, UnavailableError
 from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.core.transfer import Answer, Patience, patiently, stream
 

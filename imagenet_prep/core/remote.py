@@ -1,4 +1,4 @@
-"""Remote files read by byte range: http(s), s3:// and plain folders behind one interface.
+"""Remote files read by byte range: http(s), s3:// (`core/aws`) and folders behind one interface.
 
 A read is one attempt. What may go better next time is `UnavailableError`, and the caller
 decides how often; everything else is explained to the user at once. Credentials come from
@@ -20,11 +20,11 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 from urllib.parse import quote, urlsplit
 
 import imagenet_prep
-from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 
 if TYPE_CHECKING:
     import requests
@@ -32,22 +32,14 @@ if TYPE_CHECKING:
 COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
 TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - where the token is, not what it is
 
-_CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20
 # Enough to see what a body is; a server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
 # Numbers of 64 bits: Python refuses to convert thousands of digits.
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
-# S3's own words for what arrived otherwise than it was sent, or too slowly.
-_PASSING_CODES = {
-    "BadDigest",
-    "ConditionalRequestConflict",
-    "IncompleteBody",
-    "RequestTimeout",
-    "SlowDown",
-}
+PASSING = {408, 425, 429, 500, 502, 503, 504}
 _CREDENTIALS = (
     "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
     f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
@@ -155,6 +147,9 @@ def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):
+        # It costs half a second, and boto3 may not be there.
+        from imagenet_prep.core.aws import S3
+
         return S3(base, connections, timeout_s)
     if is_remote(base):
         return _Http(base, timeout_s)
@@ -176,12 +171,12 @@ class _Folder:
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         with self._explained(name), open(self._root / name, "rb", buffering=0) as file:
             if self.stat(name) != stat:
-                _changed(self.where(name))
+                changed(self.where(name))
             file.seek(offset)
             while size:
-                chunk = file.read(min(_CHUNK_BYTES, size))
+                chunk = file.read(min(CHUNK_BYTES, size))
                 if not chunk:
-                    _changed(self.where(name))
+                    changed(self.where(name))
                 size -= len(chunk)
                 yield chunk
 
@@ -235,7 +230,7 @@ class _Http:
             if (found and stat.validator and found != stat.validator) or _total_size(
                 response
             ) not in (stat.size, None):
-                _changed(self.where(name))
+                changed(self.where(name))
             if stat.ranges:
                 _check_range(response, offset, size)
             yield from self._body(response, size)
@@ -252,11 +247,11 @@ class _Http:
             )
         except requests.exceptions.SSLError as error:
             raise StoreError(
-                f"{self.where(name)}: no trusted connection: {_reason(error)}. Check the clock and "
+                f"{self.where(name)}: no trusted connection: {reason(error)}. Check the clock and "
                 "the address; a private certificate authority belongs into REQUESTS_CA_BUNDLE."
             ) from None
         except (requests.ConnectionError, requests.Timeout) as error:
-            raise UnavailableError(_reason(error)) from None
+            raise UnavailableError(reason(error)) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
             # Not HTTP at all, or a redirect to nowhere.
             raise StoreError(
@@ -275,9 +270,9 @@ class _Http:
         left = size
         while left:
             try:
-                chunk = response.raw.read(min(_CHUNK_BYTES, left), decode_content=False)
+                chunk = response.raw.read(min(CHUNK_BYTES, left), decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError) as error:
-                raise UnavailableError(_reason(error)) from None
+                raise UnavailableError(reason(error)) from None
             if not chunk:
                 raise UnavailableError(f"the body ended after {size - left:,} of {size:,} bytes")
             left -= len(chunk)
@@ -338,9 +333,9 @@ def _check_status(where: str, response: requests.Response) -> None:
     status = response.status_code
     if status in (200, 206):
         return
-    if status in _PASSING:
+    if status in PASSING:
         retry_after = response.headers.get("Retry-After", "")
-        raise UnavailableError(f"the server answers {status}", _seconds(retry_after))
+        raise UnavailableError(f"the server answers {status}", pause_s(retry_after))
     if status in (401, 403):
         raise StoreError(f"{where}: the server answers {status}: not allowed. {_CREDENTIALS}")
     if status in (404, 410):
@@ -349,7 +344,7 @@ def _check_status(where: str, response: requests.Response) -> None:
             "that holds the archives under their own names."
         )
     if status in (412, 416):
-        _changed(where)
+        changed(where)
     raise StoreError(
         f"{where}: the server answers {status}, expected 200 or 206. Check --base-url."
     )
@@ -370,7 +365,8 @@ def public(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def _changed(where: str) -> NoReturn:
+def changed(where: str) -> NoReturn:
+    """Raises what a file that is not the one that was begun with means."""
     raise IncompleteError(
         f"{where}: it has changed since the download began. Run the same command again: what was "
         "fetched of the old file is dropped, and the new one is fetched from its start."
@@ -401,7 +397,7 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
         )
 
 
-def _seconds(retry_after: str) -> float:
+def pause_s(retry_after: str) -> float:
     """Returns the seconds that a Retry-After header asks for: a number or a date."""
     if _NUMBER.fullmatch(retry_after):
         return float(retry_after)
@@ -414,7 +410,7 @@ def _seconds(retry_after: str) -> float:
     return max(0.0, (date - dt.datetime.now(tz=dt.UTC)).total_seconds())
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Returns the system's words for a network failure; the exception's own may hold a URL."""
     seen: list[BaseException] = [error]
     for each in seen:
@@ -429,226 +425,3 @@ def _reason(error: BaseException) -> str:
     if any(type(each).__name__ == "IncompleteRead" for each in seen):
         return "the connection was cut"
     return f"the connection failed ({type(error).__name__})"
-
-
-class S3:
-    """A prefix of a bucket, with credentials from boto3's standard chain; safe for threads."""
-
-    def __init__(self, base: str, connections: int, timeout_s: float) -> None:
-        """Makes a client; nothing is asked of the server yet.
-
-        Raises:
-          UsageError: as for `open_remote`.
-        """
-        try:
-            import boto3
-            import botocore.config
-            import botocore.exceptions
-        except ImportError:
-            raise UsageError("s3:// needs boto3: pip install 'imagenet-prep[s3]'") from None
-        self._base = base
-        self._bucket, _, self._prefix = base.removeprefix("s3://").partition("/")
-        self._errors = botocore.exceptions
-        settings = botocore.config.Config(
-            connect_timeout=timeout_s,
-            read_timeout=timeout_s,
-            max_pool_connections=connections,
-            retries={"total_max_attempts": 1},
-            # What is sent has a CRC32C, which is signed; hashing it once more for the signature
-            # costs both sides a third of the speed. Whoever fetches it proves its sha256.
-            s3={"payload_signing_enabled": False},
-        )
-        try:
-            # A session of its own: boto3's default one is not safe for threads.
-            self._client = boto3.session.Session().client("s3", config=settings)
-        except (self._errors.BotoCoreError, ValueError) as error:
-            raise UsageError(
-                f"{base}: {type(error).__name__}: check the AWS_… variables and ~/.aws"
-            ) from None
-
-    def where(self, name: str) -> str:
-        """As for `Remote`."""
-        return f"{self._base}/{name}"
-
-    def stat(self, name: str) -> Stat:
-        """As for `Remote`."""
-        head = self.call("head_object", name)
-        return Stat(head["ContentLength"], head["ETag"], True)
-
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """As for `Remote`."""
-        with self._explained(name):
-            answer = self._client.get_object(
-                **self._object(name),
-                Range=f"bytes={offset}-{offset + size - 1}",
-                IfMatch=stat.validator,
-            )
-            expected = f"bytes {offset}-{offset + size - 1}/{stat.size}"
-            with contextlib.closing(answer["Body"]) as body:
-                if answer["ETag"] != stat.validator:
-                    _changed(self.where(name))
-                if (found := answer.get("ContentRange")) != expected:
-                    raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
-                left = size
-                while left:
-                    chunk = body.read(min(_CHUNK_BYTES, left))
-                    if not chunk:
-                        raise UnavailableError(
-                            f"the body ended after {size - left:,} of {size:,} bytes"
-                        )
-                    left -= len(chunk)
-                    yield chunk
-
-    def get(self, name: str) -> bytes:
-        """Returns a whole small object.
-
-        Raises:
-          UnavailableError, AbsentError, StoreError: as for `call`.
-        """
-        with (
-            self._explained(name),
-            contextlib.closing(self._client.get_object(**self._object(name))["Body"]) as body,
-        ):
-            data: bytes = body.read()
-            return data
-
-    def call(self, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
-        """Returns what one operation on an object answers, e.g. "put_object".
-
-        Raises:
-          UnavailableError: try again.
-          AbsentError: there is no such object, upload or bucket.
-          StoreError: as for `stat`.
-        """
-        with self._explained(name):
-            method = getattr(self._client, operation)
-            answer: dict[str, Any] = method(**self._object(name), **arguments)
-            return answer
-
-    def pages(
-        self, operation: str, field: str, folder: str = "", *, deep: bool = True
-    ) -> Iterator[dict[str, Any]]:
-        """Yields what a listing of a folder holds in `field`, keys relative to the prefix.
-
-        Args:
-          operation: e.g. "list_objects_v2".
-          field: e.g. "Contents".
-          folder: below the prefix; all of it by default.
-          deep: what lies in folders below too; else such a folder is a key that ends in "/".
-
-        Raises:
-          UnavailableError, AbsentError, StoreError: as for `call`.
-        """
-        prefix = f"{self._prefix}/" if self._prefix else ""
-        below = f"{prefix}{folder}/" if folder else prefix
-        with self._explained(folder):
-            listing = self._client.get_paginator(operation).paginate(
-                Bucket=self._bucket, Prefix=below, **({} if deep else {"Delimiter": "/"})
-            )
-            for page in listing:
-                for entry in page.get(field) or ():
-                    yield {**entry, "Key": entry["Key"].removeprefix(prefix)}
-                for each in page.get("CommonPrefixes") or ():
-                    yield {"Key": each["Prefix"].removeprefix(prefix)}
-
-    def _object(self, name: str) -> dict[str, str]:
-        key = f"{self._prefix}/{name}" if self._prefix else name
-        return {"Bucket": self._bucket, "Key": key}
-
-    @contextlib.contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except self._errors.ClientError as error:
-            self._refuse(name, error.operation_name, error.response)
-        except self._errors.SSLError as error:
-            raise StoreError(
-                f"{self.where(name)}: no trusted connection: {_reason(error)}. A private "
-                "certificate authority belongs into AWS_CA_BUNDLE."
-            ) from None
-        except (
-            self._errors.ConnectionError,
-            self._errors.HTTPClientError,
-            self._errors.IncompleteReadError,
-            self._errors.FlexibleChecksumError,
-        ) as error:
-            raise UnavailableError(_reason(error)) from None
-        except self._errors.BotoCoreError as error:
-            raise StoreError(
-                f"{self.where(name)}: {type(error).__name__}. Credentials come from AWS_… "
-                "variables, ~/.aws or the machine's role; a server other than Amazon's is named "
-                "by AWS_ENDPOINT_URL."
-            ) from None
-
-    def _refuse(self, name: str, operation: str, response: dict[str, Any]) -> NoReturn:
-        status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
-        code = response["Error"].get("Code", "")
-        said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
-        if status in _PASSING or code in _PASSING_CODES:
-            headers = response["ResponseMetadata"].get("HTTPHeaders", {})
-            raise UnavailableError(said, _seconds(headers.get("retry-after", "")))
-        if status == 412 and operation == "PutObject":
-            raise TakenError(f"{self.where(name)}: {said}: there already")
-        if status in (412, 416):
-            _changed(self.where(name))
-        if status == 404:
-            raise AbsentError(f"{self.where(name)}: {said}. Check bucket and prefix.")
-        raise StoreError(
-            f"{self.where(name)}: {said}. Check the AWS_… variables or ~/.aws: they must allow "
-            "this on the object."
-        )
-
-
-class Service:
-    """One of Amazon's services, with credentials from boto3's standard chain.
-
-    Attributes:
-      client: boto3's.
-    """
-
-    def __init__(self, name: str) -> None:
-        """Makes a client; nothing is asked of the service yet.
-
-        Raises:
-          UsageError: region or credentials cannot be loaded, or boto3 is not installed.
-        """
-        try:
-            import boto3
-            import botocore.exceptions
-        except ImportError:
-            raise UsageError(f"{name} needs boto3: pip install 'imagenet-prep[s3]'") from None
-        self._name = name
-        self._errors = botocore.exceptions
-        with self._explained("client"):
-            self.client = boto3.client(name)
-
-    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        """Returns what an operation answers.
-
-        Raises:
-          UnavailableError: try again.
-          UsageError: region or credentials are missing, or the request cannot be.
-          ImagenetPrepError: the service refuses, in its own words.
-        """
-        with self._explained(operation):
-            answer: dict[str, Any] = getattr(self.client, operation)(**arguments)
-            return answer
-
-    @contextlib.contextmanager
-    def _explained(self, operation: str) -> Iterator[None]:
-        try:
-            yield
-        except self._errors.ClientError as error:
-            status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-            code = error.response["Error"].get("Code", "")
-            said = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
-            if status in _PASSING or "Throttl" in code:
-                raise UnavailableError(said) from None
-            raise ImagenetPrepError(said) from None
-        except (self._errors.ConnectionError, self._errors.HTTPClientError) as error:
-            raise UnavailableError(f"{self._name} {operation}: {_reason(error)}") from None
-        except self._errors.BotoCoreError as error:
-            raise UsageError(
-                f"{self._name} {operation}: {error}. Region and credentials come from AWS_… "
-                "variables, ~/.aws or the machine's role."
-            ) from None

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from imagenet_prep.core.aws import S3
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.remote import S3, Stat, UnavailableError
+from imagenet_prep.core.remote import Stat, UnavailableError
 from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.core.transfer import Answer, Patience, fetch, patiently
 from imagenet_prep.trainer import checkpoint

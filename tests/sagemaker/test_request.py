@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import remote
+from imagenet_prep.core import aws
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -45,8 +45,8 @@ def stubber(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "DEFAULT_REGION"):
         monkeypatch.setenv(f"AWS_{name}", "eu-west-1")
-    service = remote.Service("sagemaker")
-    monkeypatch.setattr(remote, "Service", lambda _: service)
+    service = aws.Service("sagemaker")
+    monkeypatch.setattr(aws, "Service", lambda _: service)
     with stub.Stubber(service.client) as stubbing:
         yield stubbing
         stubbing.assert_no_pending_responses()
@@ -139,7 +139,7 @@ def test_a_job_is_followed_to_its_end_and_each_state_said_once(
     both = answer("Completed", "Completed", started, training, BillableTimeInSeconds=3600)
     stubber.add_response("describe_training_job", both)
     pauses: list[float] = []
-    sagemaker.wait(remote.Service("sagemaker"), "resnet-1", pause=pauses.append)
+    sagemaker.wait(aws.Service("sagemaker"), "resnet-1", pause=pauses.append)
 
     assert len(pauses) == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -166,7 +166,7 @@ def test_how_a_job_failed_is_one_line_and_our_exit_code(
     more = {"FailureReason": reason} if reason else {}
     stubber.add_response("describe_training_job", answer(status, secondary, **more))
     with pytest.raises(ImagenetPrepError, match=said) as caught:
-        sagemaker.wait(remote.Service("sagemaker"), "resnet-1")
+        sagemaker.wait(aws.Service("sagemaker"), "resnet-1")
 
     assert type(caught.value) is error
 

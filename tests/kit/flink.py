@@ -155,6 +155,16 @@ class Cluster:
         """Returns the state of every job by its id: RUNNING, FINISHED, CANCELED …"""
         return {job["jid"]: job["state"] for job in self._get("/v1/jobs/overview")["jobs"]}
 
+    @contextlib.contextmanager
+    def stopped_workers(self) -> Iterator[None]:
+        """Holds the worker processes of running jobs where they are."""
+        pids = _children(self._others[1].pid)
+        _signal(pids, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal(pids, signal.SIGCONT)
+
     def slots(self) -> int:
         """Returns the slots of the TaskManagers that are there."""
         return int(self._get("/v1/overview")["slots-total"])
@@ -174,9 +184,7 @@ class Cluster:
         """Ends everything that was started, and what that started, by pid."""
         processes = [*self.task_managers, *self._others]
         for process in processes:
-            for pid in [*_children(process.pid), process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            _signal([*_children(process.pid), process.pid], signal.SIGKILL)
         for process in processes:
             process.wait(_START_S)
 
@@ -244,6 +252,12 @@ def _free_ports(count: int) -> list[int]:
         for probe in probes:
             probe.bind(("127.0.0.1", 0))
         return [probe.getsockname()[1] for probe in probes]
+
+
+def _signal(pids: list[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def _children(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ from benchmarks import measure
 from tests.kit import flink
 
 HERE, CLUSTER = "this machine, 2 threads", "Flink, 2 TaskManagers"
-# Issue and design ask for this share of the local engine's rate.
+# At least so much of the local engine's rate.
 BAR = 0.8
 
 

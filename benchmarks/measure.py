@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRATCH = ROOT / "build" / "bench"
 TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
 
-# design.md, 7: peak memory, whatever the size of the data set.
+# Peak memory, whatever the size of the data set.
 MEMORY_BAR_MB, MEMORY_BAR_MB_A_WORKER = 400, 150
 
 _SAMPLE_EVERY_S = 0.2

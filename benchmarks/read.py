@@ -65,7 +65,7 @@ class Job:
     epochs: int
 
 
-# design.md and issue 4: at least so much of the other's speed.
+# At least so much of the other's speed.
 BARS = ((OURS_TF, PLAIN, 1.0), (OURS_TF, PLAIN_ROWS, 1.0), (OURS_DALI, BARE, 0.95))
 
 # A tool's start-up returns what reads one epoch and tells how many images each batch held.

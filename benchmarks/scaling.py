@@ -10,7 +10,7 @@ import math
 WEIGHTS = 25_557_032
 LOCAL_BATCH = 256
 GPUS_A_HOST = 8
-# The tutorial's 4 GPUs without input: 3,012 images/s (shared/reference/peers.md, E).
+# The tutorial's 4 GPUs without input: 3,012 images/s.
 COMPUTE_S = LOCAL_BATCH / (3_012 / 4)
 # p3.16xlarge: 25 Gbit/s between hosts; NVLink rings within one, as NCCL's all_reduce_perf has it.
 NETWORK_BYTES_S = 25e9 / 8

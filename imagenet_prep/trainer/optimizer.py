@@ -1,7 +1,7 @@
 """SGD with momentum, and LARS and LARC, which scale it a layer at a time.
 
 Keras' optimizers are not used: Horovod 0.28 averages nothing for those of Keras 3, and says
-nothing (shared/facts.md). Here gradients come in averaged, and the slots are plain variables.
+nothing. Here gradients come in averaged, and the slots are plain variables.
 """
 
 from __future__ import annotations

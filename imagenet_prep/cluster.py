@@ -57,7 +57,7 @@ class Job:
         # Beam's threads lose their connection with the job server; nobody wants their tracebacks.
         hook, threading.excepthook = threading.excepthook, lambda _: None
         try:
-            if kind is not None and self._thread is not None and self._thread.is_alive():
+            if kind is not None:
                 self._cancel()
         finally:
             self._ending.close()

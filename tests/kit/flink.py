@@ -261,11 +261,12 @@ def _signal(pids: list[int], signum: signal.Signals) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    try:
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [int(child) for child in listed]
+    """Returns the children of all threads of a process."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in thread.read_text().split()]
+    return found
 
 
 def _up(folder: Path) -> int:

@@ -96,7 +96,7 @@ def test_a_finished_set_whose_archives_are_gone_fetches_nothing(
         (["--source", "http://ann:sesame@host/x"], "~/.netrc"),
         (["--source", "http://host/x", "--source-kind", "folder"], "only the ILSVRC2012 archives"),
         (["--source", "http://host/x", "--dry-run"], "imagenet-prep download"),
-        (["--source", "/data", "--out", "s3://bucket/x"], "writes to folders only"),
+        (["--source", "http://host/x", "--out", "s3://bucket/x"], "a bucket is no folder"),
     ],
 )
 def test_impossible_requests_are_usage_errors(tmp_path: Path, flags: list[str], said: str) -> None:

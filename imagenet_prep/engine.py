@@ -389,14 +389,16 @@ def run(
                 time.sleep(_PAUSE_S)
             stage = replace(stage, turn=uuid.uuid4().hex[:16] if lanes.remote else "")
             _clear(stage)
+            now_lost = None
             try:
                 with _start(stage, pending, lanes) as workers:
                     _follow(stage, workers, receipts, watch, progress)
             except cluster.JobLostError as error:
-                lost = error
-                if not quiet:
-                    print(f"{title}: workers were lost. {error}", file=sys.stderr, flush=True)
+                lost = now_lost = error
+            # First: a job that one task's failure ended may look like a lost one.
             _raise_failure(stage)
+            if now_lost is not None and not quiet:
+                print(f"{title}: workers were lost. {now_lost}", file=sys.stderr, flush=True)
             left = sum(receipts[task.name] is None for task in pending)
             futile = 0 if lanes.remote and left < len(pending) else futile + 1
     finally:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,6 +82,13 @@ class Feed:
     seed: int
     skip_bad: bool
     skipped: dict[int, str] = field(default_factory=dict)
+    # One thread: the kernel is told what comes, and reads it ahead by itself. More of them only
+    # wait for each other's interpreter lock.
+    _thread: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="read"),
+        init=False,
+        repr=False,
+    )
 
     def steps(self, start: int) -> Steps:
         """Returns how the rest of an epoch is dealt out, from its `start`-th example on."""
@@ -94,8 +102,6 @@ class Feed:
         Raises:
           DataDamagedError: a record is damaged, and is not to be skipped.
         """
-        # One thread: the kernel is told what comes, and reads it ahead by itself. More of them
-        # only wait for each other's interpreter lock.
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
         windows = self.order.windows(epoch)
@@ -105,20 +111,27 @@ class Feed:
             windows = list(dropwhile(lambda shards: first not in shards, windows))
         self.records.follow(windows)
         ahead: deque[tuple[list[int], Future[list[ImageExample | None]]]] = deque()
-        with ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
-            try:
-                for step in range(steps.count + _STEPS_AHEAD):
-                    if step < steps.count:
-                        positions = steps.positions(step, self.world.rank)
-                        mine = numbers[positions.start : positions.stop].tolist()
-                        self.records.will_need(mine)
-                        ahead.append((mine, pool.submit(self._read, mine)))
-                    if step >= _STEPS_AHEAD - 1 and ahead:
-                        mine, read = ahead.popleft()
-                        yield self._assemble(mine, read.result(), epoch)
-            finally:
-                for _, read in ahead:
-                    read.cancel()
+        try:
+            for step in range(steps.count + _STEPS_AHEAD):
+                if step < steps.count:
+                    positions = steps.positions(step, self.world.rank)
+                    mine = numbers[positions.start : positions.stop].tolist()
+                    self.records.will_need(mine)
+                    ahead.append((mine, self._thread.submit(self._read, mine)))
+                if step >= _STEPS_AHEAD - 1 and ahead:
+                    mine, read = ahead.popleft()
+                    yield self._assemble(mine, read.result(), epoch)
+        finally:
+            # Nothing is waited for: the garbage collector may end an epoch that was left, in any
+            # thread and while that holds any lock, such as the one that joining a thread takes.
+            for _, read in ahead:
+                read.cancel()
+
+    def close(self) -> None:
+        """Closes the shards; an epoch begun later opens them again."""
+        self.records.close()
+        # Again, after what the thread was at: it may have opened one meanwhile.
+        self._thread.submit(self.records.close).result()
 
     def skip(self, number: int, reason: str) -> None:
         """Masks a record from now on."""

@@ -166,7 +166,7 @@ class Reader:
 
     def close(self) -> None:
         """Closes the shards."""
-        self._feed.records.close()
+        self._feed.close()
 
 
 class _Following:

@@ -8,14 +8,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from imagenet_prep.core.example import ImageExample
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.records import Records
 from tests.kit.command import environment
 
 
@@ -68,6 +72,42 @@ def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: s
     del reader
     gc.collect()
 
+    end = time.monotonic() + 20
+    while descriptors(damaged) and time.monotonic() < end:  # a thread finishes its last batch
+        time.sleep(0.01)
+    assert descriptors(damaged) == []
+
+
+def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The garbage collector ends it in whichever thread it runs, under whichever lock that holds;
+    # a thread that was just starting once waited there for itself.
+    reader = open_set(damaged, "tfdata")
+    left, read = reader.encoded_batches(), Records.read
+    in_second_batch, may_read = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def slow(records: Records, number: int) -> ImageExample:
+        asked.append(number)
+        if len(asked) > 5:
+            in_second_batch.set()
+            may_read.wait(60)
+        return read(records, number)
+
+    monkeypatch.setattr(Records, "read", slow)
+    next(left)
+    assert in_second_batch.wait(20)
+    ending = threading.Thread(target=left.close)
+    try:
+        ending.start()
+        ending.join(20)
+        assert not ending.is_alive()
+    finally:
+        may_read.set()
+    reader.close()
+    # What was not begun is not read any more.
+    assert len(asked) <= 10
     assert descriptors(damaged) == []
 
 

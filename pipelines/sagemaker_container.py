@@ -181,14 +181,16 @@ def _meeting(
         ]
         for other in hosts[1:]:
             problems += differences(hosts[0], known[hosts[0]], other, known[other])
-        if problems:
-            raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
         try:
+            if problems:
+                raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
             yield rendezvous.environments(*place, interface)
         finally:
-            # Ranks of other hosts still say goodbye to the server.
+            # The server stays until no host needs it: some have yet to read what is wrong, ranks
+            # say goodbye to it. Only its own host waits for that.
+            waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
-                rendezvous.exchange("end", "-", *place, limit_s=_END_S)
+                rendezvous.exchange("end", "-", waits_for, *place[1:], limit_s=_END_S)
 
 
 def _make_own_name_known(job: Job) -> None:

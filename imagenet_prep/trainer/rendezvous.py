@@ -81,12 +81,13 @@ def environments(
 def exchange(
     about: str, mine: str, hosts: Sequence[Host], host: str, address: str, port: int, limit_s: float
 ) -> dict[str, str]:
-    """Tells all hosts something through the server, and returns what each has told.
+    """Tells all hosts something through the server, and returns what each of `hosts` has told.
 
     Args:
       about: what is told, a word; once a job.
       mine: what this host tells.
-      hosts, host, address, port: as for `environments`.
+      hosts: who is waited for.
+      host, address, port: as for `environments`.
       limit_s: seconds that the others have.
 
     Raises:
@@ -106,12 +107,13 @@ def exchange(
         except OSError:  # the first host is not there yet
             pass
         late = [other.address for other in hosts if other.address not in told]
-        if not late:
+        if sent and not late:
             return told
         if time.monotonic() > patience:
             raise ImagenetPrepError(
-                f"{host}: no word from {', '.join(late)} in {limit_s:g} s, at {address}:{port}. "
-                "Do the hosts' security groups let them reach each other on all ports?"
+                f"{host}: no word from {', '.join(late) or address} in {limit_s:g} s, at "
+                f"{address}:{port}. Do the hosts' security groups let them reach each other on "
+                "all ports?"
             )
         time.sleep(_POLL_S)
 

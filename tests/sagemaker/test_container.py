@@ -6,15 +6,20 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import UsageError
-from imagenet_prep.trainer import checkpoint
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.hosts import Host
+from imagenet_prep.trainer import checkpoint, rendezvous
+from pipelines import sagemaker_container
 from pipelines.sagemaker_container import train_flags
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
@@ -144,6 +149,53 @@ def test_a_spot_interruption_is_survived_with_the_checkpoints_and_with_the_mirro
         if part == 2:
             shutil.rmtree(root / "checkpoints")
     assert saved == sorted(set(saved))
+
+
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.usefixtures("tf", "horovod")
+def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(sagemaker_container, "_PORT", port)
+    monkeypatch.setattr(sagemaker_container, "_address", lambda _: "127.0.0.1")
+    said = []
+
+    def first_host() -> None:
+        facts = {"versions": {}, "dataset": "one", "problem": ""}
+        job = sagemaker_container.Job(HOSTS[0], HOSTS, "lo", {})
+        try:
+            with sagemaker_container._meeting(job, [Host(name, 1) for name in HOSTS], facts):
+                said.append("it started")
+        except ImagenetPrepError as error:
+            said.append(str(error))
+
+    def ask(method: str, path: str, body: str = "") -> str | None:
+        try:
+            return rendezvous._ask("127.0.0.1", port, method, path, body)
+        except OSError:
+            return None
+
+    first = threading.Thread(target=first_host, daemon=True)
+    first.start()
+    another = json.dumps({"versions": {}, "dataset": "another", "problem": ""})
+    wait_until(lambda: ask("PUT", "/facts/algo-2", another) is not None)
+    # The first host knows all now, and has made up its mind.
+    wait_until(lambda: ask("GET", "/end/algo-1") is not None)
+    assert '"one"' in (ask("GET", "/facts/algo-1") or "")
+    assert ask("PUT", "/end/algo-2", "-") is not None
+    first.join(PATIENCE_S)
+    assert not first.is_alive()
+    assert [line.startswith("nothing was started:\n  algo-2: manifest ") for line in said] == [True]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.fixture

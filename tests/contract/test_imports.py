@@ -50,7 +50,7 @@ VIOLATIONS = {
         "imagenet_prep/codec/intruder.py", "import imagenet_prep.verify", FLOORS
     ),
     "engine-imports-stage": Violation(
-        "imagenet_prep/engine.py", "import imagenet_prep.shards", FLOORS
+        "imagenet_prep/engine/lanes.py", "import imagenet_prep.shards", FLOORS
     ),
     "core-imports-stage": Violation(
         "imagenet_prep/core/intruder.py", "import imagenet_prep.sources", FLOORS
@@ -70,7 +70,7 @@ VIOLATIONS = {
         "imagenet_prep/shards/intruder.py", "from apache_beam import io", BEAM
     ),
     "verb-imports-cluster": Violation(
-        "imagenet_prep/show.py", "import imagenet_prep.cluster", CLUSTER
+        "imagenet_prep/show.py", "import imagenet_prep.engine.cluster", CLUSTER
     ),
     "core-imports-tensorflow": Violation(
         "imagenet_prep/core/intruder.py", "import tensorflow as tf", READERS

@@ -1,0 +1,212 @@
+"""Lanes on this machine: threads, or Beam's worker processes; and what every lane does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+from imagenet_prep.core import errors
+from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.engine.stage import AnyTask, Stage
+
+THREADS = "threads"
+PROCESSES = "processes"
+
+# Threads start at once and the codecs release the GIL; beyond a few lanes what remains of
+# Python in the loop (2 % of the image's time) starts to serialise them.
+MAX_THREAD_LANES = 8
+
+# A worker process must die with its launcher, however that ends: left alone it would wait
+# for ever for a runner that is gone, or write beside the next run. 1 is PR_SET_PDEATHSIG.
+_WORKER_PROCESS = """
+import ctypes, os, runpy, signal
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == {launcher}:
+    runpy.run_module("apache_beam.runners.worker.sdk_worker_main", run_name="__main__")
+"""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How much runs at once.
+
+    Attributes:
+      num: tasks in work at a time; 0 is one a core this process may use.
+      kind: "threads", "processes", or "auto" to choose by their number.
+      beam_args: options for Beam; with a --runner the lanes are the runner's.
+    """
+
+    num: int = 0
+    kind: str = "auto"
+    beam_args: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of lanes on this machine."""
+        return self.num or len(os.sched_getaffinity(0))
+
+    @property
+    def resolved_kind(self) -> str:
+        """What a lane is: "threads" or "processes"."""
+        if self.kind != "auto":
+            return self.kind
+        return THREADS if self.count <= MAX_THREAD_LANES else PROCESSES
+
+    @property
+    def remote(self) -> bool:
+        """Whether Beam's options name a runner of their own."""
+        return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
+
+
+class Pipeline:
+    """The lanes at work behind a thread, so that nothing they do can hold up an interrupt."""
+
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+        self._error: BaseException | None = None
+        self._lost_worker = False
+        self._thread = threading.Thread(
+            target=self._run, args=(stage, tasks, lanes), name="pipeline", daemon=True
+        )
+        self._hook, threading.excepthook = threading.excepthook, self._thread_died
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leaves what is stuck alone: it ends with this process."""
+
+    def wait(self, seconds: float) -> bool:
+        """As for `_Workers`."""
+        self._thread.join(seconds)
+        if self._thread.is_alive() and not self._lost_worker:
+            return True
+        if not self._lost_worker:
+            threading.excepthook = self._hook
+        if self._error is not None:
+            raise self._error
+        return False
+
+    def _run(self, stage: Stage[Any], tasks: list[Any], lanes: Lanes) -> None:
+        try:
+            if lanes.resolved_kind == PROCESSES and lanes.count > 1:
+                _run_beam(stage, tasks, lanes)
+            else:
+                _run_threads(stage, tasks, lanes)
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it again
+            self._error = error
+
+    def _thread_died(self, arguments: threading.ExceptHookArgs) -> None:
+        # Beam watches each worker process in such a thread, which dies with it; Beam itself
+        # would wait for the dead process's answer for ever. Its other threads lose their
+        # connections at the same moment, and would each print a traceback about it.
+        if arguments.thread is not None and arguments.thread.name == "run_worker":
+            self._lost_worker = True
+
+
+def _run_threads(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+    count = min(lanes.count, len(tasks))
+    with ThreadPoolExecutor(count, thread_name_prefix="lane") as pool:
+        for lane in [pool.submit(run_lane, None, stage, tasks) for _ in range(count)]:
+            lane.result()
+
+
+def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+    # Beam costs 1 s and 125 MB: not before there is work. It warns of cloud extras on import.
+    logging.disable(logging.WARNING)
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.portability.api import beam_provision_api_pb2
+    from apache_beam.runners.portability.fn_api_runner import fn_runner
+    from apache_beam.transforms import environments
+
+    logging.disable(logging.NOTSET)
+    # What goes wrong in a task is in its receipt; these would add what they saw of it.
+    for noisy in ("apache_beam", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+
+    count = min(lanes.count, len(tasks))
+    log = stage.store.local.path(f"{stage.folder}/processes.log").absolute()
+    # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
+    command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
+    environment = environments.SubprocessSDKEnvironment.from_command_string(
+        f"exec {shlex.join(command)} 2>>{shlex.quote(str(log))}"
+    )
+    # Options reach worker processes in the provision info only.
+    information = beam_provision_api_pb2.ProvisionInfo()
+    information.pipeline_options.update({"beam:option:default_sdk_harness_log_level:v1": "ERROR"})
+    # Beam's default runner first looks for another one online; this one is here.
+    runner = fn_runner.FnApiRunner(
+        default_environment=environment,
+        provision_info=fn_runner.ExtendedProvisionInfo(information, job_name=stage.name),
+    )
+    options = PipelineOptions([*lanes.beam_args, f"--direct_num_workers={count}"])
+    with beam.Pipeline(runner=runner, options=options) as pipeline:
+        _ = (
+            pipeline
+            | "Lanes" >> beam.Create([(lane, None) for lane in range(count)])
+            # The local runner deals groups out round robin: one lane to each of its workers.
+            | "Spread" >> beam.GroupByKey()
+            | "Run" >> beam.Map(run_lane, stage, tasks)
+        )
+
+
+def run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
+    """Does tasks that no other lane has claimed, until none is left."""
+    if stage.turn:
+        stage.arrive()
+    if isinstance(stage.store, LocalStore):
+        for task in _claimed(stage, tasks):
+            stage.execute(task)
+        return
+    # What one task made is sent elsewhere while the next is at work.
+    with ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
+        sending: Future[None] | None = None
+        for task in _claimed(stage, tasks):
+            made = stage.make(task)
+            if sending is not None:
+                sending.result()
+            if made is not None:
+                sending = sender.submit(stage.publish, task, made)
+
+
+def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
+    """Yields tasks that no other lane has claimed, until none is left or one has failed."""
+    claims = f"{stage.notes}/claims"
+    taken = set(stage.board.names(claims)) if stage.turn else set()
+    for task in tasks:
+        if task.name in taken:
+            continue
+        if stage.stopped:
+            return
+        if _claim(stage, task):
+            yield task
+        elif stage.turn:
+            # Elsewhere each try is a request.
+            taken = set(stage.board.names(claims))
+
+
+def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
+    """Returns whether this lane is the first to claim the task."""
+    name = f"{stage.notes}/claims/{task.name}"
+    if not isinstance(stage.board, LocalStore):
+        mine = uuid.uuid4().bytes
+        return stage.board.claim(name, mine) == mine
+    path = stage.board.path(name)
+    try:
+        with storage_errors("create", path), contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            return True
+    except errors.ImagenetPrepError as error:
+        # Out of inodes or space: one failure stops the run with the reason.
+        stage.fail(task.name, type(error).__name__, str(error))
+    return False

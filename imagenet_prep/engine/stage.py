@@ -1,0 +1,242 @@
+"""One kind of work on one data set: its receipts, and what its workers tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from imagenet_prep.core import canonical, errors, naming
+from imagenet_prep.core.store import LocalStore, Store, storage_errors
+
+# 900 characters of a message, at most 4 bytes each, and a task's name.
+_RESERVE = "reserve"
+_RESERVE_BYTES = 4096
+
+# What launcher and workers of one turn have in common; without it they do not share a folder.
+_OPEN = "open"
+_SEEN_WITHIN_S = 10.0
+_SEEN_POLL_S = 0.2
+
+
+class Task(Protocol):
+    """A picklable description of work; `name` is unique in its stage and fit for a file."""
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+
+
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+class Output(NamedTuple):
+    """A finished temporary file and the name it gets when its receipt is published.
+
+    Attributes:
+      temporary: the file.
+      name: relative to the data set.
+      sha256: of what was written to it, where that is known.
+    """
+
+    temporary: Path
+    name: str
+    sha256: str | None = None
+
+
+class Result(NamedTuple):
+    """What a task's function returns: the receipt's JSON content, and files to publish."""
+
+    content: dict[str, Any]
+    outputs: tuple[Output, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stage(Generic[AnyTask]):
+    """One kind of work on one data set.
+
+    Attributes:
+      name: "index", "write", ...
+      digest: of everything that decides the results.
+      store: where receipts and outputs go; shared by all workers.
+      function: task -> result; picklable, without side effects outside its temporary files.
+      turn: names one attempt of workers on other machines; `run` says so. Workers that have
+        outlived theirs stop, and disturb nobody.
+    """
+
+    name: str
+    digest: str
+    store: Store
+    function: Callable[[AnyTask], Result]
+    turn: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The stage's folder, relative to the data set."""
+        return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
+
+    @property
+    def board(self) -> Store:
+        """Where workers and launcher tell each other what is claimed and what has failed."""
+        return self.store if self.turn else self.store.local
+
+    @property
+    def notes(self) -> str:
+        """The folder of that, relative to the data set."""
+        return f"{self.folder}/turns/{self.turn}" if self.turn else self.folder
+
+    def clear(self) -> None:
+        """Forgets what an earlier run claimed, and how it failed; opens the turn, if any."""
+        board = self.board
+        for name in ("failed", "claims", "turns"):
+            board.remove_tree(f"{self.folder}/{name}")
+        if isinstance(board, LocalStore):
+            with storage_errors("create", board.path(self.notes)):
+                board.path(f"{self.folder}/receipts").mkdir(parents=True, exist_ok=True)
+                for name in ("claims", "failed"):
+                    board.path(f"{self.notes}/{name}").mkdir(parents=True, exist_ok=True)
+                board.path(f"{self.notes}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
+        if self.turn:
+            board.write(f"{self.notes}/{_OPEN}", b"")
+
+    def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Returns the receipts of those tasks that are finished; others are done (again)."""
+        folder = f"{self.folder}/receipts"
+        there = set(self.store.names(folder))
+        found = [task for task in tasks if f"{task}.json" in there]
+        contents = self.store.read_each([f"{folder}/{task}.json" for task in found])
+        receipts: dict[str, dict[str, Any]] = dict(
+            zip(found, map(json.loads, contents), strict=True)
+        )
+        outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
+        sizes = self.store.sizes(output["name"] for output in outputs)
+        return {
+            task: receipt
+            for task, receipt in receipts.items()
+            if all(sizes.get(o["name"]) == o["num_bytes"] for o in receipt["outputs"])
+        }
+
+    def execute(self, task: AnyTask) -> None:
+        """Does one task and publishes it, or leaves the failure for `run` to raise.
+
+        The receipt is published before the files it names: a file that can be seen always
+        has its receipt, and a receipt without its files is no finished task.
+        """
+        if (made := self.make(task)) is not None:
+            self.publish(task, made)
+
+    def make(self, task: AnyTask) -> Result | None:
+        """Does one task; returns the receipt and what it names, or None where it has failed."""
+        start = time.time()
+        try:
+            content, outputs = self.function(task)
+            listed = [
+                {"name": output.name, "num_bytes": output.temporary.stat().st_size}
+                for output in outputs
+            ]
+            seconds = round(time.time() - start, 3)
+            receipt = {
+                **content,
+                "outputs": listed,
+                "start_s": round(start, 3),
+                "seconds": seconds,
+                "worker": _worker(),
+            }
+            return Result(receipt, outputs)
+        except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
+            self._note(task, error)
+            return None
+
+    def publish(self, task: AnyTask, made: Result) -> None:
+        """Publishes what `make` has returned."""
+        try:
+            receipt = canonical.dumps(made.content)
+            self.store.write(f"{self.folder}/receipts/{task.name}.json", receipt)
+            for output in made.outputs:
+                self.store.publish(*output)
+        except Exception as error:  # noqa: BLE001 - as in `make`
+            self._note(task, error)
+
+    def _note(self, task: AnyTask, error: Exception) -> None:
+        if isinstance(error, errors.ImagenetPrepError):
+            where = f" (on worker {socket.gethostname()})" if self.turn else ""
+            self.fail(task.name, type(error).__name__, f"{error}{where}")
+        else:
+            self.fail(task.name, "", "".join(traceback.format_exception(error)))
+
+    def fail(self, task: str, error: str, message: str) -> None:
+        """Leaves the failure of a task for `run` to raise; other lanes see it and stop.
+
+        Args:
+          task: its name.
+          error: class name of an ImagenetPrepError, or "" for a bug.
+          message: of the error, or the traceback.
+        """
+        failure = {"task": task, "error": error, "message": message}
+        name = f"{self.notes}/failed/{task}.json"
+        board = self.board
+        if not isinstance(board, LocalStore):
+            board.write(name, canonical.dumps(failure))
+            return
+        path = board.path(name)
+        reserve = board.path(f"{self.notes}/{_RESERVE}")
+        try:
+            path.write_bytes(canonical.dumps(failure))
+        except OSError:
+            # A full disk has no room to say so, except what was reserved for the first to fail.
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                with open(reserve, "r+b") as file:
+                    short = canonical.dumps({**failure, "message": message[:900]})
+                    file.write(short.ljust(_RESERVE_BYTES))
+                reserve.rename(path)
+
+    def raise_failure(self) -> None:
+        """Raises the failure that a task has left, if any.
+
+        Raises:
+          ImagenetPrepError: of the class and with the message of that task's.
+          RuntimeError: with the traceback of a bug.
+        """
+        for name in self.board.names(f"{self.notes}/failed"):
+            failure = json.loads(self.board.read(f"{self.notes}/failed/{name}"))
+            if failure["error"]:
+                raise errors.by_name(failure["error"])(failure["message"])
+            raise RuntimeError(f"task {failure['task']}:\n{failure['message']}")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a task has failed, or the run is being ended or has been followed by another."""
+        return self._over or bool(self.board.names(f"{self.notes}/failed"))
+
+    @property
+    def _over(self) -> bool:
+        return bool(self.turn) and _OPEN not in self.board.names(self.notes)
+
+    def arrive(self) -> None:
+        """Makes sure that a worker elsewhere sees the launcher's output.
+
+        Raises:
+          UsageError: it does not.
+        """
+        end = time.monotonic() + _SEEN_WITHIN_S
+        while self._over:
+            if time.monotonic() > end:
+                raise errors.UsageError(
+                    f"worker {socket.gethostname()} does not see {self.board.where(self.notes)}, "
+                    "which was just written where this was started. Give an output that all "
+                    "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
+                )
+            time.sleep(_SEEN_POLL_S)
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{threading.current_thread().name}"

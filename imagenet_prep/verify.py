@@ -27,6 +27,7 @@ EXAMPLES = """\
   imagenet-prep verify /data/imagenet-480
   imagenet-prep verify /data/imagenet-480 --level decode --workers 16
   imagenet-prep verify /data/imagenet-480 --level manifest --json
+  imagenet-prep verify /data/imagenet-480 --if-changed    # on schedule
   imagenet-prep verify s3://bucket/imagenet-480"""
 
 
@@ -40,6 +41,11 @@ class Config:
         choices=("manifest", "crc", "decode"),
         help="manifest: every file is there with its size; crc: every byte of every file; "
         "decode: also every image, label and class count",
+    )
+    if_changed: bool = cli.flag(
+        False,
+        help="read no shard where --if-changed has proven them all before, at this level or a "
+        "higher one, and none was touched since; what rots on the disk is not seen",
     )
     workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
     worker_kind: str = cli.flag(
@@ -57,6 +63,8 @@ class Config:
         if "://" in self.dataset and not self.dataset.startswith("s3://"):
             raise ValueError("DATASET: expected a folder or s3://bucket/prefix")
         remote.check_base(self.dataset)
+        if self.if_changed and "://" in self.dataset:
+            raise ValueError("--if-changed: the data set must be a folder")
 
 
 @dataclass(frozen=True)
@@ -103,9 +111,9 @@ def verify(config: Config) -> dict[str, Any]:
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
-    from imagenet_prep import engine
-    from imagenet_prep.core import naming, placement
+    from imagenet_prep.core import placement
     from imagenet_prep.core.store import LocalStore, open_store
+    from imagenet_prep.shards import proof
 
     store = open_store(config.dataset)
     manifest = _load(store)
@@ -117,6 +125,42 @@ def verify(config: Config) -> dict[str, Any]:
     ]
     here = {task.name for task in tasks}
     problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
+    before, since = "", None
+    if config.if_changed and isinstance(store, LocalStore):
+        files = [file for task in tasks for file in task.shard.files]
+        before = proof.fingerprint(store, manifest.digest, files)
+        since = proof.proven(store, config.level, before)
+    if since is None:
+        receipts = _check_shards(config, store, manifest, tasks, problems)
+        # What a part holds of a class says nothing of the whole.
+        if config.level == "decode" and not problems and part.nodes == 1:
+            problems += _check_class_counts(manifest, receipts)
+        if config.if_changed and isinstance(store, LocalStore) and not problems:
+            # Of before: what was written meanwhile is not proven.
+            proof.keep(store, config.level, before)
+    return {
+        "dataset": store.where(),
+        "digest": manifest.digest,
+        "level": config.level,
+        "unchanged_since": since,
+        "shards": len(tasks),
+        "examples": sum(task.shard.examples for task in tasks),
+        "part": str(part) if part.nodes > 1 else None,
+        "problems": problems,
+    }
+
+
+def _check_shards(
+    config: Config,
+    store: Store,
+    manifest: Manifest,
+    tasks: Sequence[CheckTask],
+    problems: list[str],
+) -> list[dict[str, Any]]:
+    """Reads the shards, adds to `problems`, and returns what was found of each."""
+    from imagenet_prep import engine
+    from imagenet_prep.core import naming
+
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
     lanes = engine.Lanes(config.workers, config.worker_kind, config.beam_args)
@@ -127,18 +171,7 @@ def verify(config: Config) -> dict[str, Any]:
         place.remove_tree(stage.folder)
     for receipt in receipts:
         problems += receipt["problems"]
-    # What a part holds of a class says nothing of the whole.
-    if config.level == "decode" and not problems and part.nodes == 1:
-        problems += _check_class_counts(manifest, receipts)
-    return {
-        "dataset": store.where(),
-        "digest": manifest.digest,
-        "level": config.level,
-        "shards": len(tasks),
-        "examples": sum(task.shard.examples for task in tasks),
-        "part": str(part) if part.nodes > 1 else None,
-        "problems": problems,
-    }
+    return receipts
 
 
 @contextlib.contextmanager
@@ -299,6 +332,8 @@ def run(argv: Sequence[str]) -> int:
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
+        if result["unchanged_since"]:
+            print(f"nothing was touched since it was proven at {result['unchanged_since']}")
     return 0
 
 

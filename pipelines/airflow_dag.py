@@ -114,6 +114,13 @@ PARAMS = {
         type="string",
         section="Data set",
     ),
+    "verify_again": Param(
+        False,
+        description="Read every byte again though nothing was touched since it was proven: this "
+        "finds what has rotted on the disk.",
+        type="boolean",
+        section="Data set",
+    ),
     "replicate_to": Param(
         None,
         description="A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
@@ -191,9 +198,10 @@ def imagenet_prep() -> None:
 
     @task(execution_timeout=timedelta(hours=12))
     def verify(params: dict[str, Any]) -> dict[str, Any]:
-        """Proves the data set at `verify_level`."""
-        level = params["verify_level"]
-        run("verify", params["out"], *_flags(level=level, workers=params["workers"]))
+        """Proves the data set at `verify_level`; once, where it is not touched."""
+        level, if_changed = params["verify_level"], not params["verify_again"]
+        flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
+        run("verify", params["out"], *flags)
         return {**_lineage(params), "level": level}
 
     @task(execution_timeout=timedelta(hours=24))

@@ -17,6 +17,8 @@ WORK = ".work"
 ORIGIN = f"{WORK}/origin.json"
 # A line for each place that `replicate` has proven a replica at, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"
+# What `verify --if-changed` has proven, for the next one.
+PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
 INDEX = "index"
 

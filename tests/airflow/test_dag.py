@@ -105,6 +105,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
 
     assert again.code == 0, again
     assert "state=success" in again.out + again.err
+    assert "nothing was touched since it was proven at " in again.out + again.err
     locks = {".work", ".work/lock"}  # they say who held them last
     for folder, files in before.items():
         assert {n for n, now in everything(folder).items() if now != files.get(n)} <= locks
@@ -187,7 +188,7 @@ def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake:
             *("--short-side=480", "--quality=90", "--keep-original", "--allow-subset"),
             *("--max-bad=0", "--workers=0", "--", HOSTILE),
         ],
-        ["verify", out, "--level=crc", "--workers=0"],
+        ["verify", out, "--level=crc", "--if-changed", "--workers=0"],
         ["replicate", out, f"--to={HOSTILE}"],
         [
             *("launch", "--num-processes=2", f"--hosts={HOSTILE}", "--"),
@@ -220,6 +221,13 @@ def test_a_missing_program_is_named_and_not_tried_again(airflow: Airflow) -> Non
     finished = airflow.call((DRIVER,), "command", airflow.dag_file)
 
     assert f"AirflowFailException: {airflow.program}: no such program." in finished.err
+
+
+def test_every_byte_is_read_again_on_demand(airflow: Airflow, fake: Fake) -> None:
+    ended = airflow.test(out=str(fake.out), verify_again=True)
+
+    assert ended.state == "success", ended.log
+    assert ["verify", str(fake.out), "--level=crc", "--workers=0"] in fake.calls
 
 
 def test_a_page_is_made_anew_only_when_something_is_newer(airflow: Airflow, fake: Fake) -> None:

@@ -7,9 +7,12 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
 import random
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -98,6 +101,7 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
         "dataset": str(reference.out),
         "digest": stated["digest"],
         "level": level,
+        "unchanged_since": None,
         "shards": 11,
         "examples": sum(split["examples"] for split in stated["splits"].values()),
         "part": None,
@@ -398,3 +402,76 @@ def test_what_verify_advises_mends_the_data_set(reference: Reference, prepared: 
     again = command.run("prepare", *arguments)
     assert again.code == 0, again
     assert contents(prepared) == reference.contents
+
+
+def test_what_was_proven_and_not_touched_is_not_read_again(prepared: Path) -> None:
+    def verify(*flags: str) -> Any:
+        result = command.run("verify", prepared, "--if-changed", "--json", *flags)
+        assert result.code == 0, result
+        return json.loads(result.out)["unchanged_since"]
+
+    assert verify() is None
+    proven = verify()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", proven)
+    assert verify("--level", "manifest") == proven
+    # It was proven less than that.
+    assert verify("--level", "decode") is None
+    assert verify() is not None
+
+    # Another file with the same bytes must be read, though its times say that it is old.
+    shard = prepared / "train-00000-of-00008"
+    stat = shard.stat()
+    shutil.copy2(shard, prepared / "copy")
+    (prepared / "copy").rename(shard)
+    assert shard.stat().st_mtime_ns == stat.st_mtime_ns
+    assert verify() is None
+    assert verify() is not None
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_what_was_touched_since_it_was_proven_is_read_again(prepared: Path, level: str) -> None:
+    check = ("verify", prepared, "--if-changed", "--level", level)
+    assert command.run(*check).code == 0
+    shard = prepared / "train-00001-of-00008"
+    stat = shard.stat()
+    flip_bit(shard, 40)
+    os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    for _ in range(2):
+        result = command.run(*check)
+        assert result.code == 3, result
+        assert f"{shard.name}: record 0 at byte 0: " in result.out
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"level": "all"}', None])
+def test_a_proof_of_a_foreign_hand_proves_nothing(prepared: Path, content: bytes | None) -> None:
+    proof = prepared / ".work" / "proof.json"
+    if content is None:
+        proof.mkdir(parents=True)
+    else:
+        proof.parent.mkdir(exist_ok=True)
+        proof.write_bytes(content)
+    result = command.run("verify", prepared, "--if-changed")
+
+    assert result.code == 0, result
+    assert "nothing was touched" not in result.out
+
+
+def test_a_missing_shard_or_one_too_many_is_seen_though_nothing_is_read(prepared: Path) -> None:
+    assert command.run("verify", prepared, "--if-changed").code == 0
+    name, stranger = "train-00000-of-00008", prepared / "train-00008-of-00008"
+    for change, undo in (
+        (
+            lambda: (prepared / name).rename(prepared / "away"),
+            lambda: (prepared / "away").rename(prepared / name),
+        ),
+        (lambda: shutil.copy(prepared / name, stranger), stranger.unlink),
+        (
+            lambda: (prepared / "labels.txt").rename(prepared / "away"),
+            lambda: (prepared / "away").rename(prepared / "labels.txt"),
+        ),
+    ):
+        change()
+        assert command.run("verify", prepared, "--if-changed").code == 3
+        undo()
+    assert command.run("verify", prepared, "--if-changed").code == 0

@@ -1,0 +1,52 @@
+"""What the last verification of a folder has proven, and whether its files are still those."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterable
+
+from imagenet_prep.core import canonical, naming
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.manifest import File
+from imagenet_prep.core.store import LocalStore
+
+LEVELS = ("manifest", "crc", "decode")
+
+
+def fingerprint(store: LocalStore, digest: str, files: Iterable[File]) -> str:
+    """Returns what changes when one of these files is written, replaced or removed.
+
+    Made of sizes and of the kernel's times of change, which no program can set back, not of
+    bytes: what rots on the disk is not seen.
+
+    Args:
+      store: where they lie.
+      digest: of the manifest.
+      files: of the data set.
+    """
+    there = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            stat = store.path(file.name).stat()
+            there.append([file.name, stat.st_size, stat.st_ino, stat.st_ctime_ns])
+    return canonical.digest([digest, there])
+
+
+def proven(store: LocalStore, level: str, found: str) -> str | None:
+    """Returns when (UTC) files of this fingerprint were proven at `level` or a higher one."""
+    try:
+        proof = json.loads(store.read(naming.PROOF))
+        enough = LEVELS.index(proof["level"]) >= LEVELS.index(level)
+        return str(proof["utc"]) if enough and proof["fingerprint"] == found else None
+    except (ImagenetPrepError, ValueError, KeyError, TypeError):  # none, or of a foreign hand
+        return None
+
+
+def keep(store: LocalStore, level: str, found: str) -> None:
+    """Leaves word that files of this fingerprint are sound, where the folder can be written."""
+    utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    proof = {"fingerprint": found, "level": level, "utc": utc}
+    with contextlib.suppress(ImagenetPrepError):
+        store.write(naming.PROOF, canonical.dumps(proof))

@@ -7,6 +7,7 @@ but average nothing. tests/trainer/test_two_ranks.py holds two real ranks agains
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -142,6 +143,10 @@ def connect(*, fp16_compression: bool) -> Comm:
     return Horovod(world, fp16_compression=fp16_compression) if world.size > 1 else Alone()
 
 
+# Launchers take the process that ends first for the cause, and its exit code for the job's.
+_LEFT_S = 1.0
+
+
 @contextlib.contextmanager
 def lost_rank() -> Iterator[None]:
     """Turns Horovod's errors about other ranks into one that says what to do.
@@ -158,6 +163,7 @@ def lost_rank() -> Iterator[None]:
         where = type(error).__module__.partition(".")[0]
         if where not in ("horovod", "tensorflow") or "horovod" not in str(error).lower():
             raise
+        time.sleep(_LEFT_S)
         raise ImagenetPrepError(
             "another rank died or stalled; its own lines say why. The last checkpoint is kept: "
             "run the same command again to go on from it."

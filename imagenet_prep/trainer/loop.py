@@ -97,12 +97,14 @@ class _Training:
 
     def run(self) -> Score | None:
         """Goes from wherever the run stands to its end."""
-        self._begin()
         if self._config.evaluate:
+            self._begin()
             if not self._step:
                 raise UsageError(f"{self._folder}: no checkpoint to evaluate. Train first.")
             return self._evaluate()
-        score = self._train() if self._step < self._plan.total_steps else None
+        with _stop_asked() as asked:
+            self._begin()
+            score = self._train(asked) if self._step < self._plan.total_steps else None
         if score is None and self._held_out is not None:
             score = self._evaluate()
         if self._export is not None and self._leads:
@@ -188,8 +190,8 @@ class _Training:
             "name": checkpoint.name(found.step),
         }
 
-    def _train(self) -> Score | None:
-        """Makes the steps that are left; returns the evaluation after the last of them."""
+    def _train(self, asked: Callable[[], bool]) -> Score | None:
+        """Makes the steps that are left, until asked to stop; returns the last evaluation."""
         import tensorflow as tf
 
         plan, config = self._plan, self._config
@@ -198,44 +200,43 @@ class _Training:
         began = time.monotonic()
         score: Score | None = None
         timer = _Timer()
-        with _stop_asked() as asked:
-            stop = tf.constant(0.0)
-            for batch in self._batches():
-                step = self._step
-                rate = plan.schedule(step)
-                asks = tf.constant(float(asked()))
-                # Read a step late, so that a GPU is never waited for; late alike on all ranks.
-                ends = bool(stop > 0)
-                values, stop = make_step(
-                    batch["images"], batch["class_index"], batch["mask"], tf.constant(rate), asks
-                )
-                self._step += 1
-                timer.count += 1
-                if step <= 1 or step % config.display_every == 0:
-                    loss, total = (self._comm.sum(values) / self._comm.world.size).numpy().tolist()
-                    speed = plan.global_batch * timer.rate()
-                    self._log.train(step, plan.epoch(step), speed, loss, total, rate)
-                    if not math.isfinite(loss):
-                        raise ImagenetPrepError(
-                            f"step {step}: the loss is {loss}. Choose a smaller --lr or a longer "
-                            "--warmup-epochs; the last checkpoint is kept."
-                        )
-                with timer.pause():
-                    is_last = self._step == plan.total_steps
-                    evaluates = is_last or (config.eval_every > 0 and self._step % eval_steps == 0)
-                    if ends or evaluates or self._step % config.checkpoint_every == 0:
-                        self._save()
-                    if ends and not is_last:
-                        self._end_together()
-                        raise IncompleteError(
-                            f"asked to stop (SIGTERM): step {self._step:,} of "
-                            f"{plan.total_steps:,} is saved in {self._folder}. "
-                            "Run the same command again to resume."
-                        )
-                    if is_last:
-                        self._log.finished(time.monotonic() - began)
-                    if evaluates and self._held_out is not None:
-                        score = self._evaluate()
+        stop = tf.constant(0.0)
+        for batch in self._batches():
+            step = self._step
+            rate = plan.schedule(step)
+            asks = tf.constant(float(asked()))
+            # Read a step late, so that a GPU is never waited for; late alike on all ranks.
+            ends = bool(stop > 0)
+            values, stop = make_step(
+                batch["images"], batch["class_index"], batch["mask"], tf.constant(rate), asks
+            )
+            self._step += 1
+            timer.count += 1
+            if step <= 1 or step % config.display_every == 0:
+                loss, total = (self._comm.sum(values) / self._comm.world.size).numpy().tolist()
+                speed = plan.global_batch * timer.rate()
+                self._log.train(step, plan.epoch(step), speed, loss, total, rate)
+                if not math.isfinite(loss):
+                    raise ImagenetPrepError(
+                        f"step {step}: the loss is {loss}. Choose a smaller --lr or a longer "
+                        "--warmup-epochs; the last checkpoint is kept."
+                    )
+            with timer.pause():
+                is_last = self._step == plan.total_steps
+                evaluates = is_last or (config.eval_every > 0 and self._step % eval_steps == 0)
+                if ends or evaluates or self._step % config.checkpoint_every == 0:
+                    self._save()
+                if ends and not is_last:
+                    self._end_together()
+                    raise IncompleteError(
+                        f"asked to stop (SIGTERM): step {self._step:,} of "
+                        f"{plan.total_steps:,} is saved in {self._folder}. "
+                        "Run the same command again to resume."
+                    )
+                if is_last:
+                    self._log.finished(time.monotonic() - began)
+                if evaluates and self._held_out is not None:
+                    score = self._evaluate()
         return score
 
     def _batches(self) -> Iterator[dict[str, Any]]:

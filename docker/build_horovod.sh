@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds Horovod with NCCL for the TensorFlow of the virtual environment: LOCK FOLDER.
 # LOCK pins its source, the wheel goes to FOLDER. Wants CUDA_HOME with nvcc, cmake and setuptools,
-# and NCCL's wheel beside TensorFlow. It was compiled on a machine without a GPU; nobody has seen
-# its NCCL sum on one yet.
+# and NCCL's wheel beside TensorFlow. It was compiled and loaded on a machine without a GPU; nobody
+# has seen its NCCL sum on one yet.
 set -euo pipefail
 lock=$1
 mkdir -p "$2"

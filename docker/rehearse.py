@@ -106,6 +106,19 @@ def without(dockerfile: str, package: str) -> str:
     return changed
 
 
+def unmounted(dockerfile: str) -> str:
+    """Returns the Dockerfile with copies for mounts of stages.
+
+    Debian's buildah mounts nothing of a stage that it has in its cache.
+    """
+
+    def copies(mounts: re.Match[str]) -> str:
+        found = re.findall(r"from=([^\s,]+),source=([^\s,]+),target=([^\s,]+)", mounts[1])
+        return "".join(f"COPY --from={stage} {a} {b}\n" for stage, a, b in found) + "RUN "
+
+    return re.sub(r"^RUN ((?:--mount=\S+\s*(?:\\\n)?\s*)+)", copies, dockerfile, flags=re.MULTILINE)
+
+
 def build(target: str, dockerfile: Path) -> str:
     """Builds one target; returns the image's name."""
     name = f"localhost/rehearsal-{target}"
@@ -169,6 +182,10 @@ def _make_cuda(root: Path, _version: str) -> None:
     shutil.copytree(wheels / "nvidia" / "cu13", cuda)
     for program in (*cuda.glob("bin/*"), *cuda.glob("nvvm/bin/*")):
         program.chmod(0o755)
+    # As the real image has it: the linker looks for names without a version.
+    for library in cuda.glob("lib/lib*.so.*"):
+        with contextlib.suppress(FileExistsError):
+            library.with_name(f"{library.name.partition('.so')[0]}.so").symlink_to(library.name)
     (cuda / "lib64").symlink_to("lib")
 
 
@@ -414,8 +431,13 @@ def _output(
     except subprocess.TimeoutExpired as error:
         raise RehearsalError(f"no end in {timeout_s:g} s: {' '.join(map(str, argv))}") from error
     if done.returncode:
-        said = (done.stdout + done.stderr)[-3000:]
-        raise RehearsalError(f"exit code {done.returncode}: {' '.join(map(str, argv))}\n{said}")
+        said = done.stdout + done.stderr
+        log = SCRATCH / "failed.log"
+        log.write_text(said)
+        raise RehearsalError(
+            f"exit code {done.returncode}: {' '.join(map(str, argv))}\n{said[-3000:]}\n"
+            f"All it said is in {log}"
+        )
     return done.stdout
 
 
@@ -449,6 +471,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.copytree(SCRATCH / "archives", work / "archives")
         text = resolved(DOCKERFILE.read_text("utf-8"))
         dockerfile = SCRATCH / "Dockerfile"
+        text = unmounted(text)
         dockerfile.write_text(without(text, args.without) if args.without else text)
         for target in args.targets or TRIALS:
             for base in bases(text, target):

@@ -166,6 +166,18 @@ def test_a_package_that_is_left_out_is_left_out() -> None:
         rehearse.without(DOCKERFILE, "nonesuch")
 
 
+def test_what_is_mounted_from_a_stage_is_copied_instead() -> None:
+    text = rehearse.unmounted(DOCKERFILE)
+
+    assert "--mount" in DOCKERFILE
+    assert "--mount" not in text
+    assert (
+        "COPY --from=horovod /wheels /horovod\nCOPY --from=wheel /wheels /wheels\nRUN pip" in text
+    )
+    for target in TARGETS:
+        assert rehearse.bases(text, target) == rehearse.bases(DOCKERFILE, target)
+
+
 def test_steps_are_read_across_lines_and_comments() -> None:
     text = "# syntax\nFROM a:1 AS b\nRUN x \\\n # why\n && y\n\nCOPY --from=c d e\n"
 

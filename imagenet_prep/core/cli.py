@@ -147,33 +147,57 @@ def finish(main: Callable[[], int]) -> NoReturn:
     published whole or not at all.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    # What is left where the error itself cannot be told: stderr is closed.
+    code = errors.ImagenetPrepError.exit_code
     try:
-        code = main()
+        try:
+            code = _outcome(main)
+        except KeyboardInterrupt:
+            # One more, while the first or an error was being told.
+            code = errors.EXIT_INTERRUPTED
+    finally:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, _ignore)
+            code = _flushed(code)
+            scratch.leave()
+        finally:
+            os._exit(code)
+
+
+def _outcome(main: Callable[[], int]) -> int:
+    """Returns the exit code of a command, whose errors have been told."""
+    try:
+        return main()
     except errors.ImagenetPrepError as error:
         print(f"imagenet-prep: {error}", file=sys.stderr)
-        code = error.exit_code
+        return error.exit_code
     except KeyboardInterrupt:
         print(
             "imagenet-prep: interrupted. Finished work is kept; run the same command to resume.",
             file=sys.stderr,
         )
-        code = errors.EXIT_INTERRUPTED
+        return errors.EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.
         os._exit(errors.EXIT_DONE)
     except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
+        return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
         # Storage has its own errors; this is what lies beside it, e.g. a full stdout or /tmp.
         print(f"imagenet-prep: {error}. Mend that, then run the same again.", file=sys.stderr)
-        code = errors.ImagenetPrepError.exit_code
+        return errors.ImagenetPrepError.exit_code
     except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
         traceback.print_exc()
         print(
             "imagenet-prep: this is a bug; please report the lines above.",
             file=sys.stderr,
         )
-        code = errors.EXIT_BUG
+        return errors.EXIT_BUG
+
+
+def _flushed(code: int) -> int:
+    """Returns the exit code after what was printed has left; another where it could not."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,14 +205,16 @@ def finish(main: Callable[[], int]) -> NoReturn:
         pass
     except OSError as error:
         print(f"imagenet-prep: cannot write the result: {error}", file=sys.stderr, flush=True)
-        code = errors.ImagenetPrepError.exit_code
-    finally:
-        scratch.leave()
-        os._exit(code)
+        return errors.ImagenetPrepError.exit_code
+    return code
 
 
 def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _ignore(_signum: int, _frame: types.FrameType | None) -> None:
+    """Does nothing: SIG_IGN would make Python complain of a signal that is on its way."""
 
 
 def human_bytes(count: float) -> str:

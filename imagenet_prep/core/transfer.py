@@ -24,6 +24,9 @@ _RESUME = (
     "if it repeats."
 )
 
+# Its own: who trains with a seeded `random` keeps their sequence while shards are fetched.
+_jitter = random.Random()
+
 Answer = TypeVar("Answer")
 
 
@@ -65,7 +68,7 @@ class Patience:
         self.failures += 1
         self._in_a_row += 1
         delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
-        delay = max(delay * random.uniform(0.5, 1.0), error.retry_after_s)
+        delay = max(delay * _jitter.uniform(0.5, 1.0), error.retry_after_s)
         if delay > _MAX_RETRY_AFTER_S:
             problem = f"and asks to wait {delay:,.0f} s"
         elif self.failures > self._retries:

@@ -158,6 +158,30 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
         assert done.stdout == "so far\n"
 
 
+def test_more_ctrl_c_while_the_first_is_being_told_change_nothing() -> None:
+    program = """
+import os, signal, sys, threading, time
+from imagenet_prep.core import cli
+class Impatient:
+    def write(self, text):
+        os.kill(os.getpid(), signal.SIGINT)
+    def flush(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+def main():
+    sys.stderr = Impatient()
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# As Beam's: Python waits for it where it ends by itself.
+threading.Thread(target=time.sleep, args=(30,)).start()
+cli.finish(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(
     ("count", "expected"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,13 @@ def test_delays_double_up_to_a_minute_and_vary() -> None:
         assert bound / 2 <= delay <= bound
     with pytest.raises(IncompleteError, match="x: no, given up after 21 failed attempts"):
         patience.wait(UnavailableError("no"))
+
+
+def test_waiting_draws_nothing_from_the_random_numbers_of_who_reads() -> None:
+    state = random.getstate()
+    Patience("x", 1, Clock()).wait(UnavailableError("no"))
+
+    assert random.getstate() == state
 
 
 def test_a_success_makes_the_next_delay_short_but_the_budget_no_larger() -> None:

@@ -469,9 +469,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         work.mkdir()
         _miniature(SCRATCH / "archives")
         shutil.copytree(SCRATCH / "archives", work / "archives")
-        text = resolved(DOCKERFILE.read_text("utf-8"))
+        text = unmounted(resolved(DOCKERFILE.read_text("utf-8")))
         dockerfile = SCRATCH / "Dockerfile"
-        text = unmounted(text)
         dockerfile.write_text(without(text, args.without) if args.without else text)
         for target in args.targets or TRIALS:
             for base in bases(text, target):

@@ -150,11 +150,10 @@ def finish(main: Callable[[], int]) -> NoReturn:
     # What is left where the error itself cannot be told: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
     try:
-        try:
-            code = _outcome(main)
-        except KeyboardInterrupt:
-            # One more, while the first or an error was being told.
-            code = errors.EXIT_INTERRUPTED
+        code = _outcome(main)
+    except KeyboardInterrupt:
+        # One more, while the first or an error was being told.
+        code = errors.EXIT_INTERRUPTED
     finally:
         try:
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -79,11 +79,11 @@ def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: s
 
 
 def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch
+    damaged: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The garbage collector ends it in whichever thread it runs, under whichever lock that holds;
     # a thread that was just starting once waited there for itself.
-    reader = open_set(damaged, "tfdata")
+    reader = open_set(damaged, backend)
     left, read = reader.encoded_batches(), Records.read
     in_second_batch, may_read = threading.Event(), threading.Event()
     asked: list[int] = []

@@ -178,7 +178,7 @@ def loads(data: bytes, where: str) -> Manifest:
     """
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:
-        content = json.loads(data, parse_constant=_refuse_constant)
+        content = canonical.loads(data)
         canonical.dumps(content)  # what cannot be written was not written by this program
     except (ValueError, RecursionError) as error:
         raise ManifestError(
@@ -204,10 +204,6 @@ def loads(data: bytes, where: str) -> Manifest:
     manifest = _parse(Manifest, content, where)
     assert isinstance(manifest, Manifest)
     return manifest
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _render(content: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Names of the files of a data set, and nothing else."""
+"""Names of the files of a data set: how they are made, and which are refused."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ REPORT = "report.html"
 INDEX = "index"
 
 _SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")
+
+
+# The longest name of a file that Linux's file systems take, in bytes.
+_MAX_NAME_BYTES = 255
 
 
 class ShardName(NamedTuple):
@@ -60,3 +64,30 @@ def looks_like_shard(name: str) -> bool:
 def index_name(shard: str) -> str:
     """Returns the path, relative to the data set, of a shard's DALI index."""
     return f"{INDEX}/{shard}"
+
+
+def check_inside(name: str) -> str:
+    """Returns a relative name unchanged, where it can only mean a place inside its folder.
+
+    Names come from manifests, receipts and peers, and become paths and object keys. So every
+    store and cache asks this, whoever calls it.
+
+    Args:
+      name: parts separated by "/".
+
+    Raises:
+      ValueError: it is absolute or empty, a part is empty, ".", ".." or longer than 255 bytes,
+        or it holds a backslash, a control character or half of a surrogate pair.
+    """
+    for part in name.split("/"):
+        if part in ("", ".", ".."):
+            raise ValueError(f"the name {name!r} leads outside its folder, or nowhere")
+        try:
+            num_bytes = len(part.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"the name {name!r} is not Unicode text") from None
+        if num_bytes > _MAX_NAME_BYTES:
+            raise ValueError(f"the name {name[:64]!r}... is longer than {_MAX_NAME_BYTES} bytes")
+    if "\\" in name or not name.isprintable():
+        raise ValueError(f"the name {name!r} holds a character that no file of a data set has")
+    return name

@@ -49,3 +49,13 @@ def test_digest_is_the_sha256_of_the_bytes() -> None:
 def test_what_json_cannot_say_is_refused(value: float) -> None:
     with pytest.raises(ValueError):
         canonical.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"NaN", b"[Infinity]", b"9" * 5000, b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b""],
+    ids=["nan", "infinity", "digits", "lists", "objects", "not UTF-8", "empty"],
+)
+def test_json_that_cannot_be_read_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="."):
+        canonical.loads(data)

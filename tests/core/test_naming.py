@@ -47,3 +47,34 @@ def test_an_index_outside_its_shards_is_refused(index: int, num_shards: int) -> 
 )
 def test_other_names_are_no_shards(name: str) -> None:
     assert naming.parse_shard_name(name) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["train-00000-of-00001", "index/train-00000-of-00001", ".work/x/receipts/t.json", "é"]
+)
+def test_a_name_inside_its_folder_is_taken_as_it_is(name: str) -> None:
+    assert naming.check_inside(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a//b",
+        "./a",
+        "a/",
+        "a\x1b[2J",
+        "a\nb",
+        "a\\b",
+        "a" * 256,
+        "é" * 128,
+        chr(0xD800),
+    ],
+    ids=repr,
+)
+def test_a_name_that_leads_outside_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="the name"):
+        naming.check_inside(name)

@@ -57,7 +57,11 @@ class Ended(NamedTuple):
 
 
 class Warm:
-    """Forks one command at a time; to be closed. Safe to use beside threads."""
+    """Forks one command at a time; to be closed. Safe to use beside threads.
+
+    Attributes:
+      pid: of the command.
+    """
 
     def __init__(self, modules: Iterable[str] = VERBS) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -70,7 +74,7 @@ class Warm:
             start_new_session=True,
         )
         self._running = -1
-        self._pid = 0
+        self.pid = 0
         self._hear()
 
     def __enter__(self) -> Self:
@@ -109,10 +113,10 @@ class Warm:
             "file_bytes": file_bytes,
             "folder": self._folder.name,
         }
-        self._pid = self._ask(told)["pid"]
+        self.pid = self._ask(told)["pid"]
         with contextlib.suppress(ProcessLookupError):  # it has ended already
-            self._running = os.pidfd_open(self._pid)
-        return self._pid
+            self._running = os.pidfd_open(self.pid)
+        return self.pid
 
     def send(self, signum: signal.Signals) -> None:
         """Signals the command; nothing happens where it has ended."""

@@ -76,9 +76,10 @@ def begun(
     def get(verb: str) -> tuple[tuple[str, ...], Path]:
         if verb not in made:
             arena_of_worker.clear()
-            made[verb] = tmp_path_factory.mktemp("begun") / "out"
-            shutil.copytree(verbs.begin(verb), made[verb])
+            kept = tmp_path_factory.mktemp("begun") / "out"
+            shutil.copytree(verbs.begin(verb), kept)
             arena_of_worker.clear()
+            made[verb] = kept
         return verbs.words[verb], made[verb]
 
     return get

@@ -72,6 +72,7 @@ class Warm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            bufsize=0,  # what lies in a buffer of ours, `select` does not see
         )
         self._running = -1
         self.pid = 0

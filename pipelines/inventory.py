@@ -13,7 +13,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.core.store import LocalStore, Store, storage_errors
+from imagenet_prep.core.store import LocalStore, Store
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import boxes, labels, source
 from imagenet_prep.sources.source import IndexTask
@@ -63,9 +63,9 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
         lanes = dataclasses.replace(lanes, beam_args=())
     receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
     lookup = _read_boxes(job, store, lanes, quiet=quiet)
-    plan_folder = store.path(PLAN_FOLDER)
-    with storage_errors("create", plan_folder):
-        plan_folder.mkdir(parents=True, exist_ok=True)
+    # Of an earlier run, or planted: nothing in it is written through.
+    store.remove_tree(PLAN_FOLDER)
+    store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
     for split in _splits(job):
@@ -76,7 +76,7 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
         lists = [(task, store.path(work.member_list(task))) for task, _ in mine]
         plans.append(
             plan.write(
-                plan_folder,
+                store.path(PLAN_FOLDER),
                 split,
                 _by_class(job, lists, lookup, taken),
                 num_classes=len(job.source.classes.wnids),

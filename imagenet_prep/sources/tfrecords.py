@@ -222,12 +222,12 @@ def becomes(path: str, name: str) -> bool:
       path: relative to the folder.
       name: in a data set of this program.
     """
-    folder, _, base = path.rpartition("/")
+    base = path.rpartition("/")[2]
     there, here = _parts(base), naming.parse_shard_name(name)
     return (
         there is not None
         and here is not None
-        and folder in ("", *schema.SPLITS)
+        and path in (base, *(f"{folder}/{base}" for folder in schema.SPLITS))
         and (here.split, here.num_shards) == (there.split, there.num_shards)
         # Names may count from 1.
         and there.number - here.number in (0, 1)

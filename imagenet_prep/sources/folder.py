@@ -8,6 +8,7 @@ list of synsets, or from Kaggle's solution.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
 # Kaggle's: a line "WNID words" a class; and "ImageId,PredictionString" with "WNID x y x y ...".
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
+
+# Kaggle's solution has 2 MB, the other lists less.
+_MAX_LIST_BYTES = 16 << 20
 
 _IMAGES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -326,12 +330,15 @@ def _read_mapping(path: Path) -> labels.ClassList:
 
 def _read_solution(path: Path) -> list[tuple[str, str]]:
     """Returns (stem, WNID) of each validation image."""
-    rows = list(csv.reader(_read(path).splitlines()))
-    if not rows or rows[0] != ["ImageId", "PredictionString"]:
-        raise SourceError(
-            f"{path}: expected the columns ImageId,PredictionString. Get it again from Kaggle."
-        )
-    return [(row[0], row[1].partition(" ")[0] if len(row) > 1 else "") for row in rows[1:] if row]
+    rows = csv.reader(io.StringIO(_read(path)))
+    try:
+        if next(rows, None) != ["ImageId", "PredictionString"]:
+            raise SourceError(
+                f"{path}: expected the columns ImageId,PredictionString. Get it again from Kaggle."
+            )
+        return [(row[0], row[1].partition(" ")[0] if len(row) > 1 else "") for row in rows if row]
+    except csv.Error as error:
+        raise SourceError(f"{path}: line {rows.line_num}: {error}. Get it again.") from error
 
 
 def _class_indices(
@@ -350,6 +357,11 @@ def _class_indices(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        with open(path, "rb") as file:
+            data = file.read(_MAX_LIST_BYTES + 1)
+        text = data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
+    if len(data) > _MAX_LIST_BYTES:
+        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
+    return text

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import naming
+from imagenet_prep.core import canonical, naming
 from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.core.manifest import File, Manifest, Shard
 
@@ -111,7 +111,7 @@ def load(root: Path, manifest: Manifest) -> Placement:
         return WHOLE
     advice = "Run the same replicate command again, or remove the folder and replicate anew."
     try:
-        content: dict[str, Any] = json.loads(data)
+        content: dict[str, Any] = canonical.loads(data)
         dataset = content.pop("dataset")
         placement = Placement(**content)
         if {type(number) for number in content.values()} != {int}:

@@ -335,5 +335,5 @@ def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_f
     config: Any = 1
     for _ in range(60):
         config = {"a": [config]}
-    with pytest.raises(ManifestError, match="config: nested more than 20 deep"):
+    with pytest.raises(ManifestError, match=r"config\['a'\]: nested more than 20 deep"):
         manifest.loads(edited(config=config), "dataset.json")

@@ -1,41 +1,39 @@
-"""tf.train.Example on the wire, without TensorFlow.
+"""tf.train.Example without TensorFlow: protobuf's own reader and writer, and the schema's checks.
 
-Writes the exact bytes of protobuf's deterministic serialization (map entries sorted by
-key) and reads any valid encoding. The message is (tensorflow/core/example/*.proto):
-
-    Example  { 1: Features }    Features { 1: map<string, Feature> }
-    Feature  { 1: BytesList | 2: FloatList | 3: Int64List }, each { 1: repeated value }
+The messages are those of tensorflow/core/example/*.proto, in a pool of their own so that
+they do not collide with TensorFlow's. Equal examples have equal bytes: entries of the features
+map are sorted by key, as protobuf's deterministic serialization does.
 """
 
 from __future__ import annotations
 
 import functools
-import struct
 import types
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.image import NO_BOXES, Boxes
 
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
-Buffer = bytes | memoryview
 
 ABSENT, EMPTY, UNTRUE = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-_BYTES, _FLOAT, _INT64 = 1, 2, 3
+_BYTES, _FLOAT, _INT64 = "bytes_list", "float_list", "int64_list"
 _KIND_NAMES = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
-_TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
 _KIND_OF_KEY = (
     dict.fromkeys(schema.BYTES_KEYS, _BYTES)
     | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
     | dict.fromkeys(schema.INT64_KEYS, _INT64)
 )
+_TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
 _CONSTANTS = ((schema.FORMAT, b"JPEG"), (schema.COLORSPACE, b"RGB"), (schema.CHANNELS, 3))
 _SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
-_VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
 class ImageExample(NamedTuple):
@@ -67,29 +65,23 @@ def encode(example: ImageExample) -> bytes:
 
 
 def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
-    """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy."""
-    return _encode_parts(
-        {
-            schema.ENCODED: (example.encoded,),
-            schema.FORMAT: (b"JPEG",),
-            schema.HEIGHT: (example.height,),
-            schema.WIDTH: (example.width,),
-            schema.CHANNELS: (3,),
-            schema.COLORSPACE: (b"RGB",),
-            schema.FILENAME: (example.filename.encode(),),
-            schema.LABEL: (example.stored_label,),
-            schema.SYNSET: (example.wnid.encode(),),
-            schema.TEXT: (example.text.encode(),),
-            schema.BBOX_XMIN: tuple(example.boxes.xmin),
-            schema.BBOX_XMAX: tuple(example.boxes.xmax),
-            schema.BBOX_YMIN: tuple(example.boxes.ymin),
-            schema.BBOX_YMAX: tuple(example.boxes.ymax),
-            schema.BBOX_LABEL: (example.stored_label,) * len(example.boxes.xmin),
-        }
-    )
+    """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy.
+
+    A serialized map is its entries one after the other, so what recurs is serialized once: the
+    entries that sort before the image depend on the class alone, those behind it on the file
+    name, the size and the boxes.
+    """
+    before = _class_entries(example.stored_label, example.wnid, example.text)
+    image_head = _image_entry_head(len(example.encoded))
+    filename = _entries({schema.FILENAME: (example.filename.encode(),)})
+    # Not from a cache where there are boxes: -0.0 equals 0.0 and has other bytes.
+    rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
+    behind = filename + rest(example.height, example.width, example.stored_label, example.boxes)
+    size = len(before) + len(image_head) + len(example.encoded) + len(behind)
+    return _tag(1) + _varint(size) + before + image_head, example.encoded, behind
 
 
-def decode(payload: Buffer, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
+def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     """Returns the example in `payload`, checked against the schema.
 
     Args:
@@ -143,201 +135,99 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
 
 
 def encode_features(features: Mapping[str, Value]) -> bytes:
-    """Returns a serialized tf.train.Example; the schema decides each known key's type.
+    """Returns a serialized tf.train.Example; the schema decides each key's type.
 
     Raises:
       KeyError: a key outside the schema (its type could not be known for empty lists).
     """
-    return b"".join(_encode_parts(features))
+    entries = _entries(features)
+    return _tag(1) + _varint(len(entries)) + entries
 
 
-def decode_features(payload: Buffer) -> dict[str, Value]:
+def decode_features(payload: bytes | memoryview) -> dict[str, Value]:
     """Returns the feature lists of any tf.train.Example.
 
     Raises:
       DataDamagedError: the bytes are not a tf.train.Example.
     """
-    features: dict[str, Value] = {}
+    example = _Example()
     try:
-        # Views: nested slices of bytes would copy the image four times.
-        for body in _only_field_1(memoryview(payload)):
-            for entry in _only_field_1(body):
-                short = len(entry) <= _RECURRING_BYTES
-                key, values = _recurring_decoded(bytes(entry)) if short else _decode_entry(entry)
-                features[key] = values
-    except (ValueError, struct.error, IndexError) as error:
+        example.MergeFromString(payload)
+    except (message.DecodeError, UnicodeDecodeError) as error:
         raise DataDamagedError(f"not a tf.train.Example: {error}") from error
+    features: dict[str, Value] = {}
+    for key, feature in example.features.feature.items():
+        kind = feature.WhichOneof("kind")
+        values = getattr(feature, kind) if kind else None
+        if len(UnknownFieldSet(values or feature)):
+            raise DataDamagedError(f"not a tf.train.Example: unexpected fields in {key}")
+        features[key] = tuple(values.value) if values else ()
+    if len(UnknownFieldSet(example)) or len(UnknownFieldSet(example.features)):
+        raise DataDamagedError("not a tf.train.Example: unexpected fields")
     return features
 
 
-def _decode_entry(entry: Buffer) -> tuple[str, Value]:
-    """Returns key and values of one entry of the features map."""
-    key: Buffer = b""
-    value: Buffer = b""
-    for part, content in _fields(entry):
-        if part == 1:
-            key = content
-        elif part == 2:
-            value = content
-        else:
-            raise ValueError(f"unexpected field {part} in a feature")
-    return bytes(key).decode(), _decode_feature(value)
+def _entries(features: Mapping[str, Value]) -> bytes:
+    """Returns the entries of a features map, sorted by key."""
+    whole = _Features()
+    for key, values in features.items():
+        getattr(whole.feature[key], _KIND_OF_KEY[key]).value.extend(values)
+        # An empty list is there all the same, and says which type it has.
+        getattr(whole.feature[key], _KIND_OF_KEY[key]).SetInParent()
+    serialized: bytes = whole.SerializeToString(deterministic=True)
+    return serialized
 
 
-# As when encoding: all but image and file name recur.
-_RECURRING_BYTES = 256
-_recurring_decoded = functools.lru_cache(maxsize=1 << 14)(_decode_entry)
+# As many as a worker meets soon again: classes, and the sizes of images.
+@functools.lru_cache(maxsize=1 << 12)
+def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
+    """Returns the entries whose keys sort before image/encoded."""
+    return _entries(
+        {
+            schema.CHANNELS: (3,),
+            schema.LABEL: (stored_label,),
+            schema.SYNSET: (wnid.encode(),),
+            schema.TEXT: (text.encode(),),
+            schema.COLORSPACE: (b"RGB",),
+        }
+    )
 
 
-def _encode_parts(features: Mapping[str, Value]) -> tuple[bytes, bytes, bytes]:
-    """Returns what comes before the one image, the image, and what comes behind it."""
-    before: list[bytes] = []
-    behind = before
-    encoded = b""
-    for key in sorted(features):
-        if key == schema.ENCODED and len(features[key]) == 1:
-            (encoded,) = cast("tuple[bytes]", features[key])
-            before.append(_long_entry_head(key, len(encoded)))
-            behind = []
-        elif key in _UNIQUE_KEYS:
-            behind.append(_entry(key, features[key]))
-        else:
-            # Most values recur (sizes, class, constants): they are encoded once.
-            behind.append(_recurring_entry(key, features[key]))
-    if behind is before:
-        behind = []
-    size = sum(map(len, before)) + len(encoded) + sum(map(len, behind))
-    return b"".join((_head(1, size), *before)), encoded, b"".join(behind)
+def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Boxes) -> bytes:
+    """Returns the entries whose keys sort behind image/filename."""
+    return _entries(
+        {
+            schema.FORMAT: (b"JPEG",),
+            schema.HEIGHT: (height,),
+            schema.WIDTH: (width,),
+            **{key: tuple(side) for key, side in zip(_SIDES, boxes, strict=True)},
+            schema.BBOX_LABEL: (stored_label,) * len(boxes.xmin),
+        }
+    )
 
 
-def _entry(key: str, values: Value) -> bytes:
-    """Returns one entry of the features map."""
-    kind = _KIND_OF_KEY[key]
-    feature = _delimited(kind, _encode_list(kind, values))
-    return _delimited(1, _delimited(1, key.encode()) + _delimited(2, feature))
+_size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
 
 
-def _long_entry_head(key: str, size: int) -> bytes:
-    """Returns the entry of one byte string of `size` bytes, up to that string.
+def _image_entry_head(size: int) -> bytes:
+    """Returns the entry of the image, of `size` bytes, up to the image itself.
 
-    Nesting four messages by joining would copy the image four times.
+    By hand: protobuf would copy the image once for each of the four messages around it.
     """
-    head = _head(1, size)
-    for number in (_BYTES, 2):
-        head = _head(number, len(head) + size) + head
-    head = _delimited(1, key.encode()) + head
-    return _head(1, len(head) + size) + head
+    head = _tag(1) + _varint(size)
+    for number in (1, 2):
+        head = _tag(number) + _varint(len(head) + size) + head
+    key = schema.ENCODED.encode()
+    head = _tag(1) + _varint(len(key)) + key + head
+    return _tag(1) + _varint(len(head) + size) + head
 
 
-# Floats are left out because -0.0 equals 0.0 and has other bytes.
-_UNIQUE_KEYS = frozenset({schema.ENCODED, schema.FILENAME, *schema.FLOAT_KEYS})
-_recurring_entry = functools.lru_cache(maxsize=1 << 14)(_entry)
-
-
-def _encode_list(kind: int, values: Value) -> bytes:
-    if not values:
-        return b""
-    if kind == _BYTES:
-        return b"".join(_delimited(1, value) for value in values)  # type: ignore[arg-type]
-    if kind == _FLOAT:
-        return _delimited(1, struct.pack(f"<{len(values)}f", *values))
-    return _delimited(1, b"".join(_varint(value) for value in values))  # type: ignore[arg-type]
-
-
-def _decode_feature(data: Buffer) -> Value:
-    # The last entry of a oneof wins.
-    fields = [(0, memoryview(b"")), *_fields(data)]
-    kind, body = fields[-1]
-    if kind == 0:
-        return ()
-    if kind not in _KIND_NAMES:
-        raise ValueError(f"unexpected feature kind {kind}")
-    if kind == _BYTES:
-        return tuple(bytes(value) for value in _only_field_1(body))
-    return tuple(_floats(body)) if kind == _FLOAT else tuple(_integers(body))
-
-
-def _floats(body: Buffer) -> list[float]:
-    numbers: list[float] = []
-    for wire_type, chunk in _packed(body):
-        if wire_type == _VARINT:
-            raise ValueError("a varint in a float list")
-        numbers += struct.unpack(f"<{len(chunk) // 4}f", chunk)
-    return numbers
-
-
-def _integers(body: Buffer) -> list[int]:
-    numbers: list[int] = []
-    for wire_type, chunk in _packed(body):
-        if wire_type == _FIXED32:
-            raise ValueError("a float in an int64 list")
-        position = 0
-        while position < len(chunk):
-            value, position = _read_varint(chunk, position)
-            numbers.append(value - (1 << 64) if value >> 63 else value)
-    return numbers
-
-
-def _packed(data: Buffer) -> Iterator[tuple[int, Buffer]]:
-    """Yields (wire type, bytes) of field 1, packed or not."""
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
-        wire_type = tag & 7
-        start = position
-        if wire_type == _VARINT:
-            _, position = _read_varint(data, position)
-        elif wire_type == _FIXED32:
-            position += 4
-        elif wire_type == _LENGTH_DELIMITED:
-            size, start = _read_varint(data, position)
-            position = start + size
-        else:
-            raise ValueError(f"wire type {wire_type} in a number list")
-        if tag >> 3 != 1 or position > len(data):
-            raise ValueError("a number list is cut short or has a foreign field")
-        yield wire_type, data[start:position]
-
-
-def _fields(data: Buffer) -> Iterator[tuple[int, Buffer]]:
-    """Yields (field number, content) of a message that has only length-delimited fields."""
-    position, end = 0, len(data)
-    while position < end:
-        # Nearly every tag and size is one byte, and a call costs more than reading it.
-        tag, position = data[position], position + 1
-        if tag >= 0x80:
-            tag, position = _read_varint(data, position - 1)
-        if tag & 7 != _LENGTH_DELIMITED:
-            raise ValueError(f"wire type {tag & 7} where bytes were expected")
-        size, start = data[position], position + 1
-        if size >= 0x80:
-            size, start = _read_varint(data, position)
-        position = start + size
-        if position > end:
-            raise ValueError(f"field {tag >> 3} claims {size:,} bytes, {end - start:,} left")
-        yield tag >> 3, data[start:position]
-
-
-def _only_field_1(data: Buffer) -> Iterator[Buffer]:
-    for number, content in _fields(data):
-        if number != 1:
-            raise ValueError(f"unexpected field {number}")
-        yield content
-
-
-def _delimited(number: int, content: bytes) -> bytes:
-    return _head(number, len(content)) + content
-
-
-def _head(number: int, length: int) -> bytes:
-    """Returns tag and length of a field whose content follows."""
-    return bytes((number << 3 | _LENGTH_DELIMITED,)) + _varint(length)
+def _tag(number: int) -> bytes:
+    """Returns the tag of a length-delimited field."""
+    return bytes((number << 3 | 2,))
 
 
 def _varint(value: int) -> bytes:
-    if 0 <= value < 0x80:
-        return bytes((value,))
-    value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -346,20 +236,45 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    value = data[position]
-    if value < 0x80:
-        return value, position + 1
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & (1 << 64) - 1, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a varint is longer than ten bytes")
+def _messages() -> tuple[Any, Any]:
+    """Returns the classes of Example and Features."""
+    number = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="imagenet_prep/example.proto", package="imagenet_prep", syntax="proto3"
+    )
+    lists = (("BytesList", number.TYPE_BYTES), ("FloatList", number.TYPE_FLOAT))
+    for name, kind in (*lists, ("Int64List", number.TYPE_INT64)):
+        kind_list = file.message_type.add(name=name)
+        kind_list.field.add(name="value", number=1, type=kind, label=number.LABEL_REPEATED)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for index, (field, name) in enumerate(
+        zip((_BYTES, _FLOAT, _INT64), ("BytesList", "FloatList", "Int64List"), strict=True), start=1
+    ):
+        feature.field.add(
+            name=field, number=index, type_name=name, type=number.TYPE_MESSAGE, oneof_index=0
+        )
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry", options={"map_entry": True})
+    entry.field.add(name="key", number=1, type=number.TYPE_STRING)
+    entry.field.add(name="value", number=2, type=number.TYPE_MESSAGE, type_name="Feature")
+    features.field.add(
+        name="feature",
+        number=1,
+        type=number.TYPE_MESSAGE,
+        type_name="Features.FeatureEntry",
+        label=number.LABEL_REPEATED,
+    )
+    example = file.message_type.add(name="Example")
+    example.field.add(name="features", number=1, type=number.TYPE_MESSAGE, type_name="Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made = (pool.FindMessageTypeByName(f"imagenet_prep.{name}") for name in ("Example", "Features"))
+    whole, inner = map(message_factory.GetMessageClass, made)
+    return whole, inner
+
+
+_Example, _Features = _messages()
 
 
 def _one(features: Mapping[str, Value], key: str) -> bytes | float | int:

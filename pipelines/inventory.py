@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -74,16 +75,18 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
         work = stage.function
         assert isinstance(work, IndexWork)
         lists = [(task, store.path(work.member_list(task))) for task, _ in mine]
+        members = _Members(job, lists, lookup)
         plans.append(
             plan.write(
                 plan_folder,
                 split,
-                _by_class(job, lists, lookup, taken),
+                members,
                 num_classes=len(job.source.classes.wnids),
                 num_shards=_num_shards(job, split, examples),
                 seed=job.config.seed,
             )
         )
+        taken += members.taken
     return Inventory(plans, taken)
 
 
@@ -133,16 +136,26 @@ def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]]) -> int:
     return used
 
 
-class _BoxLookup(NamedTuple):
-    """The boxes that were read, found class by class."""
+class _BoxLookup:
+    """The boxes that were read, found class by class.
 
-    store: LocalStore
-    work: BoxWork
-    parts: dict[str, source.Part]
+    Attributes:
+      parts: what they come from, by split.
+    """
 
-    def of(self, split: str, group: str) -> dict[str, Boxes]:
-        """Returns the boxes by stem; of a class of train, or of all validation."""
-        path = self.store.path(self.work.box_list(split, group))
+    def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
+        self.parts = parts
+        self._store = store
+        self._work = work
+        # All of validation is one list, which every class asks for.
+        self._last_list = functools.lru_cache(maxsize=1)(self._list)
+
+    def of(self, split: str, wnid: str) -> dict[str, Boxes]:
+        """Returns the boxes by stem: of a class of train, or of all of validation."""
+        return self._last_list(split, wnid if split == schema.TRAIN else split)
+
+    def _list(self, split: str, group: str) -> dict[str, Boxes]:
+        path = self._store.path(self._work.box_list(split, group))
         return boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
 
 
@@ -165,61 +178,85 @@ def _read_boxes(
     return _BoxLookup(store, work, job.annotations.parts)
 
 
-def _by_class(
-    job: Job,
-    lists: Sequence[tuple[IndexTask, Path]],
-    lookup: _BoxLookup | None,
-    taken: Counter[str],
-) -> Iterator[list[Member]]:
-    """Yields the chosen members of each class in class-index order, with their boxes.
+class _Members:
+    """The chosen members of one split, class by class in class-index order, with their boxes.
 
-    Raises:
-      SourceError: an image comes twice, or the validation labels are not ILSVRC2012's.
+    Attributes:
+      taken: images by name of the part that they come from; of annotations, images with boxes.
+        Complete when iteration has ended.
     """
-    classes = job.source.classes
-    ordered: dict[int, Path] = {}
-    # Lines, not members: 1.28 million members would take a gigabyte.
-    mixed: dict[int, bytearray] = {}
-    for task, path in lists:
-        if task.class_index is not None:
-            ordered[task.class_index] = path
-            continue
-        for line in path.read_bytes().splitlines(keepends=True):
-            mixed.setdefault(parse_member(line).class_index, bytearray()).extend(line)
-    split = lists[0][0].split
-    part_of = {task.name: task.part for task, _ in lists}
-    numbers: dict[int, int] = {}
-    validation_boxes = lookup.of(split, split) if lookup and split == schema.VALIDATION else {}
-    for index, wnid in enumerate(classes.wnids):
-        lines = ordered[index].read_bytes() if index in ordered else mixed.pop(index, b"")
-        members = source.sorted_by_key(map(parse_member, lines.splitlines()), job.config.source)
-        _note_numbers(members, numbers, job.config.source)
-        if index not in job.chosen or not members:
-            continue
-        if limit := job.config.subset_per_class:
-            members = plan.permute(members, job.config.seed)[:limit]
+
+    def __init__(
+        self, job: Job, lists: Sequence[tuple[IndexTask, Path]], lookup: _BoxLookup | None
+    ) -> None:
+        self.taken: Counter[str] = Counter()
+        self._job = job
+        self._lists = lists
+        self._split = lists[0][0].split
+        self._lookup = lookup if lookup is not None and self._split in lookup.parts else None
+        # What was unpacked lies in a file named after its task.
+        self._part_of = {task.name: task.part for task, _ in lists}
+        # Class index by number, of images named as ILSVRC2012's validation is.
+        self._numbers: dict[int, int] = {}
+
+    def __iter__(self) -> Iterator[list[Member]]:
+        """Yields the members of each chosen class that has some.
+
+        Raises:
+          SourceError: an image comes twice, or the validation labels are not ILSVRC2012's.
+        """
+        where = self._job.config.source
+        for index, lines in enumerate(self._lines()):
+            members = source.sorted_by_key(map(parse_member, lines.splitlines()), where)
+            self._note_numbers(members)
+            if index not in self._job.chosen or not members:
+                continue
+            if limit := self._job.config.subset_per_class:
+                members = plan.permute(members, self._job.config.seed)[:limit]
+            self._count(members)
+            yield self._with_boxes(members)
+        labels.check_validation(self._job.source.classes, self._numbers, where)
+
+    def _lines(self) -> Iterator[bytes | bytearray]:
+        """Yields the members of each class as lines, since 1.28 million objects take a gigabyte."""
+        one_class: dict[int, Path] = {}
+        mixed: dict[int, bytearray] = {}
+        for task, path in self._lists:
+            if task.class_index is not None:
+                one_class[task.class_index] = path
+                continue
+            for line in path.read_bytes().splitlines(keepends=True):
+                mixed.setdefault(parse_member(line).class_index, bytearray()).extend(line)
+        for index in range(len(self._job.source.classes.wnids)):
+            yield one_class[index].read_bytes() if index in one_class else mixed.pop(index, b"")
+
+    def _note_numbers(self, members: Sequence[Member]) -> None:
         for member in members:
-            # What was unpacked lies in a file named after its task.
-            taken[part_of.get(member.archive, lists[0][0].part)] += 1
-        if lookup is not None and split in lookup.parts:
-            found = lookup.of(split, wnid) if split == schema.TRAIN else validation_boxes
-            members = [
-                member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
-                for member in members
-            ]
-            taken[lookup.parts[split].name] += sum(bool(m.boxes.xmin) for m in members)
-        yield members
-    labels.check_validation(classes, numbers, job.config.source)
+            match = source.VALIDATION_NAME.match(member.key)
+            if match is None:
+                continue
+            noted = self._numbers.setdefault(int(match[1]), member.class_index)
+            if noted != member.class_index:
+                raise SourceError(
+                    f"{self._job.config.source}: {member.key!r} comes twice, in two classes"
+                )
 
+    def _count(self, members: Sequence[Member]) -> None:
+        default = self._lists[0][0].part
+        self.taken.update(self._part_of.get(member.archive, default) for member in members)
 
-def _note_numbers(members: Sequence[Member], numbers: dict[int, int], where: str) -> None:
-    """Adds class index by number for images that are called as ILSVRC2012's validation is."""
-    for member in members:
-        match = source.VALIDATION_NAME.match(member.key)
-        if match is None:
-            continue
-        if numbers.setdefault(int(match[1]), member.class_index) != member.class_index:
-            raise SourceError(f"{where}: {member.key!r} comes twice, in two classes")
+    def _with_boxes(self, members: list[Member]) -> list[Member]:
+        if self._lookup is None:
+            return members
+        wnid = self._job.source.classes.wnids[members[0].class_index]
+        found = self._lookup.of(self._split, wnid)
+        boxed = [
+            member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
+            for member in members
+        ]
+        part = self._lookup.parts[self._split].name
+        self.taken[part] += sum(bool(member.boxes.xmin) for member in boxed)
+        return boxed
 
 
 def _num_shards(job: Job, split: str, examples: int) -> int:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
+_LOCK_ATTEMPTS = 10
 _LARGE_WRITE_BYTES = 4 << 20
 
 
@@ -382,23 +383,22 @@ class LocalStore:
 
     def _held_lock(self) -> int:
         """Returns the descriptor of the lock, which is held as long as it is open."""
-        while True:
-            # Its last holder may have removed the folder at any moment, see `remove_all`.
+        gone: StoreError | None = None
+        # Its last holder may remove it at any moment, see `remove_all`: then it is made anew.
+        for _ in range(_LOCK_ATTEMPTS):
             try:
                 self.make_folder(naming.WORK)
                 with storage_errors("create", self.path(_LOCK)):
                     descriptor = self.open(_LOCK, os.O_RDWR | os.O_CREAT)
             except StoreError as error:
-                if isinstance(error.__cause__, FileNotFoundError):
-                    continue
-                raise
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                gone = error
+                continue
             try:
                 if not try_lock(descriptor, self.path(_LOCK)):
                     owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                    raise BusyError(
-                        f"{self.where()} is being written by another run ({owner or 'unknown'}). "
-                        "Wait for it, or stop it, then run this again."
-                    )
+                    raise self._busy(owner)
                 with contextlib.suppress(FileNotFoundError):
                     named = inside.stat_inside(self.root, _LOCK)
                     if os.path.samestat(named, os.fstat(descriptor)):
@@ -407,9 +407,17 @@ class LocalStore:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+        raise gone or self._busy("many that begin and end")
+
+    def _busy(self, owner: str) -> BusyError:
+        shown = owner if owner.isprintable() else ""
+        return BusyError(
+            f"{self.where()} is being written by another run ({shown or 'unknown'}). Wait for it, "
+            "or stop it, then run this again."
+        )
 
     def _refuse_foreign_work(self) -> None:
-        """Raises StoreError where `.work` is a link, or of one who owns neither it all nor us.
+        """Raises StoreError where `.work` is another user's.
 
         Whoever owns the folder itself decides about everything in it anyway; on file systems
         that change owners (NFS for root, FUSE) both are somebody else's.
@@ -419,8 +427,6 @@ class LocalStore:
             status, above = path.lstat(), self.root.stat()
         except (FileNotFoundError, NotADirectoryError):
             return
-        if stat.S_ISLNK(status.st_mode):
-            raise inside.refusal(path)
         if status.st_uid not in (os.geteuid(), above.st_uid):
             raise StoreError(
                 f"{path} belongs to another user (number {status.st_uid}), who may change what "

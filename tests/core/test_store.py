@@ -222,6 +222,15 @@ def test_only_a_lock_that_another_holds_means_busy(
         pytest.fail("held without a lock")
 
 
+def test_a_lock_that_can_never_be_made_is_an_error_of_the_store() -> None:
+    """The kernel answers ENOENT there, as where a run has just removed the folder."""
+    with (
+        pytest.raises(StoreError, match="cannot create /proc/"),
+        LocalStore(Path("/proc/imagenet-prep")).lock(),
+    ):
+        pytest.fail("held without a file")
+
+
 def test_a_lock_that_was_removed_before_it_was_had_is_taken_anew(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

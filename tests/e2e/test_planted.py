@@ -119,6 +119,17 @@ def test_prepare_follows_no_link_in_a_planted_work_folder(
     assert unchanged(home, out) == before
 
 
+def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) -> None:
+    out = home / "data" / "out"
+    out.mkdir()
+    (out / naming.WORK).symlink_to(home / ".ssh")
+    before = unchanged(home, out)
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        prepare(Prepare("http://127.0.0.1:9", str(out), **SETTINGS))
+    assert unchanged(home, out) == before
+
+
 @pytest.mark.parametrize(
     "begun", [b"", b"[]", b"{}", b'{"config": 5, "libraries": {}}', b"[" * 100_000], ids=ascii
 )

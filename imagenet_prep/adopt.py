@@ -111,7 +111,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
             return {"folder": str(out), "already": _load(store).digest}, None
         if store.size(_BEGUN) is not None:
             with store.lock():
-                _rename(store, json.loads(store.read(_BEGUN))["renames"])
+                _rename(store, _begun(store)["renames"])
     found = tfrecords.find(root)
     with store.lock():
         store.remove_temporaries()
@@ -160,7 +160,7 @@ def _complete(store: LocalStore, found: TfrecordSet, seen: Survey, *, in_place: 
         _refuse_obstacles(store, found, seen, in_place=in_place)
         begun = {"renames": _moves(found) if in_place else [], "shards": shards}
         store.write(_BEGUN, canonical.dumps(begun))
-    elif json.loads(store.read(_BEGUN))["shards"] != shards:
+    elif _begun(store)["shards"] != shards:
         raise UsageError(
             f"{store.root}: another set was adopted here, or its shards were replaced since. "
             f"Choose an empty --out; or, to begin anew, remove {_BEGUN} and what adopt made: "
@@ -186,6 +186,31 @@ def _moves(found: TfrecordSet) -> list[tuple[str, str]]:
     ]
 
 
+def _begun(store: LocalStore) -> dict[str, Any]:
+    """Returns what an earlier run was about to do here, where that is what adopt does.
+
+    The folder may come from elsewhere, and its `.work` with it.
+
+    Raises:
+      DataDamagedError: it is anything else.
+    """
+    from imagenet_prep.core import notes
+    from imagenet_prep.sources import tfrecords
+
+    begun = notes.read(store, _BEGUN, renames=list, shards=list)
+    for key in ("renames", "shards"):
+        if not all(
+            type(pair) is list and [type(each) for each in pair] == [str, str]
+            for pair in begun[key]
+        ):
+            raise notes.damaged(store, _BEGUN, f"{key!r} holds something else than pairs of text")
+    names = {name for name, _ in begun["shards"]}
+    for before, after in begun["renames"]:
+        if after not in names or not tfrecords.becomes(before, after):
+            raise notes.damaged(store, _BEGUN, f"adopt would never rename {before!r} to {after!r}")
+    return begun
+
+
 def _rename(store: LocalStore, moves: Sequence[Sequence[str]]) -> None:
     """Renames in order; a run after a kill does what is left.
 
@@ -195,13 +220,12 @@ def _rename(store: LocalStore, moves: Sequence[Sequence[str]]) -> None:
     from imagenet_prep.core.store import storage_errors
 
     for before, after in moves:
-        source, target = store.path(before), store.path(after)
-        with storage_errors("rename", source):
-            if not target.exists():
-                source.rename(target)
+        if not store.path(after).exists():
+            store.rename(before, after)
     for folder in {store.path(before).parent for before, _ in moves} - {store.root}:
         if folder.is_dir():
-            folder.rmdir()
+            with storage_errors("remove", folder):
+                folder.rmdir()
 
 
 def _link(store: LocalStore, found: TfrecordSet) -> None:
@@ -249,6 +273,11 @@ def _refuse_obstacles(
             if naming.looks_like_shard(path.name) and path not in shards and path not in folders
         ]
     if in_place:
+        if linked := sorted(folder.name for folder in folders if folder.is_symlink()):
+            raise UsageError(
+                f"{store.root}: {', '.join(linked)} is a link: shards of another folder are not "
+                "moved. Give --out DIR, which links them."
+            )
         strangers += [
             str(path.relative_to(store.root))
             for folder in sorted(folders)

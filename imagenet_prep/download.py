@@ -213,7 +213,7 @@ class Download:
 
     def partial(self, archive: Archive) -> Path:
         """Returns where an archive is put together."""
-        return self.store.path(f"{naming.WORK}/{archive.name}.partial")
+        return self.store.path(_partial(archive))
 
     def stat(self, archive: Archive) -> Stat:
         """Returns what the other end has.
@@ -272,6 +272,7 @@ class Download:
 
     def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
         """Drops what earlier runs fetched of another file, or of one that was proven wrong."""
+        self.store.size(_partial(archive))  # no link
         partial = self.partial(archive)
         md5 = self.md5(archive, partial)
         wrong = md5 is not None and not self.accepts(archive, md5)
@@ -311,10 +312,12 @@ class Download:
         from imagenet_prep import engine
 
         partial = self.partial(archive)
-        with storage_errors("create", partial), open(partial, "ab") as file:
-            # Sparse: to reserve 148 GB takes hours where a file system can only write zeros.
-            file.truncate(stat.size)
-            os.fsync(file.fileno())
+        with storage_errors("create", partial):
+            opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
+            with os.fdopen(opened, "wb") as file:
+                # Sparse: to reserve 148 GB takes hours where a file system can only write zeros.
+                file.truncate(stat.size)
+                os.fsync(file.fileno())
         part = self.config.part_size * _MIB
         if stat.size > part and not stat.ranges:
             part = stat.size
@@ -373,6 +376,11 @@ class Download:
         from imagenet_prep import engine
 
         return engine.Stage("prove", canonical.digest("md5"), self.store, ProveWork(hashers))
+
+
+def _partial(archive: Archive) -> str:
+    """Returns the name of the file in which an archive is put together."""
+    return f"{naming.WORK}/{archive.name}.partial"
 
 
 def _prove_task(archive: Archive, path: Path) -> ProveTask:

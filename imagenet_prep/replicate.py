@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -219,20 +220,26 @@ def replicate(config: Config) -> dict[str, Any]:
 
 def _note(root: Path, places: Sequence[str], digest: str) -> None:
     """Adds a line a replica that became whole, for the report of the data set in `root`."""
+    from imagenet_prep.core import canonical
+    from imagenet_prep.core.errors import ImagenetPrepError
+    from imagenet_prep.core.store import LocalStore
+
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    path = root / naming.REPLICAS
+    store = LocalStore(root)
     known: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        for line in path.read_text("utf-8").splitlines():
-            known[json.loads(line)["where"]] = json.loads(line)["digest"]
+    with contextlib.suppress(ImagenetPrepError, ValueError, KeyError, TypeError):
+        for line in store.read(naming.REPLICAS).splitlines():
+            entry = canonical.loads(line)
+            known[entry["where"]] = entry["digest"]
     new = [place for place in places if known.get(place) != digest]
     if not new:
         return
     lines = [{"where": place, "when": when, "digest": digest} for place in new]
     # A data set that may only be read has no such list, and is as good without.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError, ImagenetPrepError):
+        store.make_folder(naming.WORK)
+        opened = store.open(naming.REPLICAS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(opened, "a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 

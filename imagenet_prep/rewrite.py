@@ -17,7 +17,7 @@ from typing import Any
 
 import imagenet_prep
 from imagenet_prep import engine
-from imagenet_prep.core import canonical, manifest, naming, schema
+from imagenet_prep.core import canonical, manifest, naming, notes, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import Member, PreparedImage
 from imagenet_prep.core.manifest import Manifest, Split
@@ -280,16 +280,20 @@ class _Output:
         """Returns the settings of the splits that this verb finished or began here."""
         configs = [there.config] if there else []
         if self.store.size(_BEGUN) is not None:
-            configs.insert(0, json.loads(self.store.read(_BEGUN))["config"])
+            configs.insert(0, self._begun()["config"])
         made: dict[str, dict[str, Any]] = {}
         for config in configs:
-            if self.job.verb not in config:
+            ours = config.get(self.job.verb)
+            if type(ours) is not dict or not all(type(each) is dict for each in ours.values()):
                 raise UsageError(
                     f"{self.store.root} holds a data set that {self.job.verb} did not make. Choose "
                     "another folder."
                 )
-            made |= config[self.job.verb]
+            made |= ours
         return made
+
+    def _begun(self) -> dict[str, Any]:
+        return notes.read(self.store, _BEGUN, config=dict, libraries=dict)
 
     def _refuse_strangers(self, made: dict[str, dict[str, Any]]) -> None:
         root = self.store.root
@@ -303,7 +307,7 @@ class _Output:
 
     def _changed_libraries(self, there: Manifest | None) -> list[str]:
         if self.store.size(_BEGUN) is not None:
-            used = json.loads(self.store.read(_BEGUN))["libraries"]
+            used = self._begun()["libraries"]
         else:
             used = there.producer.libraries if there else {}
         ours = self.job.libraries
@@ -326,8 +330,8 @@ class _Output:
         for name in self.store.names(""):
             parsed = naming.parse_shard_name(name)
             if parsed is not None and parsed.split == split:
-                self.store.path(name).unlink()
-                self.store.path(naming.index_name(name)).unlink(missing_ok=True)
+                self.store.remove(name)
+                self.store.remove(naming.index_name(name))
         # Their sizes could pass for those of the new shards.
         for path in self.store.path(naming.WORK).glob(f"{self.job.verb}-{split}-*"):
             self.store.remove_tree(f"{naming.WORK}/{path.name}")

@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import read_hosts
 from imagenet_prep.core.placement import WHOLE, Placement
 from imagenet_prep.distribute import chain, hosts
-from imagenet_prep.distribute.contents import contents, num_bytes
+from imagenet_prep.distribute.contents import num_bytes
 from imagenet_prep.engine import Progress
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def spread(config: Config, source: Source) -> list[dict[str, Any]]:
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     there = manifest.loads(source.data, naming.MANIFEST)
     placements = _placements(config, addresses)
-    files = {address: contents(there, part) for address, part in placements.items()}
+    files = {address: part.files(there) for address, part in placements.items()}
     request = hosts.Request(
         data=source.data,
         root=str(Path(config.dataset).expanduser().absolute()),

@@ -14,7 +14,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.image import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.core.store import LocalStore, Store, storage_errors
+from imagenet_prep.core.store import LocalStore, Store
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import boxes, labels, source
 from imagenet_prep.sources.source import IndexTask
@@ -64,9 +64,9 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
         lanes = dataclasses.replace(lanes, beam_args=())
     receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
     lookup = _read_boxes(job, store, lanes, quiet=quiet)
-    plan_folder = store.path(PLAN_FOLDER)
-    with storage_errors("create", plan_folder):
-        plan_folder.mkdir(parents=True, exist_ok=True)
+    # Of an earlier run, or planted: nothing in it is written through.
+    store.remove_tree(PLAN_FOLDER)
+    store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
     for split in _splits(job):
@@ -78,7 +78,7 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
         members = _Members(job, lists, lookup)
         plans.append(
             plan.write(
-                plan_folder,
+                store.path(PLAN_FOLDER),
                 split,
                 members,
                 num_classes=len(job.source.classes.wnids),

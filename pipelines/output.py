@@ -10,7 +10,7 @@ from typing import Any
 
 import imagenet_prep
 from imagenet_prep import engine
-from imagenet_prep.core import canonical, manifest, naming
+from imagenet_prep.core import canonical, manifest, naming, notes
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.store import ArchiveReader, Store
 from imagenet_prep.shards import plan
@@ -99,10 +99,10 @@ class Output:
                     "of prepare left there. Choose an empty --out."
                 )
             return
-        self._refuse_others(self.store.read(_BEGUN))
+        self._refuse_others()
 
-    def _refuse_others(self, begun: bytes) -> None:
-        begun_with = json.loads(begun)
+    def _refuse_others(self) -> None:
+        begun_with = notes.read(self.store, _BEGUN, config=dict, libraries=dict)
         differences = [
             difference
             for part, mine in self._settings().items()
@@ -130,7 +130,8 @@ class Output:
         pending = names - stage.receipts(names).keys()
         space.check_shards(self.job, self.store, plans, pending)
         # From here on the folder belongs to these settings; a run refused before leaves it free.
-        self._refuse_others(self.store.claim(_BEGUN, canonical.dumps(self._settings())))
+        self.store.claim(_BEGUN, canonical.dumps(self._settings()))
+        self._refuse_others()
         self.store.write(naming.ORIGIN, self._origin())
         if self.job.lanes.remote:
             shards = (name for split in plans for name in split.shard_names)

@@ -244,6 +244,7 @@ def _bring_archives(config: Config) -> str:
       ImagenetPrepError: as for `download`.
       UsageError: the data set is finished, so that nothing is worth a download.
     """
+    from imagenet_prep.core.store import LocalStore
     from imagenet_prep.download import Config as Download
     from imagenet_prep.download import download
 
@@ -254,6 +255,8 @@ def _bring_archives(config: Config) -> str:
             f"{out}: finished, and its archives were removed. Prove it by imagenet-prep verify; "
             "to mend it, download the archives and give their folder as --source."
         )
+    # No link on the way there is followed.
+    LocalStore(out).make_folder(ARCHIVES_FOLDER)
     what = tuple(split for split in schema.SPLITS if split in config.splits)
     download(
         Download(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.core.inside import demand_inside
 from imagenet_prep.core.remote import (
     CHUNK_BYTES,
     PASSING,
@@ -142,7 +143,7 @@ class S3:
           UnavailableError, AbsentError, StoreError: as for `call`.
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
-        below = f"{prefix}{folder}/" if folder else prefix
+        below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
         with self._explained(folder):
             listing = self._client.get_paginator(operation).paginate(
                 Bucket=self._bucket, Prefix=below, **({} if deep else {"Delimiter": "/"})
@@ -154,6 +155,8 @@ class S3:
                     yield {"Key": each["Prefix"].removeprefix(prefix)}
 
     def _object(self, name: str) -> dict[str, str]:
+        # A listing may name an empty object that stands for a folder: its key ends in "/".
+        demand_inside(name.removesuffix("/"))
         key = f"{self._prefix}/{name}" if self._prefix else name
         return {"Bucket": self._bucket, "Key": key}
 

@@ -146,7 +146,7 @@ class BucketStore:
         folder = scratch.own() / uuid.uuid4().hex
         try:
             for name in names:
-                path = folder / name
+                path = LocalStore(folder).path(name)
                 with storage_errors("write", path):
                     path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(AbsentError):
@@ -247,7 +247,7 @@ class BucketStore:
             with self.uploads_aborted_on_failure(_may_be_ours):
                 yield
             self.abort_uploads(_may_be_ours)
-            self.local.remove_tree("")
+            self.local.remove_all()
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
         """Removes multipart uploads that nobody will finish, of objects that are `ours`.

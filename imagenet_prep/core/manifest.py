@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import ManifestError
 
 SCHEMA_VERSION = 1
@@ -95,7 +95,7 @@ class Split:
       examples_per_class: by class index.
       resized: examples whose pixels were resampled.
       max_height, max_width: pixels of the largest stored sides, for decoders' buffers.
-      shards: in order of their names.
+      shards: in order of their names, numbers 0 ... N - 1 of N.
     """
 
     examples: int
@@ -174,7 +174,8 @@ def loads(data: bytes, where: str) -> Manifest:
       where: how errors call it.
 
     Raises:
-      ManifestError: damaged, of a newer schema version, or with unknown fields.
+      ManifestError: damaged, of a newer schema version, with unknown fields, or with names
+        that no data set of this program has.
     """
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:
@@ -203,7 +204,30 @@ def loads(data: bytes, where: str) -> Manifest:
         raise ManifestError(f"{where}: not written as this program writes it. {advice}")
     manifest = _parse(Manifest, content, where)
     assert isinstance(manifest, Manifest)
+    if (problem := _names_problem(manifest)) is not None:
+        raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
     return manifest
+
+
+def _names_problem(manifest: Manifest) -> str | None:
+    """Returns what is wrong with a name: names become paths here and objects in buckets."""
+    for name, split in manifest.splits.items():
+        if name not in schema.SPLITS:
+            return f"the split {name!r}, expected one of {', '.join(schema.SPLITS)}"
+        total = len(split.shards)
+        if not 0 < total <= naming.MAX_SHARDS:
+            return f"{total:,} shards of {name}, expected 1 to {naming.MAX_SHARDS:,}"
+        for number, shard in enumerate(split.shards):
+            if shard.name != (expected := naming.shard_name(name, number, total)):
+                return f"the shard {shard.name!r} of {name}, expected {expected}"
+    seen = set()
+    for file in manifest.files:
+        if not naming.is_small_file(file.name):
+            return f"{file.name!r} is no name of a file beside it"
+        if file.name in seen:
+            return f"the file {file.name!r} comes twice"
+        seen.add(file.name)
+    return None if naming.LABELS in seen else f"it names no {naming.LABELS}"
 
 
 def _render(content: dict[str, Any]) -> bytes:

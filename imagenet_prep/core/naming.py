@@ -22,6 +22,10 @@ PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
 INDEX = "index"
 
+# Numbers in names have five digits.
+MAX_SHARDS = 99_999
+# No hidden file, none in another folder.
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5})")
 
 
@@ -43,8 +47,10 @@ def shard_name(split: str, index: int, num_shards: int) -> str:
     Raises:
       ValueError: `index` is outside [0, num_shards).
     """
-    if not 0 <= index < num_shards <= 99_999:
-        raise ValueError(f"shard index {index} is outside [0, {num_shards}), at most 99,999 shards")
+    if not 0 <= index < num_shards <= MAX_SHARDS:
+        raise ValueError(
+            f"shard index {index} is outside [0, {num_shards}), at most {MAX_SHARDS:,} shards"
+        )
     return f"{split}-{index:05d}-of-{num_shards:05d}"
 
 
@@ -59,6 +65,16 @@ def parse_shard_name(name: str) -> ShardName | None:
 def looks_like_shard(name: str) -> bool:
     """Returns whether readers that take `train*` or `valid*` would take this file."""
     return name.startswith(("train", "valid"))
+
+
+def is_small_file(name: str) -> bool:
+    """Returns whether a manifest may name such a file beside the shards."""
+    return (
+        _PLAIN.fullmatch(name) is not None
+        and len(name) <= _MAX_NAME_BYTES
+        and name not in (MANIFEST, PLACEMENT, REPORT, INDEX)
+        and not looks_like_shard(name)
+    )
 
 
 def index_name(shard: str) -> str:

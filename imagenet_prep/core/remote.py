@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 
 import imagenet_prep
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.core.inside import demand_inside
 
 if TYPE_CHECKING:
     import requests
@@ -165,11 +166,11 @@ class _Folder:
 
     def stat(self, name: str) -> Stat:
         with self._explained(name):
-            status = (self._root / name).stat()
+            status = self._path(name).stat()
             return Stat(status.st_size, str(status.st_mtime_ns), True)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        with self._explained(name), open(self._root / name, "rb", buffering=0) as file:
+        with self._explained(name), open(self._path(name), "rb", buffering=0) as file:
             if self.stat(name) != stat:
                 changed(self.where(name))
             file.seek(offset)
@@ -179,6 +180,9 @@ class _Folder:
                     changed(self.where(name))
                 size -= len(chunk)
                 yield chunk
+
+    def _path(self, name: str) -> Path:
+        return self._root / demand_inside(name)
 
     @contextlib.contextmanager
     def _explained(self, name: str) -> Iterator[None]:

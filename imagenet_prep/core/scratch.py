@@ -7,7 +7,6 @@ removes the folders that nobody holds.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,7 +15,7 @@ import uuid
 from pathlib import Path
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.core.store import storage_errors
+from imagenet_prep.core.store import storage_errors, try_lock
 
 _OWN = "on-the-way"
 
@@ -79,11 +78,9 @@ def _hold(parent: Path) -> Path:
         path.mkdir(parents=True)
         # Open and locked until the process ends, however that comes about.
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have swept it away before it was locked.
-            if path.is_dir():
-                return path
+        # Another process may be sweeping it away, or have done so before it was locked.
+        if try_lock(descriptor, path) and path.is_dir():
+            return path
         os.close(descriptor)
 
 
@@ -96,8 +93,7 @@ def _sweep(parent: Path) -> None:
             # Its process has just removed it.
             continue
         try:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_lock(descriptor, path):
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)

@@ -10,6 +10,7 @@ host is to hold another part, the leader gives to all of them itself.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import subprocess
 import threading
@@ -107,11 +108,12 @@ class Chain:
 
     def run(self) -> None:
         """Returns when every host is whole, has failed, or was waited for in vain."""
-        mark = LocalStore(Path(self._request.root)).path(f"{naming.WORK}/{self._origin}")
+        store = LocalStore(Path(self._request.root))
+        mark = f"{naming.WORK}/{self._origin}"
         # Where it cannot be left, nobody can damage the data set either.
-        with contextlib.suppress(OSError):
-            mark.parent.mkdir(exist_ok=True)
-            mark.touch()
+        with contextlib.suppress(OSError, ImagenetPrepError):
+            store.make_folder(naming.WORK)
+            os.close(store.open(mark, os.O_CREAT | os.O_WRONLY))
         try:
             for member in self.members:
                 self._hook(member)
@@ -129,8 +131,8 @@ class Chain:
             self._closing = True
             for member in self.members:
                 self._unhook(member)
-            with contextlib.suppress(OSError):
-                mark.unlink()
+            with contextlib.suppress(ImagenetPrepError):
+                store.remove(mark)
 
     def _ended(self, active_at: float) -> bool:
         states = {member.state for member in self.members}

@@ -16,11 +16,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core import canonical, manifest, naming
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    ManifestError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.core.manifest import File, Manifest
 from imagenet_prep.core.placement import WHOLE, Placement, load
 from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.distribute.contents import contents, num_bytes, strangers
+from imagenet_prep.distribute.contents import num_bytes, strangers
 
 _INCOMING = f"{naming.WORK}/incoming"
 # What prepare, resize and adopt leave while they write here.
@@ -49,7 +55,7 @@ class Replica:
         self.store = LocalStore(root)
         self.manifest: Manifest = manifest.loads(data, naming.MANIFEST)
         self.placement = placement
-        self.files = contents(self.manifest, placement)
+        self.files = placement.files(self.manifest)
         self._data = data
         self._journal = f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl"
         self._proven = self._read_journal()
@@ -197,11 +203,11 @@ class Replica:
         wanted = {file.name: file.num_bytes for file in lacking}
         begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}
         for name in sizes.keys() - begun.keys():
-            incoming_path(self.store.root, name).unlink(missing_ok=True)
+            self.store.remove(incoming_name(name))
         return begun
 
     def _incoming_bytes(self, name: str) -> int:
-        return incoming_path(self.store.root, name).stat().st_size
+        return self.store.size(incoming_name(name)) or 0
 
     @contextlib.contextmanager
     def incoming(
@@ -219,13 +225,14 @@ class Replica:
           IncompleteError: the disk is full.
           StoreError: the disk fails.
         """
-        path = incoming_path(self.store.root, file.name)
+        name = incoming_name(file.name)
+        path = self.store.path(name)
         with storage_errors("write", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self.store.make_folder(name.rpartition("/")[0])
             if not start:
                 # Others may still be reading what broke off here: theirs stays theirs.
                 path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            descriptor = self.store.open(name, os.O_CREAT | os.O_RDWR)
         try:
             with (
                 os.fdopen(descriptor, "r+b", buffering=0) as opened,
@@ -289,13 +296,12 @@ class Replica:
 
     def _note(self, file: File, mtime_ns: int) -> None:
         self._proven[file.name] = mtime_ns
-        path = self.store.path(self._journal)
         line = b"\n" + canonical.dumps({"name": file.name, "mtime_ns": mtime_ns})
         # A note that is lost costs reading the file once more; a folder that may only be read
         # can still be checked.
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        with contextlib.suppress(OSError, ImagenetPrepError):
+            self.store.make_folder(naming.WORK)
+            descriptor = self.store.open(self._journal, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
             try:
                 os.write(descriptor, line)
             finally:
@@ -361,9 +367,9 @@ class Incoming:
             )
 
 
-def incoming_path(root: Path, name: str) -> Path:
-    """Returns where a file of a replica grows until it is proven."""
-    return root / _INCOMING / name
+def incoming_name(name: str) -> str:
+    """Returns where a file of a replica grows until it is proven, relative to the replica."""
+    return f"{_INCOMING}/{name}"
 
 
 def _digest(data: bytes) -> str:

@@ -10,8 +10,9 @@ from imagenet_prep.core import manifest, naming
 from imagenet_prep.core.bucket import BucketStore
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.manifest import File
+from imagenet_prep.core.placement import WHOLE
 from imagenet_prep.core.remote import AbsentError
-from imagenet_prep.distribute.contents import contents, strangers
+from imagenet_prep.distribute.contents import strangers
 
 
 class Bucket:
@@ -29,7 +30,7 @@ class Bucket:
           UsageError: credentials cannot be loaded, or boto3 is not installed.
         """
         self.manifest = manifest.loads(data, naming.MANIFEST)
-        self.files = contents(self.manifest)
+        self.files = WHOLE.files(self.manifest)
         self._names = {file.name for file in self.files}
         self._data = data
         self._store = BucketStore(

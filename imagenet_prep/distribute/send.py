@@ -21,7 +21,7 @@ from imagenet_prep.core import naming
 from imagenet_prep.core.hosts import LOCAL, ssh_argv
 from imagenet_prep.core.manifest import File
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.distribute.replica import Replica, incoming_path
+from imagenet_prep.distribute.replica import Replica, incoming_name
 from imagenet_prep.distribute.wire import CHUNK_BYTES, PROTOCOL, BrokenError, Channel, Frame
 
 # How soon bytes that arrived here are passed on: costs every host of a chain so much, once.
@@ -242,12 +242,13 @@ class Hop:
 
     def _open(self, file: File) -> IO[bytes] | None:
         """Returns the file as it is here; None where it vanished meanwhile."""
-        final = self._replica.store.path(file.name)
-        growing = incoming_path(self._replica.store.root, file.name)
-        paths = (final,) if self._trusted or self._replica.is_proven(file) else (growing, final)
-        for path in paths:
+        store = self._replica.store
+        if not (self._trusted or self._replica.is_proven(file)):
             with contextlib.suppress(FileNotFoundError):
-                return open(path, "rb", buffering=0)
+                growing = store.open(incoming_name(file.name), os.O_RDONLY)
+                return os.fdopen(growing, "rb", buffering=0)
+        with contextlib.suppress(FileNotFoundError):
+            return open(store.path(file.name), "rb", buffering=0)
         return None
 
     def _put_back(self, file: File) -> None:

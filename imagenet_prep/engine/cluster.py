@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from imagenet_prep.core import errors
-from imagenet_prep.core.store import storage_errors
 
 # The job server dies with this process, however that ends, and not before: Ctrl-C at a
 # terminal reaches the whole group. 1 is PR_SET_PDEATHSIG.
@@ -118,8 +117,6 @@ def submit(
     Raises:
       ImagenetPrepError: there is no such cluster, or it refused the job.
     """
-    with storage_errors("create", log.parent):
-        log.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     handler = logging.FileHandler(log, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))

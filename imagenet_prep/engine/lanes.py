@@ -135,7 +135,7 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
     count = min(lanes.count, len(tasks))
-    log = stage.store.local.path(f"{stage.folder}/processes.log").absolute()
+    log = stage.log("processes")
     # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
     command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
     environment = environments.SubprocessSDKEnvironment.from_command_string(
@@ -201,10 +201,12 @@ def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
     if not isinstance(stage.board, LocalStore):
         mine = uuid.uuid4().bytes
         return stage.board.claim(name, mine) == mine
-    path = stage.board.path(name)
     try:
-        with storage_errors("create", path), contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        with (
+            storage_errors("create", stage.board.path(name)),
+            contextlib.suppress(FileExistsError),
+        ):
+            os.close(stage.board.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return True
     except errors.ImagenetPrepError as error:
         # Out of inodes or space: one failure stops the run with the reason.

@@ -99,23 +99,30 @@ class Stage(Generic[AnyTask]):
         for name in ("failed", "claims", "turns"):
             board.remove_tree(f"{self.folder}/{name}")
         if isinstance(board, LocalStore):
-            with storage_errors("create", board.path(self.notes)):
-                board.path(f"{self.folder}/receipts").mkdir(parents=True, exist_ok=True)
-                for name in ("claims", "failed"):
-                    board.path(f"{self.notes}/{name}").mkdir(parents=True, exist_ok=True)
-                board.path(f"{self.notes}/{_RESERVE}").write_bytes(bytes(_RESERVE_BYTES))
+            board.make_folder(f"{self.folder}/receipts")
+            for name in ("claims", "failed"):
+                board.make_folder(f"{self.notes}/{name}")
+            reserve = f"{self.notes}/{_RESERVE}"
+            with storage_errors("create", board.path(reserve)):
+                _overwrite(board, reserve, bytes(_RESERVE_BYTES))
         if self.turn:
             board.write(f"{self.notes}/{_OPEN}", b"")
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Returns the receipts of those tasks that are finished; others are done (again)."""
+        """Returns the receipts of those tasks that are finished; others are done (again).
+
+        A receipt that no task of this program could have left counts no more than one whose
+        files are gone: what it names outside the data set is not even looked at.
+        """
         folder = f"{self.folder}/receipts"
         there = set(self.store.names(folder))
         found = [task for task in tasks if f"{task}.json" in there]
         contents = self.store.read_each([f"{folder}/{task}.json" for task in found])
-        receipts: dict[str, dict[str, Any]] = dict(
-            zip(found, map(json.loads, contents), strict=True)
-        )
+        receipts = {
+            task: receipt
+            for task, content in zip(found, contents, strict=True)
+            if (receipt := _receipt(content)) is not None
+        }
         outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
         sizes = self.store.sizes(output["name"] for output in outputs)
         return {
@@ -186,18 +193,16 @@ class Stage(Generic[AnyTask]):
         if not isinstance(board, LocalStore):
             board.write(name, canonical.dumps(failure))
             return
-        path = board.path(name)
-        reserve = board.path(f"{self.notes}/{_RESERVE}")
+        reserve = f"{self.notes}/{_RESERVE}"
         try:
-            path.write_bytes(canonical.dumps(failure))
+            _overwrite(board, name, canonical.dumps(failure))
         except OSError:
             # A full disk has no room to say so, except what was reserved for the first to fail.
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-                with open(reserve, "r+b") as file:
-                    short = canonical.dumps({**failure, "message": message[:900]})
-                    file.write(short.ljust(_RESERVE_BYTES))
-                reserve.rename(path)
+            with contextlib.suppress(OSError, errors.StoreError):
+                board.remove(name)
+                short = canonical.dumps({**failure, "message": message[:900]})
+                _overwrite(board, reserve, short.ljust(_RESERVE_BYTES), flags=0)
+                board.rename(reserve, name)
 
     def raise_failure(self) -> None:
         """Raises the failure that a task has left, if any.
@@ -221,6 +226,19 @@ class Stage(Generic[AnyTask]):
     def _over(self) -> bool:
         return bool(self.turn) and _OPEN not in self.board.names(self.notes)
 
+    def log(self, name: str) -> Path:
+        """Returns a file of this machine that other programs append to, by an absolute path.
+
+        Raises:
+          StoreError: it is a link, or cannot be made.
+        """
+        local = self.store.local
+        local.make_folder(self.folder)
+        file = f"{self.folder}/{name}.log"
+        with storage_errors("create", local.path(file)):
+            os.close(local.open(file, os.O_WRONLY | os.O_CREAT))
+        return local.path(file).absolute()
+
     def arrive(self) -> None:
         """Makes sure that a worker elsewhere sees the launcher's output.
 
@@ -236,6 +254,26 @@ class Stage(Generic[AnyTask]):
                     "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
                 )
             time.sleep(_SEEN_POLL_S)
+
+
+def _receipt(content: bytes) -> dict[str, Any] | None:
+    """Returns a receipt, or None where `Stage.make` cannot have made it."""
+    try:
+        receipt = canonical.loads(content)
+        for output in receipt["outputs"]:
+            naming.check_inside(output["name"])
+            if type(output["num_bytes"]) is not int:
+                return None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return receipt if isinstance(receipt, dict) else None
+
+
+def _overwrite(
+    store: LocalStore, name: str, data: bytes, flags: int = os.O_CREAT | os.O_TRUNC
+) -> None:
+    with os.fdopen(store.open(name, os.O_WRONLY | flags), "wb") as file:
+        file.write(data)
 
 
 def _worker() -> str:

@@ -123,7 +123,7 @@ def _start(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> _Worker
         partial(run_lane, stage=stage, tasks=tasks),
         len(tasks),
         name=f"imagenet-prep-{stage.name}-{stage.turn}",
-        log=stage.store.local.path(f"{stage.folder}/runner.log").absolute(),
+        log=stage.log("runner"),
     )
 
 

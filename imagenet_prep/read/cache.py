@@ -26,6 +26,7 @@ from imagenet_prep.core.transfer import Answer, Patience, fetch, patiently
 FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
 DEFAULT_FOLDER = "~/.cache/imagenet-prep"
 
+_LOCKS = f"{naming.WORK}/locks"
 _CONNECTIONS = 8
 _RETRIES = 20
 _TIMEOUT_S = 60.0
@@ -177,8 +178,13 @@ class NodeCache:
             # Ours alone while we hold the lock: what a killed holder left is written over.
             temporary = self._store.temporary().with_name(name.replace("/", "-"))
             try:
-                with storage_errors("write", temporary), open(temporary, "wb") as empty:
-                    empty.truncate(num_bytes)
+                with storage_errors("write", temporary):
+                    opened = self._store.open(
+                        str(temporary.relative_to(self.root)),
+                        os.O_CREAT | os.O_WRONLY | os.O_TRUNC,
+                    )
+                    with os.fdopen(opened, "wb") as empty:
+                        empty.truncate(num_bytes)
                 patience = Patience(where, _RETRIES, self._ended)
                 fetch(self._remote, name, stat, 0, num_bytes, temporary, patience)
                 with open(temporary, "rb") as content:
@@ -221,12 +227,14 @@ class NodeCache:
     @contextlib.contextmanager
     def _only_one(self, name: str) -> Iterator[None]:
         """Holds a file's lock among all ranks of the node; the kernel frees a dead holder's."""
-        path = self.root / naming.WORK / "locks" / name.replace("/", "-")
+        lock = f"{_LOCKS}/{name.replace('/', '-')}"
+        path = self._store.path(lock)
+        self._store.make_folder(_LOCKS)
         with storage_errors("create", path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = self._store.open(lock, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with storage_errors("lock", path):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import measures, naming, placement
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.core.manifest import Manifest, Shard
 from imagenet_prep.core.measures import Origin
 from imagenet_prep.core.placement import Placement
+from imagenet_prep.core.store import LocalStore
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
@@ -139,11 +140,11 @@ def gather(root: Path, manifest: Manifest, problems: list[str], source: Path | N
         manifest=manifest,
         part=placement.load(root, manifest),
         classes=_classes(root),
-        incidents=[line for line in _lines(root / naming.QUARANTINE) if _is_incident(line)],
+        incidents=[line for line in _lines(root, naming.QUARANTINE) if _is_incident(line)],
         problems=list(problems),
         replicas=_replicas(root),
     )
-    origin = _json(root / naming.ORIGIN)
+    origin = _json(root, naming.ORIGIN)
     files = origin.get("files")
     if source is not None:
         facts.source_root = source
@@ -196,7 +197,7 @@ def _read_receipts(facts: Facts) -> None:
     # Of a shard that was made twice, e.g. mended, one receipt is enough.
     left = dict(sha256)
     for path in sorted(facts.root.glob(f"{naming.WORK}/*/receipts/*.json")):
-        receipt = _json(path)
+        receipt = _json(facts.root, str(path.relative_to(facts.root)))
         try:
             task = Task(
                 receipt["start_s"],
@@ -240,7 +241,7 @@ def _classes(root: Path) -> list[ClassName]:
 
 
 def _replicas(root: Path) -> list[dict[str, Any]]:
-    lines = [line for line in _lines(root / naming.REPLICAS) if isinstance(line.get("where"), str)]
+    lines = [line for line in _lines(root, naming.REPLICAS) if isinstance(line.get("where"), str)]
     return list({line["where"]: line for line in lines}.values())
 
 
@@ -256,10 +257,10 @@ def _is_incident(line: dict[str, Any]) -> bool:
     return all(isinstance(line.get(name), kind) for name, kind in kinds.items())
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
+        lines = LocalStore(root).read(name).splitlines()
+    except ImagenetPrepError:
         return
     for line in lines:
         try:
@@ -270,9 +271,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield content
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(root: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        content = json.loads(LocalStore(root).read(name))
+    except (ImagenetPrepError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

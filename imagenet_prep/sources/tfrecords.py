@@ -113,10 +113,10 @@ def find(root: Path) -> TfrecordSet:
     files: dict[str, dict[tuple[Path, int], dict[int, Path]]] = {}
     for folder in (root, *(root / split for split in schema.SPLITS)):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            match = _PLAIN.fullmatch(path.name) or _TFDS.fullmatch(path.name)
-            if match and path.is_file():
-                family = (folder, int(match[3]))
-                files.setdefault(match[1], {}).setdefault(family, {})[int(match[2])] = path
+            named = _parts(path.name)
+            if named and path.is_file():
+                family = (folder, named.num_shards)
+                files.setdefault(named.split, {}).setdefault(family, {})[named.number] = path
     if not files:
         there = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
         raise UsageError(
@@ -211,8 +211,34 @@ def entries(
 
 def split_of(name: str) -> str:
     """Returns the split of a shard's file name, "" where it is none."""
+    named = _parts(name)
+    return named.split if named else ""
+
+
+def becomes(path: str, name: str) -> bool:
+    """Returns whether a shard that `find` lists as `path` may be called `name` here.
+
+    Args:
+      path: relative to the folder.
+      name: in a data set of this program.
+    """
+    base = path.rpartition("/")[2]
+    there, here = _parts(base), naming.parse_shard_name(name)
+    return (
+        there is not None
+        and here is not None
+        and path in (base, *(f"{folder}/{base}" for folder in schema.SPLITS))
+        and (here.split, here.num_shards) == (there.split, there.num_shards)
+        # Names may count from 1.
+        and there.number - here.number in (0, 1)
+        and here.number < here.num_shards
+    )
+
+
+def _parts(name: str) -> naming.ShardName | None:
+    """Returns the parts of a shard's name, whoever gave it; the number as the name says it."""
     match = _PLAIN.fullmatch(name) or _TFDS.fullmatch(name)
-    return match[1] if match else ""
+    return naming.ShardName(match[1], int(match[2]), int(match[3])) if match else None
 
 
 def where(shard: ShardFile, record: tfrecord.Record) -> str:

@@ -81,7 +81,7 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
 
 def steps(folder: Path) -> list[int]:
     """Returns the steps that have checkpoints, in order."""
-    found = (step_of(file) for file in LocalStore(folder).names("."))
+    found = (step_of(file) for file in LocalStore(folder).names(""))
     return sorted(step for step in found if step is not None)
 
 

@@ -100,7 +100,7 @@ class Mirror:
 
     def _files(self) -> list[tuple[str, Path]]:
         """Returns what there is to mirror, logs first, then the latest checkpoint."""
-        own, events = LocalStore(self._folder).names("."), LocalStore(self._scalars).names(".")
+        own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         found = [(name, self._folder / name) for name in own if _is_needed(name)]
         found += [(f"{SCALARS}/{name}", self._scalars / name) for name in events]
         if self._export is not None:

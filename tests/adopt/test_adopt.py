@@ -279,6 +279,22 @@ def test_a_folder_with_other_files_is_not_dissolved(copy: Callable[[str], Foreig
     assert (source / "train" / NAMES[0]).is_file()
 
 
+def test_shards_of_another_folder_are_not_moved_out_of_it(
+    copy: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    """A link that leads there would make `adopt` empty that folder."""
+    source = copy("tpu-in-folders")
+    (source.root / "train").rename(tmp_path / "other")
+    (source.root / "train").symlink_to(tmp_path / "other")
+    before = everything(tmp_path / "other")
+    result = adopt(source.root)
+
+    assert result.code == 2, result
+    assert "train is a link: shards of another folder are not moved. Give --out" in result.err
+    assert everything(tmp_path / "other") == before
+    assert adopt(source.root, "--out", tmp_path / "out").code == 0
+
+
 def test_two_sets_do_not_meet_in_one_folder(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,42 @@ def test_a_copy_for_a_worker_holds_no_credential(store: BucketStore) -> None:
 
     assert SECRET_KEY.encode() not in pickled
     assert pickle.loads(pickled).read("labels.txt") == b"some"
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "\x1b[2J", "a\\b"], ids=ascii)
+def test_names_that_lead_outside_are_refused_before_anything_is_asked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boto3")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp" / "in"))
+    (tmp_path / "tmp" / "in").mkdir(parents=True)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    store = BucketStore("s3://bucket/prefix", retries=0)  # there is none
+    asked: list[Callable[[], object]] = [
+        lambda: store.size(name),
+        lambda: store.sizes([name]),
+        lambda: store.names(name),
+        lambda: store.read(name),
+        lambda: store.write(name, b"theirs"),
+        lambda: store.claim(name, b"theirs"),
+        lambda: store.brought([name]).__enter__(),
+        lambda: store.remove(name),
+        lambda: store.remove_tree(name),
+    ]
+    for ask in asked:
+        with pytest.raises(DataDamagedError, match=r"^the name .* was not made by this program"):
+            ask()
+    scratch.leave()
+
+    assert list((tmp_path / "tmp").rglob("*")) == [tmp_path / "tmp" / "in"]
+
+
+def test_an_empty_object_that_stands_for_a_folder_is_removed_with_it(
+    store: BucketStore, s3: S3Server
+) -> None:
+    prefix = store.base.partition(f"{BUCKET}/")[2]
+    s3.client().put_object(Bucket=BUCKET, Key=f"{prefix}/.work/a/", Body=b"")
+    store.write(".work/a/b", b"")
+    store.remove_tree(".work")
+
+    assert store.everything() == set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagenet_prep.core import canonical, manifest
+from imagenet_prep.core import canonical, manifest, naming, schema
 from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.core.manifest import (
     Classes,
@@ -58,7 +58,23 @@ def test_loading_inverts_dumping() -> None:
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(0, 2**62)
-shards = st.builds(Shard, names, counts, counts, names, counts, names)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> dict[str, Split]:
+    """Splits of any content, with names as they must be."""
+    made = {}
+    for split in draw(st.sets(st.sampled_from(schema.SPLITS))):
+        total = draw(st.integers(1, 3))
+        shards = [
+            draw(st.builds(Shard, st.just(name), counts, counts, names, counts, names))
+            for name in (naming.shard_name(split, number, total) for number in range(total))
+        ]
+        per_class = draw(st.lists(counts, max_size=3))
+        made[split] = Split(*(draw(counts) for _ in range(2)), per_class, 0, 1, 1, shards)
+    return made
+
+
 manifests = st.builds(
     Manifest,
     schema_version=st.just(1),
@@ -72,23 +88,10 @@ manifests = st.builds(
     subset=st.booleans(),
     classes=st.builds(Classes, counts, names, st.booleans()),
     sources=st.lists(st.builds(Source, names, counts, st.none() | names, counts), max_size=2),
-    splits=st.dictionaries(
-        names,
-        st.builds(
-            Split,
-            counts,
-            counts,
-            st.lists(counts, max_size=3),
-            counts,
-            counts,
-            counts,
-            st.lists(shards, max_size=2),
-        ),
-        max_size=2,
-    ),
+    splits=splits(),
     quarantined=st.dictionaries(names, counts, max_size=2),
     repaired=st.dictionaries(names, counts, max_size=2),
-    files=st.lists(st.builds(File, names, counts, names), max_size=2),
+    files=st.builds(File, st.just(naming.LABELS), counts, names).map(lambda file: [file]),
 )
 
 
@@ -244,3 +247,85 @@ def test_a_value_of_another_type_is_named_with_its_place(
 ) -> None:
     with pytest.raises(ManifestError, match=f"^here: {place}: expected"):
         manifest.loads(edited(**changes), "here")
+
+
+def shard(name: str) -> dict[str, Any]:
+    return dataclasses.asdict(Shard(name, 1, 2, "s", 3, "i"))
+
+
+def with_splits(**shards: list[str]) -> bytes:
+    """Returns a manifest whose splits have shards of these names."""
+    split = json.loads(SMALL.dumps())["splits"]["train"]
+    return edited(
+        splits={s: {**split, "shards": [shard(n) for n in names]} for s, names in shards.items()}
+    )
+
+
+OUTSIDE = ("../x", "/etc/x", "../../.bashrc", "a/b", "a\\b", "\x1b[2J", "", ".", "..", "\u202e")
+
+
+@pytest.mark.parametrize("name", ["../s", "Train", "trains", "test\n", *OUTSIDE], ids=ascii)
+def test_a_split_that_no_run_makes_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match=r"^here: the split .*expected one of train, valid"):
+        manifest.loads(with_splits(**{name: ["train-00000-of-00001"]}), "here")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *([name] for name in OUTSIDE),
+        ["train-00000-of-00001\n"],
+        ["train-0000\u0660-of-00001"],
+        ["validation-00000-of-00001"],
+        ["index/train-00000-of-00001"],
+        ["train-00000-of-00002"],
+        ["train-00001-of-00001"],
+        ["train-00000-of-00002", "train-00000-of-00002"],
+        ["train-00001-of-00002", "train-00000-of-00002"],
+        ["train-00000-of-00001", "train-00001-of-00002"],
+    ],
+    ids=ascii,
+)
+def test_shards_are_those_of_their_split_each_once_and_in_order(names: list[str]) -> None:
+    with pytest.raises(
+        ManifestError, match=r"^here: the shard .* of train, expected train-0000[01]-of-0000[12]\."
+    ):
+        manifest.loads(with_splits(train=names), "here")
+
+
+def test_a_split_without_shards_is_refused() -> None:
+    with pytest.raises(ManifestError, match="here: 0 shards of train, expected 1 to 99,999"):
+        manifest.loads(with_splits(train=[]), "here")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *OUTSIDE,
+        "dataset.json",
+        "placement.json",
+        "report.html",
+        "index",
+        ".work",
+        ".bashrc",
+        "index/x",
+        "train-00000-of-00001",
+        "validation.txt",
+        "x" * 256,
+    ],
+    ids=lambda name: ascii(name)[:20],
+)
+def test_small_files_have_plain_names_that_nothing_else_has(name: str) -> None:
+    files = [dataclasses.asdict(File(each, 20, "f0")) for each in ("labels.txt", name)]
+
+    with pytest.raises(ManifestError, match="^here: .* is no name of a file beside it"):
+        manifest.loads(edited(files=files), "here")
+
+
+def test_small_files_come_once_and_the_class_list_is_one_of_them() -> None:
+    labels, other = (dataclasses.asdict(File(n, 20, "f0")) for n in ("labels.txt", "notes.txt"))
+
+    with pytest.raises(ManifestError, match=r"here: the file 'labels\.txt' comes twice"):
+        manifest.loads(edited(files=[labels, labels]), "here")
+    with pytest.raises(ManifestError, match=r"here: it names no labels\.txt"):
+        manifest.loads(edited(files=[other]), "here")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -73,3 +75,12 @@ def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) ->
         scratch.own()
 
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_file_system_that_cannot_lock_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match="cannot lock .*: Function not implemented"):
+        scratch.own()

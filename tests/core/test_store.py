@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from imagenet_prep.core import naming
 from imagenet_prep.core.errors import (
     BusyError,
+    DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
     SourceError,
@@ -36,7 +38,7 @@ def all_files(root: Path) -> dict[str, bytes]:
 
 
 def failing(code: int) -> object:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
         raise OSError(code, os.strerror(code))
 
     return fail
@@ -84,9 +86,9 @@ def test_a_file_is_synced_before_and_its_folder_after_it_gets_its_name(
         events.append(f"sync {kind}")
         sync(descriptor)
 
-    def rename(source: Path, target: Path) -> None:
-        events.append(f"rename to {Path(target).name}")
-        replace(source, target)
+    def rename(source: Path, target: str, *, dst_dir_fd: int) -> None:
+        events.append(f"rename to {target}")
+        replace(source, target, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", rename)
@@ -209,6 +211,235 @@ def test_the_lock_is_freed_when_the_run_fails(store: LocalStore) -> None:
         raise KeyError("a bug")
     with store.lock():
         pass
+
+
+def test_only_a_lock_that_another_holds_means_busy(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+
+    with pytest.raises(StoreError, match=r"cannot lock .*lock: No locks available"), store.lock():
+        pytest.fail("held without a lock")
+
+
+def test_a_lock_that_can_never_be_made_is_an_error_of_the_store() -> None:
+    """The kernel answers ENOENT there, as where a run has just removed the folder."""
+    with (
+        pytest.raises(StoreError, match="cannot create /proc/"),
+        LocalStore(Path("/proc/imagenet-prep")).lock(),
+    ):
+        pytest.fail("held without a file")
+
+
+def test_a_lock_that_was_removed_before_it_was_had_is_taken_anew(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removes the folder at its end, just when the next one has opened the file."""
+    flock = fcntl.flock
+    holder = LocalStore(store.root)
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        holder.remove_all()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with store.lock():
+        assert store.read(f"{naming.WORK}/lock").startswith(b"pid ")
+        with pytest.raises(BusyError), LocalStore(store.root).lock():
+            pytest.fail("the lock was given twice")
+
+
+def test_whoever_removes_all_leaves_what_the_next_run_has_begun(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+    following = LocalStore(store.root)
+
+    def at_last(name: str, *, dir_fd: int | None = None) -> None:
+        unlink(name, dir_fd=dir_fd)
+        if name == "lock":
+            following.write(f"{naming.WORK}/plan/a", b"")
+
+    with store.lock():
+        store.write(f"{naming.WORK}/plan/old", b"")
+        store.write("file", b"")
+        monkeypatch.setattr(os, "unlink", at_last)
+        store.remove_all()
+
+    assert all_files(store.root) == {".work/plan/a": b""}
+
+
+def test_removing_all_leaves_nothing(store: LocalStore) -> None:
+    with store.lock():
+        store.write(f"{naming.WORK}/plan/a", b"")
+        store.remove_all()
+
+    assert not store.root.exists()
+
+
+OUTSIDE = ("../x", "/etc/x", "a/../../x", "a//b", ".", "a\\b", "\x1b[2J", "a\n", "x" * 256)
+
+
+@pytest.mark.parametrize("name", OUTSIDE, ids=lambda name: ascii(name)[:12])
+def test_names_that_lead_outside_are_refused_whoever_asks(store: LocalStore, name: str) -> None:
+    store.write("file", b"")
+    before = all_files(store.root.parent)
+    asked: list[Callable[[], object]] = [
+        lambda: store.path(name),
+        lambda: store.size(name),
+        lambda: store.sizes([name]),
+        lambda: store.names(name),
+        lambda: store.read(name),
+        lambda: store.write(name, b"theirs"),
+        lambda: store.publish(store.path("file"), name),
+        lambda: store.rename("file", name),
+        lambda: store.rename(name, "file"),
+        lambda: store.remove(name),
+        lambda: store.remove_tree(name),
+        lambda: store.make_folder(name),
+        lambda: store.open(name, os.O_WRONLY | os.O_CREAT),
+    ]
+    for ask in asked:
+        with pytest.raises(DataDamagedError, match=r"^the name .* was not made by this program"):
+            ask()
+
+    assert all_files(store.root.parent) == before
+
+
+@pytest.fixture
+def user_files(tmp_path: Path) -> Path:
+    """A folder of the user's own, which nothing may change."""
+    folder = tmp_path / "home"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "key").write_bytes(b"secret")
+    (folder / "folder" / "key").write_bytes(b"secret")
+    return folder
+
+
+LINK = "is a link or not what this program makes there.*Remove it"
+
+
+@pytest.mark.parametrize("planted", ["", "/work", "/work/a"])
+def test_no_link_below_the_work_folder_is_followed(
+    store: LocalStore, user_files: Path, planted: str
+) -> None:
+    """The folder itself, one in it, a file in that."""
+    link = store.root / f".work{planted}"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(user_files / {"": "", "/work": "folder", "/work/a": "key"}[planted])
+    name = {"": ".work/key", "/work": ".work/work/key", "/work/a": ".work/work/a"}[planted]
+    before = all_files(user_files)
+    asked: list[Callable[[], object]] = [
+        lambda: store.size(name),
+        lambda: store.read(name),
+        *(
+            lambda flags=flags: store.open(name, flags)
+            for flags in (os.O_RDONLY, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_CREAT)
+        ),
+    ]
+    if planted != "/work/a":
+        asked += [
+            lambda: store.names(name.rpartition("/")[0]),
+            lambda: store.write(name, b"theirs"),
+            lambda: store.remove(name),
+            lambda: store.remove_tree(f"{name.rpartition('/')[0]}/folder"),
+            lambda: store.make_folder(f"{name.rpartition('/')[0]}/new"),
+            lambda: store.rename(name, "file"),
+        ]
+    for ask in asked:
+        with pytest.raises(StoreError, match=LINK):
+            ask()
+
+    assert all_files(user_files) == before
+    assert all_files(store.root).keys() <= {".work/work/a", ".work/work/key"}
+
+
+@pytest.mark.parametrize("name", [".work", ".work/lock", ".work/temporary"])
+def test_a_run_does_not_begin_where_its_work_files_are_links(
+    store: LocalStore, user_files: Path, name: str
+) -> None:
+    (store.root / name).parent.mkdir(parents=True)
+    (store.root / name).symlink_to(user_files / ("key" if name.endswith("lock") else ""))
+    before = all_files(user_files)
+
+    with pytest.raises(StoreError, match=LINK), store.lock():
+        store.remove_temporaries()
+        store.write("file", b"")
+    assert all_files(user_files) == before
+
+
+def test_removing_a_planted_link_leaves_what_it_points_to(
+    store: LocalStore, user_files: Path
+) -> None:
+    store.root.mkdir()
+    for name in ("a", "b"):
+        (store.root / name).symlink_to(user_files)
+    store.remove("a")
+    store.remove_tree("b")
+
+    assert not (store.root / "a").is_symlink()
+    assert (user_files / "key").read_bytes() == b"secret"
+
+
+def test_publishing_replaces_a_link_and_not_what_it_points_to(
+    store: LocalStore, user_files: Path
+) -> None:
+    store.root.mkdir()
+    (store.root / "labels.txt").symlink_to(user_files / "key")
+    (store.root / "index").symlink_to(user_files)
+    store.write("labels.txt", b"ours")
+
+    assert not (store.root / "labels.txt").is_symlink()
+    assert store.read("labels.txt") == b"ours"
+    with pytest.raises(StoreError, match=LINK):
+        store.write("index/key", b"theirs")
+    assert (user_files / "key").read_bytes() == b"secret"
+
+
+def test_files_beside_the_manifest_may_be_links_where_they_are_read(
+    store: LocalStore, user_files: Path
+) -> None:
+    store.root.mkdir()
+    (store.root / "train-00000-of-00001").symlink_to(user_files / "key")
+    (store.root / "index").symlink_to(user_files / "folder")
+
+    assert store.read("train-00000-of-00001") == store.read("index/key") == b"secret"
+    assert store.sizes(["train-00000-of-00001", "index/key"]).keys() == {
+        "train-00000-of-00001",
+        "index/key",
+    }
+    assert store.names("index") == ["key"]
+
+
+def test_a_pipe_among_the_work_files_is_not_waited_for(store: LocalStore) -> None:
+    store.make_folder(naming.WORK)
+    os.mkfifo(store.path(".work/run.json"))
+
+    with pytest.raises(StoreError, match=LINK):
+        store.read(".work/run.json")
+
+
+@pytest.mark.root
+def test_a_work_folder_of_another_user_is_read_and_never_written(store: LocalStore) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    store.write(".work/origin.json", b"{}")
+    os.chown(store.path(naming.WORK), 12345, -1)
+    asked: list[Callable[[], object]] = [
+        lambda: store.write("file", b""),
+        lambda: store.lock().__enter__(),
+        lambda: store.remove_tree(".work/origin.json"),
+        lambda: store.open(".work/origin.json", os.O_RDWR),
+    ]
+    for ask in asked:
+        with pytest.raises(StoreError, match=r"belongs to another user \(number 12345\)"):
+            ask()
+    assert store.read(".work/origin.json") == b"{}"
+
+    # Of one who owns it all, as on file systems that change owners.
+    os.chown(store.root, 12345, -1)
+    store.write("file", b"")
 
 
 @pytest.fixture

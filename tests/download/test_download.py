@@ -48,6 +48,24 @@ def test_three_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".work/fetch-*"))
 
 
+@pytest.mark.parametrize("planted", [".work", f".work/{TRAIN}.partial", ".work/lock"])
+def test_no_planted_link_is_written_through(tmp_path: Path, planted: str) -> None:
+    home, into = tmp_path / "home", tmp_path / "into"
+    home.mkdir()
+    (home / "key").write_bytes(b"secret")
+    (into / planted).parent.mkdir(parents=True)
+    (into / planted).symlink_to(home / ("" if planted == ".work" else "key"))
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, data in FILES.items():
+        (source / name).write_bytes(data)
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        download.run(arguments(into, source, "--allow-other"))
+    assert archives(home) == {"key": b"secret"}
+    assert TRAIN not in archives(into)
+
+
 def test_a_second_run_asks_the_server_nothing(tmp_path: Path) -> None:
     with serve(FILES) as server:
         flags = arguments(tmp_path, server.url, "--allow-other")

@@ -61,9 +61,12 @@ def dying(function):
             os._exit(9)
         return function(*args, **kwargs)
     return call
-for name in ("rename", "replace", "hardlink_to", "rmdir", "unlink"):
-    setattr(pathlib.Path, name, dying(getattr(pathlib.Path, name)))
 from imagenet_prep.__main__ import main
+from imagenet_prep.core.store import LocalStore
+changes = {os: ("rename", "replace", "link"), pathlib.Path: ("rmdir", "unlink")}
+for where, names in {**changes, LocalStore: ("remove",)}.items():
+    for name in names:
+        setattr(where, name, dying(getattr(where, name)))
 main()
 """,
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import naming
+from imagenet_prep.core import canonical, naming
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
+    ManifestError,
+    StoreError,
     UsageError,
 )
 from imagenet_prep.core.partition import Order
@@ -258,3 +262,53 @@ def test_s3_is_read_like_any_server(
 
         assert len(read(open_feed("s3://sets/small", tmp_path / "cache"))) == NUM_TRAIN // 4 * 4
     assert set(shards_in(tmp_path / "cache")) == set(SHARDS)
+
+
+def test_a_server_cannot_name_a_file_outside_the_cache(server: Server, tmp_path: Path) -> None:
+    """It signs its manifest itself, and sends what it likes under any name."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bashrc").write_bytes(b"export PATH")
+    content = json.loads(server.files["/dataset.json"])
+    del content["digest"]
+    content["splits"]["train"]["shards"][0]["name"] = "../../.bashrc"
+    whole = {**content, "digest": canonical.digest(content)}
+    text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
+    server.files["/dataset.json"] = text.encode() + b"\n"
+
+    with pytest.raises(ManifestError, match=r"the shard '\.\./\.\./\.bashrc' of train, expected"):
+        NodeCache(server.url, home / "cache", None)
+    assert files_of(home) == {".bashrc": b"export PATH"}
+
+
+@pytest.mark.parametrize("planted", [".work/locks", ".work/temporary", ".work", "index"])
+def test_no_link_in_the_cache_is_followed(server: Server, tmp_path: Path, planted: str) -> None:
+    folder, home = tmp_path / "cache", tmp_path / "home"
+    home.mkdir()
+    (home / "key").write_bytes(b"secret")
+    copy = NodeCache(server.url, folder, None)
+    shutil.rmtree(copy.root / naming.WORK)
+    (copy.root / planted).parent.mkdir(exist_ok=True)
+    (copy.root / planted).symlink_to(home)
+    records = Records(copy.root, "train", copy)
+    records.follow([list(range(len(TRAIN)))])
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        records.read(0)
+    copy.close()
+    assert files_of(home) == {"key": b"secret"}
+
+
+def test_a_planted_beginning_of_a_file_is_not_written_through(
+    server: Server, tmp_path: Path
+) -> None:
+    copy = NodeCache(server.url, tmp_path / "cache", None)
+    (tmp_path / "key").write_bytes(b"secret")
+    (copy.root / ".work" / "temporary" / SHARDS[0]).symlink_to(tmp_path / "key")
+    records = Records(copy.root, "train", copy)
+    records.follow([list(range(len(TRAIN)))])
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        records.read(0)
+    copy.close()
+    assert (tmp_path / "key").read_bytes() == b"secret"

@@ -1,0 +1,115 @@
+"""adopt finishes what it began itself, and nothing that somebody else wrote down for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.adopt import Config, adopt
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.sources import tfrecords
+from tests.kit.dataset import everything
+
+SHARD = "train-00000-of-00001"
+BEGUN = ".work/adopt.json"
+FAR = [[SHARD, "0" * 64]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder in the user's own, with files that look worth moving."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id").write_bytes(b"secret")
+    root = tmp_path / "set"
+    (root / ".work").mkdir(parents=True)
+    (root / "authorized_keys").write_bytes(b"theirs")
+    (root / "train-00001-of-00001").write_bytes(b"no record")
+    return root
+
+
+def plant(root: Path, begun: Any) -> None:
+    (root / BEGUN).write_text(begun if isinstance(begun, str) else json.dumps(begun))
+
+
+@pytest.mark.parametrize(
+    "renames",
+    [
+        [["authorized_keys", "../.ssh/authorized_keys"]],
+        [["../.ssh/id", SHARD]],
+        [["authorized_keys", SHARD]],
+        [["train-00001-of-00001", "authorized_keys"]],
+        [["train-00001-of-00001", "validation-00000-of-00001"]],
+        [["train-00001-of-00002", SHARD]],
+        [["test/train-00001-of-00001", SHARD]],
+        [["train/../../train-00001-of-00001", SHARD]],
+        [["/train-00001-of-00001", SHARD]],
+        [["train-00003-of-00001", SHARD]],
+        [["train-00002-of-00001", "train-00001-of-00001"]],
+        [["train-00001-of-00001"]],
+        [["train-00001-of-00001", 5]],
+        ["ab"],
+        {"train-00001-of-00001": SHARD},
+        5,
+    ],
+    ids=ascii,
+)
+def test_moves_that_adopt_would_not_make_are_refused(root: Path, renames: Any) -> None:
+    plant(root, {"renames": renames, "shards": [*FAR, ["authorized_keys", ""]]})
+    before = everything(root.parent)
+
+    with pytest.raises(DataDamagedError, match=r"adopt\.json: .*nothing was changed.*its \.work"):
+        adopt(Config(str(root), allow_subset=True, json=True))
+    after = everything(root.parent)
+    del before["set/.work"], after["set/.work"]
+    after.pop("set/.work/lock")
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    "begun",
+    ["", "5", "[]", "{}", "[" * 100_000, {"renames": []}, {"renames": [], "shards": [5]}],
+    ids=lambda begun: ascii(begun)[:20],
+)
+def test_notes_that_adopt_does_not_write_are_refused(root: Path, begun: Any) -> None:
+    plant(root, begun)
+
+    with pytest.raises(DataDamagedError, match=r"adopt\.json: "):
+        adopt(Config(str(root), allow_subset=True, json=True))
+
+
+def test_a_move_to_a_shard_that_the_notes_do_not_name_is_refused(root: Path) -> None:
+    plant(root, {"renames": [["train-00001-of-00001", SHARD]], "shards": []})
+
+    with pytest.raises(DataDamagedError, match="adopt would never rename"):
+        adopt(Config(str(root), allow_subset=True, json=True))
+    assert (root / "train-00001-of-00001").exists()
+
+
+def test_shards_behind_a_planted_link_are_not_moved(root: Path, tmp_path: Path) -> None:
+    """The move is one that adopt makes, but the folder is somebody else's."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train-00001-of-00001").write_bytes(b"ours")
+    (root / "train-00001-of-00001").unlink()
+    (root / "train").symlink_to(tmp_path / "other")
+    plant(root, {"renames": [["train/train-00001-of-00001", SHARD]], "shards": FAR})
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        adopt(Config(str(root), allow_subset=True, json=True))
+    assert (tmp_path / "other" / "train-00001-of-00001").read_bytes() == b"ours"
+    assert sorted(path.name for path in root.iterdir()) == [".work", "authorized_keys", "train"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("train-00001-of-00002", "train-00000-of-00002"),
+        ("train-00002-of-00002", "train-00001-of-00002"),
+        ("train/train-00000-of-00002", "train-00000-of-00002"),
+        ("imagenet2012-validation.tfrecord-00001-of-00004", "validation-00001-of-00004"),
+    ],
+)
+def test_moves_that_adopt_makes_are_known_as_such(path: str, name: str) -> None:
+    assert tfrecords.becomes(path, name)

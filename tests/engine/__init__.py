@@ -1,0 +1,1 @@
+"""Mirrors the house: see the package of the same name."""

@@ -1,0 +1,115 @@
+"""What workers leave for each other in `.work`, and what somebody else may have left there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from imagenet_prep import engine
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.store import LocalStore
+
+
+class Task(NamedTuple):
+    name: str
+
+
+def work(task: Task) -> engine.Result:
+    if task.name == "bad":
+        raise UsageError("it is bad")
+    return engine.Result({"made": task.name})
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> engine.Stage[Task]:
+    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), work)
+
+
+def run(stage: engine.Stage[Task], *names: str) -> list[dict[str, Any]]:
+    lanes = engine.Lanes(1, engine.THREADS)
+    return engine.run(stage, [*map(Task, names)], lanes, title="", quiet=True)
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        b"{}",
+        b'{"outputs": 5}',
+        b'{"outputs": [5]}',
+        b'{"outputs": [{"name": 5, "num_bytes": 6}]}',
+        b'{"outputs": [{"name": "file", "num_bytes": "6"}]}',
+        b'{"outputs": [{"name": "../key", "num_bytes": 6}]}',
+        b'{"outputs": [{"name": "/etc/hostname", "num_bytes": 6}]}',
+    ],
+    ids=lambda receipt: ascii(receipt)[:60],
+)
+def test_a_receipt_of_no_run_is_none(stage: engine.Stage[Task], receipt: bytes) -> None:
+    stage.store.write("file", b"secret")
+    (stage.store.local.root.parent / "key").write_bytes(b"secret")
+    stage.store.write(f"{stage.folder}/receipts/a.json", receipt)
+
+    assert stage.receipts(["a"]) == {}
+    assert run(stage, "a")[0]["made"] == "a"
+
+
+def test_a_task_whose_name_leads_outside_is_not_done(stage: engine.Stage[Task]) -> None:
+    with pytest.raises(DataDamagedError, match="leads outside"):
+        run(stage, "../../../key")
+
+    names = {path.name for path in stage.store.local.root.parent.rglob("*key*")}
+    assert names == set()
+
+
+@pytest.mark.parametrize("planted", ["", "/receipts", "/claims", "/failed", "/reserve"])
+@pytest.mark.parametrize("name", ["good", "bad"])
+def test_no_planted_link_is_followed(
+    stage: engine.Stage[Task], tmp_path: Path, planted: str, name: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "key").write_bytes(b"secret")
+    link = stage.store.local.root / f"{stage.folder}{planted}"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(home / ("key" if planted == "/reserve" else ""))
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        run(stage, name)
+    assert {path.name: path.read_bytes() for path in home.iterdir()} == {"key": b"secret"}
+
+
+def test_a_log_is_no_planted_link(stage: engine.Stage[Task], tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"secret")
+    assert stage.log("processes").read_bytes() == b""
+    (stage.store.local.root / stage.folder / "runner.log").symlink_to(tmp_path / "key")
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        stage.log("runner")
+
+
+def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
+    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.clear()
+    store = stage.store.local
+    opened = LocalStore.open
+
+    def full(self: LocalStore, name: str, flags: int) -> int:
+        if name.endswith("failed/a.json"):
+            raise OSError(28, "No space left on device")
+        return opened(self, name, flags)
+
+    monkeypatch.setattr(LocalStore, "open", full)
+    stage.fail("a", "UsageError", "the reason " * 1000)
+    monkeypatch.undo()
+
+    failure = json.loads(store.read(f"{stage.folder}/failed/a.json"))
+    assert failure["message"].startswith("the reason the reason")
+    with pytest.raises(UsageError, match="the reason"):
+        stage.raise_failure()

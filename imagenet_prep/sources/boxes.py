@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from imagenet_prep.core import canonical, schema
@@ -192,7 +192,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _archived(
-    stream: IO[bytes], name: str, allowance: tar.Allowance, depth: int
+    stream: tar.Stream, name: str, allowance: tar.Allowance, depth: int
 ) -> Iterator[tuple[str, bytes]]:
     """Yields the XML files of a tar, and of the packed tars in it."""
     reader = tar.Forward(stream, allowance)

@@ -11,7 +11,7 @@ from typing import Any
 import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.store import ArchiveReader, Store
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import commit
@@ -102,11 +102,18 @@ class Output:
         self._refuse_others(self.store.read(_BEGUN))
 
     def _refuse_others(self, begun: bytes) -> None:
-        begun_with = json.loads(begun)
+        try:
+            begun_with = canonical.loads(begun)
+            parts = {part: dict(begun_with[part]) for part in self._settings()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataDamagedError(
+                f"{self.store.where(_BEGUN)}: is damaged ({error}), so that nothing says what was "
+                f"begun there. Remove {naming.WORK}, or choose another --out."
+            ) from error
         differences = [
             difference
             for part, mine in self._settings().items()
-            for difference in _differences(begun_with[part], mine)
+            for difference in _differences(parts[part], mine)
         ]
         if differences:
             raise UsageError(
@@ -131,7 +138,9 @@ class Output:
         space.check_shards(self.job, self.store, plans, pending)
         # From here on the folder belongs to these settings; a run refused before leaves it free.
         self._refuse_others(self.store.claim(_BEGUN, canonical.dumps(self._settings())))
-        self.store.write(naming.ORIGIN, self._origin())
+        if self.store is self.store.local:
+            # For `report`, which reads folders; a bucket gets no paths of this machine.
+            self.store.write(naming.ORIGIN, self._origin())
         if self.job.lanes.remote:
             shards = (name for split in plans for name in split.shard_names)
             self.store.share(plan_name(name) for name in shards if name in pending)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import socket
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,9 +112,11 @@ class Stage(Generic[AnyTask]):
         there = set(self.store.names(folder))
         found = [task for task in tasks if f"{task}.json" in there]
         contents = self.store.read_each([f"{folder}/{task}.json" for task in found])
-        receipts: dict[str, dict[str, Any]] = dict(
-            zip(found, map(json.loads, contents), strict=True)
-        )
+        receipts = {
+            task: receipt
+            for task, receipt in zip(found, map(_parse_receipt, contents), strict=True)
+            if receipt is not None
+        }
         outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
         sizes = self.store.sizes(output["name"] for output in outputs)
         return {
@@ -167,7 +168,9 @@ class Stage(Generic[AnyTask]):
 
     def _note(self, task: AnyTask, error: Exception) -> None:
         if isinstance(error, errors.ImagenetPrepError):
-            where = f" (on worker {socket.gethostname()})" if self.turn else ""
+            # A bucket may be read by others, who need not know what hosts are called.
+            name = socket.gethostname() if isinstance(self.board, LocalStore) else _worker()
+            where = f" (on worker {name})" if self.turn else ""
             self.fail(task.name, type(error).__name__, f"{error}{where}")
         else:
             self.fail(task.name, "", "".join(traceback.format_exception(error)))
@@ -207,10 +210,18 @@ class Stage(Generic[AnyTask]):
           RuntimeError: with the traceback of a bug.
         """
         for name in self.board.names(f"{self.notes}/failed"):
-            failure = json.loads(self.board.read(f"{self.notes}/failed/{name}"))
-            if failure["error"]:
-                raise errors.by_name(failure["error"])(failure["message"])
-            raise RuntimeError(f"task {failure['task']}:\n{failure['message']}")
+            note = self.board.read(f"{self.notes}/failed/{name}")
+            try:
+                failure = canonical.loads(note)
+                task, error, message = (str(failure[key]) for key in ("task", "error", "message"))
+            except (ValueError, KeyError, TypeError) as damage:
+                raise errors.StoreError(
+                    f"{self.board.where(f'{self.notes}/failed/{name}')}: a task has failed, and "
+                    f"what it left to say so is damaged ({damage}). Run the same command again."
+                ) from damage
+            if error:
+                raise errors.by_name(error)(message)
+            raise RuntimeError(f"task {task}:\n{message}")
 
     @property
     def stopped(self) -> bool:
@@ -238,5 +249,28 @@ class Stage(Generic[AnyTask]):
             time.sleep(_SEEN_POLL_S)
 
 
+def _parse_receipt(data: bytes) -> dict[str, Any] | None:
+    """Returns a receipt; None where it is damaged, which makes its task one to be done."""
+    try:
+        receipt = canonical.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(receipt, dict) or not isinstance(receipt.get("outputs"), list):
+        return None
+    for output in receipt["outputs"]:
+        try:
+            naming.check_inside(output["name"])
+            whole = type(output["num_bytes"]) is int
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        if not whole:
+            return None
+    return receipt
+
+
+# Receipts may lie in a bucket that others read: they tell workers apart, not where they ran.
+_PROCESS = uuid.uuid4().hex[:12]
+
+
 def _worker() -> str:
-    return f"{socket.gethostname()}/{os.getpid()}/{threading.current_thread().name}"
+    return f"{_PROCESS}/{threading.current_thread().name}"

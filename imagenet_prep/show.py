@@ -108,8 +108,9 @@ def run(argv: Sequence[str]) -> int:
         else:
             print(
                 f"{row['record']:>6} @{row['offset']:<12,} {row['stored_label']:>4} "
-                f"{row['wnid']} {row['width']:>5}x{row['height']:<5} {len(image):>9,} B  "
-                f"{row['filename']}  {row['text']}"
+                f"{cli.printable(row['wnid'])} {row['width']:>5}x{row['height']:<5} "
+                f"{len(image):>9,} B  {cli.printable(row['filename'])}  "
+                f"{cli.printable(row['text'])}"
             )
     return 0
 
@@ -129,7 +130,8 @@ def _write_image(shard: str, number: int, out: Path) -> int:
         if last == number:
             with storage_errors("write", out):
                 out.write_bytes(row["encoded"])
-            print(f"{out}: {row['width']}x{row['height']} {row['wnid']} {row['text']}")
+            what = cli.printable(f"{row['wnid']} {row['text']}")
+            print(f"{out}: {row['width']}x{row['height']} {what}")
             return 0
     raise UsageError(f"{shard.rpartition('/')[2]}: no record {number}; it has records 0 to {last}")
 

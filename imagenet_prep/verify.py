@@ -314,7 +314,7 @@ def run(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(result, indent=1))
     elif problems:
-        print("\n".join(problems))
+        print("\n".join(map(cli.printable, problems)))
     what = f"{result['examples']:,} examples in {result['shards']} shards"
     if result["part"]:
         what += f" ({result['part']})"

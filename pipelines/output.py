@@ -106,7 +106,7 @@ class Output:
         differences = [
             difference
             for part, mine in self._settings().items()
-            for difference in _differences(begun_with[part], mine)
+            for difference in _differences(parts[part], mine)
         ]
         if differences:
             raise UsageError(
@@ -132,7 +132,9 @@ class Output:
         # From here on the folder belongs to these settings; a run refused before leaves it free.
         self.store.claim(_BEGUN, canonical.dumps(self._settings()))
         self._refuse_others()
-        self.store.write(naming.ORIGIN, self._origin())
+        if self.store is self.store.local:
+            # For `report`, which reads folders; a bucket gets no paths of this machine.
+            self.store.write(naming.ORIGIN, self._origin())
         if self.job.lanes.remote:
             shards = (name for split in plans for name in split.shard_names)
             self.store.share(plan_name(name) for name in shards if name in pending)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import canonical, cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import Host
 from pipelines.launch import LEFT, differences
@@ -83,9 +83,9 @@ def read_job(root: Path) -> Job:
     """
     folder = root / "input" / "config"
     try:
-        resources = json.loads((folder / "resourceconfig.json").read_text("utf-8"))
+        resources = canonical.loads((folder / "resourceconfig.json").read_bytes())
         path = folder / "hyperparameters.json"
-        hyperparameters = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        hyperparameters = canonical.loads(path.read_bytes()) if path.exists() else {}
         job = Job(
             resources["current_host"],
             tuple(resources["hosts"]),
@@ -116,7 +116,8 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     words = []
     for key, value in sorted(hyperparameters.items()):
         if value.startswith('"') and value.endswith('"') and len(value) > 1:
-            value = json.loads(value)
+            with contextlib.suppress(ValueError):  # the console's, with quotes of its own
+                value = str(canonical.loads(value))
         flag = f"--{key.replace('_', '-')}"
         if key.replace("-", "_") not in switches:
             words += [f"{flag}={value}"]
@@ -175,7 +176,7 @@ def _meeting(
             port = stack.enter_context(rendezvous.serving(hosts, address, port))
         place = (hosts, job.host, address, port)
         told = rendezvous.exchange("facts", json.dumps(facts), *place, limit_s=_HOSTS_S)
-        known = {host: json.loads(told[host.address]) for host in hosts}
+        known = {host: _facts(host, told[host.address]) for host in hosts}
         problems = [
             f"{host.address}: {each['problem']}" for host, each in known.items() if each["problem"]
         ]
@@ -191,6 +192,21 @@ def _meeting(
             waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
                 rendezvous.exchange("end", "-", waits_for, *place[1:], limit_s=_END_S)
+
+
+def _facts(host: Host, text: str) -> dict[str, Any]:
+    """Returns what a host says of itself.
+
+    Raises:
+      ImagenetPrepError: it is not what our own container would say.
+    """
+    try:
+        facts = canonical.loads(text)
+    except ValueError as error:
+        raise ImagenetPrepError(f"{host.address}: sent no facts: {error}") from error
+    if not isinstance(facts, dict) or "problem" not in facts:
+        raise ImagenetPrepError(f"{host.address}: sent {text[:64]!r} instead of its facts")
+    return facts
 
 
 def _make_own_name_known(job: Job) -> None:

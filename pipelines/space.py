@@ -10,6 +10,7 @@ from imagenet_prep import engine
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core import cli, naming
 from imagenet_prep.core.errors import BadImageError, StoreError
+from imagenet_prep.core.image import MAX_IMAGE_BYTES
 from imagenet_prep.core.store import LocalStore, Store
 from imagenet_prep.shards import plan
 from imagenet_prep.sources.source import IndexTask, Packed
@@ -147,7 +148,8 @@ def _sample(job: Job, store: LocalStore, split: plan.SplitPlan) -> Iterator[byte
     reader = job.reader(store)
     members = plan.parse(store.read(plan_name(split.shard_names[0])))
     for member in members[:_SAMPLE_IMAGES]:
-        yield reader.read(member.archive, member.offset, member.size)
+        size = min(member.size, MAX_IMAGE_BYTES + 1)
+        yield reader.read(member.archive, member.offset, size)
 
 
 def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes]:

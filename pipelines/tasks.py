@@ -15,7 +15,7 @@ from imagenet_prep.codec.policy import CHECK_HEADER, DECISIVE_LIBRARIES, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import canonical, naming, schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member, dump_member
+from imagenet_prep.core.image import MAX_IMAGE_BYTES, Member, dump_member
 from imagenet_prep.core.store import ArchiveReader, LocalStore, Store, storage_errors
 from imagenet_prep.engine import PROCESSES, Lanes, Output, Result
 from imagenet_prep.shards import plan, writer
@@ -300,8 +300,9 @@ class WriteWork:
         return self._hash(task) if isinstance(task, HashTask) else self._write(task)
 
     def read(self, member: Member) -> bytes:
-        """Returns the source bytes of one image."""
-        return self.reader.read(member.archive, member.offset, member.size)
+        """Returns the source bytes of one image, of a huge one as many as the codec refuses."""
+        size = min(member.size, MAX_IMAGE_BYTES + 1)
+        return self.reader.read(member.archive, member.offset, size)
 
     def _write(self, task: ShardTask) -> Result:
         members = plan.parse(self.plans.read(plan_name(task.shard)))

@@ -18,8 +18,9 @@ from PIL import Image, UnidentifiedImageError
 
 from imagenet_prep.codec.policy import CHECK_HEADER, Policy
 from imagenet_prep.codec.probe import JPEG, Probe, is_complete, probe
+from imagenet_prep.core import jpeg
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.image import PreparedImage
+from imagenet_prep.core.image import MAX_IMAGE_BYTES, PreparedImage
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,12 +63,16 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
     Raises:
       BadImageError: the image cannot be used; `reason` is one of empty, truncated,
-        corrupt, undecodable, unknown_format, too_many_pixels.
+        corrupt, undecodable, unknown_format, too_many_bytes, too_many_pixels,
+        too_many_scans.
     """
+    if len(data) > MAX_IMAGE_BYTES:
+        raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
     header = probe(data)
     if header.format != JPEG:
         return _from_other(data, policy)
     _check_pixels(header.height, header.width, policy)
+    jpeg.refuse_bombs(data, policy.max_pixels)
     height, width = policy.resized(header.height, header.width)
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
@@ -214,9 +219,11 @@ def keep(data: bytes) -> PreparedImage:
     """Returns a JPEG as it is, whatever its colour space, with the size that it really has.
 
     Raises:
-      BadImageError: its header says that it is no JPEG, or cannot be read.
+      BadImageError: its header says that it is no JPEG, cannot be read, or claims more than may
+        be decoded.
     """
     header = probe(data)
+    jpeg.refuse_bombs(data)
     if header.format != JPEG:
         raise BadImageError("unknown_format", f"no JPEG, starts with {data[:8]!r}")
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
@@ -238,9 +245,11 @@ def prove_stored(
       any_size, any_colorspace: records of this set are known to be untrue there.
 
     Raises:
-      BadImageError: it is no RGB JPEG, does not decode, or has another size.
+      BadImageError: it is no RGB JPEG, does not decode, has another size, or claims more than may
+        be decoded.
     """
     header = probe(encoded)
+    jpeg.refuse_bombs(encoded)
     if header.format != JPEG or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace or "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import os
 import signal
 import sys
@@ -21,6 +22,48 @@ from typing import Any, NoReturn, TypeVar
 from imagenet_prep.core import errors, scratch
 
 Config = TypeVar("Config")
+
+# Characters that a terminal obeys, or that change in which order others are shown.
+_OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
+_OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+# Beyond ASCII as in JSON, so that JSON that is printed stays JSON.
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
+_ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    r"""Returns text from data as one line that no terminal obeys: "\x1b" for an escape.
+
+    Everything that is printed is escaped in the end, see `finish`. But only who puts a name into
+    a line knows that its line's ends are not ours.
+    """
+    return text.translate(_ESCAPES)
+
+
+class _Printed(io.TextIOWrapper):
+    """stdout or stderr, on which names and messages from elsewhere cannot play tricks."""
+
+    def write(self, text: str) -> int:
+        # A progress bar begins with a return to the start of its line.
+        start = "\r" if text.startswith("\r") else ""
+        super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
+        return len(text)
+
+
+def _escape_output() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, _Printed):
+            continue  # closed, or a test's
+        stream.flush()
+        printed = _Printed(
+            stream.buffer,
+            stream.encoding,
+            "backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, printed)
 
 
 def flag(
@@ -147,6 +190,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
     published whole or not at all.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    _escape_output()
     # What is left where the error itself cannot be told: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import DataDamagedError
 
 KEPT = "kept"
 REPAIRED = "repaired"
@@ -23,6 +23,10 @@ class Boxes(NamedTuple):
 
 
 NO_BOXES = Boxes((), (), (), ())
+
+# ImageNet's largest file has 15 MB. What has more is no image, and is not read whole: several
+# are in memory at a time.
+MAX_IMAGE_BYTES = 128 << 20
 
 
 class Member(NamedTuple):
@@ -56,10 +60,20 @@ def dump_member(member: Member) -> bytes:
 
 
 def parse_member(line: bytes | bytearray) -> Member:
-    """Returns the member that `dump_member` wrote."""
-    key, archive, offset, size, class_index, *boxes = json.loads(line)
-    sides = map(tuple, boxes[0]) if boxes else NO_BOXES
-    return Member(key, archive, offset, size, class_index, Boxes(*sides))
+    """Returns the member that `dump_member` wrote.
+
+    Raises:
+      DataDamagedError: it did not write that line.
+    """
+    try:
+        key, archive, offset, size, class_index, *boxes = canonical.loads(line)
+        sides = map(tuple, boxes[0]) if boxes else NO_BOXES
+        return Member(key, archive, offset, size, class_index, Boxes(*sides))
+    except (ValueError, TypeError, LookupError) as error:
+        raise DataDamagedError(
+            f"a list of images below .work is damaged ({error}). Remove the folder .work of the "
+            "output, then run the same command again."
+        ) from error
 
 
 class PreparedImage(NamedTuple):

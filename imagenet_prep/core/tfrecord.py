@@ -20,8 +20,9 @@ _HEAD = struct.Struct("<QI")
 FRAMING_BYTES = 16
 # Length and its CRC: what lies before a payload.
 HEAD_BYTES = _HEAD.size
-# Larger than any image we accept; a longer claim is a damaged length, not a record.
-MAX_PAYLOAD_BYTES = 1 << 30
+# Larger than any image we accept with its boxes; a longer claim is a damaged length, not a
+# record, and may not decide how much is read.
+MAX_PAYLOAD_BYTES = 256 << 20
 
 
 class Record(NamedTuple):

@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core import example, manifest, naming, placement, schema, tfrecord
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core import example, jpeg, manifest, naming, placement, schema, tfrecord
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
 from imagenet_prep.core.placement import WHOLE
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.read.cache import NodeCache
+
+
+# So many digits of an offset or a size fit 63 bits; two of them, a blank and a line's end.
+_INDEX_DIGITS = 18
+_INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
 
 
 class Records:
@@ -132,6 +137,8 @@ class Records:
             payload = tfrecord.unframe(data, size)
             lacks = self.manifest.lacks
             image = example.decode(payload, lacks)
+            # TensorFlow and DALI decode whatever they are given.
+            jpeg.refuse_bombs(image.encoded)
             if schema.HEIGHT in lacks or schema.WIDTH in lacks:
                 height, width = _size_of(image.encoded)
                 image = image._replace(height=height, width=width)
@@ -147,7 +154,7 @@ class Records:
             raise DataDamagedError(
                 f"{self.where(number)}: cannot be read: {error.strerror}"
             ) from error
-        except DataDamagedError as error:
+        except (DataDamagedError, BadImageError) as error:
             raise DataDamagedError(
                 f"{self.where(number)}: {error}. To see all: imagenet-prep verify {self.root}"
             ) from error
@@ -208,14 +215,21 @@ class Records:
             self._cache.need(there)
         name = naming.index_name(there.name)
         try:
-            numbers = np.array((self.root / name).read_bytes().split(), np.int64)
+            with open(self.root / name, "rb") as file:
+                words = file.read(_INDEX_LINE_BYTES * there.examples + 1).split()
+            # numpy takes each word for what int() takes, which is more than digits.
+            odd = next((w for w in words if not w.isdigit() or len(w) > _INDEX_DIGITS), None)
+            if odd is not None:
+                raise ValueError(f"{odd[:32]!r} is no place in a file")
+            numbers = np.array(words, np.int64)
         except (OSError, ValueError) as error:
             raise DataDamagedError(f"{self.root / name}: cannot be read: {error}") from error
         index = numbers.reshape(-1, 2) if len(numbers) == 2 * there.examples else None
-        if index is not None:
+        if index is not None and len(index):
             stops = index.sum(axis=1)
             starts = np.concatenate(([0], stops[:-1]))
-            if (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
+            small = (index[:, 1] <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES).all()
+            if small and (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
                 return index
         raise DataDamagedError(
             f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "

@@ -44,6 +44,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.labelcolor": _INK,
     "text.color": _INK,
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "xtick.color": _INK,
     "xtick.labelcolor": _INK,
     "xtick.major.size": 0,

@@ -9,14 +9,12 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
-import json
 import math
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from imagenet_prep.core import canonical, schema
@@ -44,6 +42,12 @@ _STEM = {
 _MAX_XML_BYTES = 1 << 20
 _MAX_INNER_BYTES = 64 << 20
 _INNER_SUFFIXES = (".tar.gz", ".tgz")
+# ILSVRC2012's train annotations: a packed tar a class, in one archive.
+_MAX_DEPTH = 1
+# ILSVRC2012's unpack to about 1 GB: 544,546 files in two blocks or three. Their boxes are lines
+# of 100 MB in all.
+_MAX_UNPACKED_BYTES = 2 << 30
+_MAX_LINES_BYTES = 256 << 20
 _SIDES = ("xmin", "xmax", "ymin", "ymax")
 _ADVICE = "Download the annotations again, or leave them out with --no-boxes."
 
@@ -121,7 +125,7 @@ def read(task: BoxTask) -> Found:
       SourceError: it is damaged, or holds what is no annotation of its split.
     """
     lines: dict[str, bytearray] = {}
-    images = num_boxes = dropped = 0
+    images = num_boxes = dropped = num_bytes = 0
     # A class folder of train says which class its files are of.
     of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
     for name, data in _files(task.path):
@@ -134,7 +138,11 @@ def read(task: BoxTask) -> Found:
         if of_class is not None and match[1] != of_class:
             raise SourceError(f"{where}: lies in the folder of {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
-        lines.setdefault(group, bytearray()).extend(canonical.dumps([stem, found]) + b"\n")
+        line = canonical.dumps([stem, found]) + b"\n"
+        num_bytes += len(line)
+        if num_bytes > _MAX_LINES_BYTES:
+            raise SourceError(f"{task.path}: has more boxes than any archive of them. {_ADVICE}")
+        lines.setdefault(group, bytearray()).extend(line)
         images += 1
         num_boxes += len(found.xmin)
         dropped += bad
@@ -149,11 +157,22 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
     """
     found: dict[str, Boxes] = {}
     for line in lines.splitlines():
-        stem, sides = json.loads(line)
+        stem, boxes = _parse_line(line, where)
         if stem in found:
             raise SourceError(f"{where}: {stem}.xml comes twice. {_ADVICE}")
-        found[stem] = Boxes(*map(tuple, sides))
+        found[stem] = boxes
     return found
+
+
+def _parse_line(line: bytes, where: str) -> tuple[str, Boxes]:
+    try:
+        stem, sides = canonical.loads(line)
+        return str(stem), Boxes(*map(tuple, sides))
+    except (ValueError, TypeError) as error:
+        raise SourceError(
+            f"{where}: the list of boxes is damaged ({error}). Remove its folder, then run the "
+            "same command again."
+        ) from error
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -165,55 +184,34 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
                     with open(path / file.path, "rb") as opened:
                         yield file.path, opened.read(_MAX_XML_BYTES + 1)
         else:
-            with gzip.open(path) as stream:
-                yield from _archived(stream, path.name)
-    except (OSError, EOFError, zlib.error) as error:
+            with tar.unpacked(path) as stream:
+                allowance = tar.Allowance(_MAX_UNPACKED_BYTES)
+                yield from _archived(stream, path.name, allowance, 0)
+    except tar.UNPACKING_ERRORS as error:
         raise SourceError(f"{path}: cannot be read: {error}. {_ADVICE}") from error
 
 
-def _archived(stream: Any, name: str) -> Iterator[tuple[str, bytes]]:
+def _archived(
+    stream: tar.Stream, name: str, allowance: tar.Allowance, depth: int
+) -> Iterator[tuple[str, bytes]]:
     """Yields the XML files of a tar, and of the packed tars in it."""
-    reader = _Forward(stream)
-    for member in tar.members(reader, name, 0, _Forward.END):
+    reader = tar.Forward(stream, allowance)
+    for member in tar.members(reader, name, 0, tar.Forward.END):
         if member.name.endswith(".xml"):
             size = min(member.size, _MAX_XML_BYTES + 1)
             yield member.name, reader.read(name, member.offset, size)
         elif member.name.endswith(_INNER_SUFFIXES):
             if member.size > _MAX_INNER_BYTES:
                 raise SourceError(f"{name}: {member.name} has {member.size:,} bytes. {_ADVICE}")
+            if depth == _MAX_DEPTH:
+                raise SourceError(
+                    f"{name}: {member.name} is an archive in an archive in an archive, which "
+                    f"annotations are not. {_ADVICE}"
+                )
             inner = reader.read(name, member.offset, member.size)
             with gzip.open(io.BytesIO(inner)) as packed:
-                yield from _archived(packed, f"{name}: {member.name}")
-    # The checksum of the compression lies behind the end of the tar.
-    reader.finish()
-
-
-class _Forward:
-    """Reads a stream by offsets that only grow, so that a packed tar needs no second copy."""
-
-    # The unpacked size is not known; a member beyond the end is found when it is read.
-    END = 1 << 62
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._position = 0
-
-    def read(self, archive: str, offset: int, size: int) -> bytes:
-        self._skip(offset - self._position)
-        data: bytes = self._stream.read(size)
-        self._position += len(data)
-        if len(data) < size:
-            raise SourceError(f"{archive}: ends at byte {self._position:,}. {_ADVICE}")
-        return data
-
-    def finish(self) -> None:
-        while self._stream.read(1 << 20):
-            pass
-
-    def _skip(self, num_bytes: int) -> None:
-        while num_bytes > 0 and (data := self._stream.read(min(num_bytes, 1 << 20))):
-            num_bytes -= len(data)
-            self._position += len(data)
+                yield from _archived(packed, f"{name}: {member.name}", allowance, depth + 1)
+    reader.finish(name)
 
 
 def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
-import tarfile
-import zlib
+import pickletools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.sources import labels, source
+from imagenet_prep.sources import labels, source, tar
 from imagenet_prep.sources.source import IndexTask, PackedImage
 
 if TYPE_CHECKING:
@@ -40,6 +39,12 @@ _SIDE = 32
 _PIXEL_BYTES = 3 * _SIDE * _SIDE
 # A batch of 10,000 images has 31 MB.
 _MAX_BATCH_BYTES = 64 << 20
+# The archive unpacks to 186 MB.
+_MAX_UNPACKED_BYTES = 512 << 20
+# A batch has four operations an image. Each may leave an object of up to 100 bytes.
+_MAX_OPERATIONS = 1_000_000
+# As file systems have it.
+_MAX_NAME_BYTES = 255
 
 Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
@@ -104,9 +109,9 @@ class Cifar10(source.Packed):
             )
         for row, (label, name) in enumerate(zip(classes, names, strict=True)):
             if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
-                raise SourceError(f"{where}: row {row:,}: label {label!r}, expected 0 to 9")
+                raise SourceError(f"{where}: row {row:,}: its label is not one of 0 to 9")
             # CIFAR's names are not promised to be unique; with the place they are.
-            stem = _text(name).rpartition("/")[2].rpartition(".")[0]
+            stem = _name(name, where).rpartition("/")[2].rpartition(".")[0]
             base = f"{task.name}_{row:05d}_{stem}.jpg"
             yield PackedImage(
                 f"{self.classes.wnids[label]}/{base}", label, self._encode(pixels, row)
@@ -151,8 +156,8 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
     where = f"{path}: {_META}"
     names = _load(_read(path, _META), where).get("label_names")
     if not isinstance(names, list) or len(names) != 10:
-        raise SourceError(f"{where}: label_names is {names!r}, expected ten names")
-    classes = labels.classes_called([_text(name) for name in names], where)
+        raise SourceError(f"{where}: label_names is not a list of ten names")
+    classes = labels.classes_called([_name(name, where) for name in names], where)
     if path.is_dir():
         part = source.folder_part(path.name, [("", source.scan(path))])
     else:
@@ -167,15 +172,27 @@ def _read(path: Path, name: str) -> bytes:
             with open(path / name, "rb") as file:
                 data = file.read(_MAX_BATCH_BYTES + 1)
         else:
-            with tarfile.open(path) as archive:
-                member = archive.extractfile(f"{FOLDER}/{name}")
-                data = member.read(_MAX_BATCH_BYTES + 1) if member else b""
-    except (OSError, KeyError, tarfile.TarError, zlib.error, EOFError) as error:
+            data = _read_member(path, f"{FOLDER}/{name}")
+    except (*tar.UNPACKING_ERRORS, SourceError) as error:
         raise SourceError(
             f"{path}: {name} cannot be read: {error}. Download {ARCHIVE} again (md5 {ARCHIVE_MD5})."
         ) from error
     if len(data) > _MAX_BATCH_BYTES:
         raise SourceError(f"{path}: {name} has more than {_MAX_BATCH_BYTES:,} bytes: no batch")
+    return data
+
+
+def _read_member(path: Path, name: str) -> bytes:
+    data = None
+    with tar.unpacked(path) as stream:
+        reader = tar.Forward(stream, tar.Allowance(_MAX_UNPACKED_BYTES))
+        for member in tar.members(reader, path.name, 0, tar.Forward.END):
+            if member.name.removeprefix("./") == name:
+                size = min(member.size, _MAX_BATCH_BYTES + 1)
+                data = reader.read(path.name, member.offset, size)
+        reader.finish(path.name)
+    if data is None:
+        raise SourceError("it is not in the archive")
     return data
 
 
@@ -198,6 +215,8 @@ class _Array:
 class _Dtype:
     def __init__(self, kind: str, *_: object) -> None:
         self.kind = _text(kind)
+        if len(self.kind) > 2:
+            raise pickle.UnpicklingError("an array of another kind than u1")
 
     def __setstate__(self, state: object) -> None:
         pass
@@ -207,25 +226,32 @@ def _reconstruct(*_: object) -> _Array:
     return _Array()
 
 
-def _latin1(text: str, _: str) -> bytes:
-    """How Python 3 writes bytes for Python 2 to read."""
-    return text.encode("latin1")
-
-
 _STAND_INS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _latin1,
 }
 
 
 class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self._left = len(data)
+
+    def _latin1(self, text: str, _: str) -> bytes:
+        """How Python 3 writes bytes for Python 2 to read: each text once."""
+        self._left -= len(text)
+        if self._left < 0:
+            raise pickle.UnpicklingError("it encodes more text than it holds")
+        return text.encode("latin1")
+
     def find_class(self, module: str, name: str) -> Any:
         """Returns our stand-in for what numpy's arrays are made of; refuses the rest."""
+        if (module, name) == ("_codecs", "encode"):
+            return self._latin1
         if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(f"asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"asks for {module[:64]}.{name[:64]}")
         return _STAND_INS[module, name]
 
 
@@ -236,7 +262,8 @@ def _load(data: bytes, where: str) -> dict[str, Any]:
       SourceError: it is no such pickle, or asks for code to be run.
     """
     try:
-        content = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+        _check_bounds(data)
+        content = _Unpickler(data).load()
         return {_text(key): value for key, value in content.items()}
     except Exception as error:
         # A pickle is a program: a broken one raises whatever it runs into.
@@ -246,9 +273,34 @@ def _load(data: bytes, where: str) -> dict[str, Any]:
         ) from error
 
 
+def _check_bounds(data: bytes) -> None:
+    """Makes sure that a pickle holds what it asks room for, before it is unpickled.
+
+    Raises:
+      ValueError: it ends before what it announces, asks for a place in its memo beyond what it
+        has made, or has more operations than any batch.
+    """
+    for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
+        if number > _MAX_OPERATIONS:
+            raise ValueError(f"it has more than {_MAX_OPERATIONS:,} operations")
+        places = operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0)
+        if places > number:
+            raise ValueError(f"it asks for a memo of {places:,} places")
+        if operation.name == "FRAME" and int(argument or 0) > len(data):
+            raise ValueError(f"it announces {argument:,} bytes and has {len(data):,}")
+
+
+def _name(value: Any, where: str) -> str:
+    """Returns a name that may become a part of a key."""
+    name = _text(value)
+    if len(name) > _MAX_NAME_BYTES:
+        raise SourceError(f"{where}: a name has more than {_MAX_NAME_BYTES} bytes")
+    return name
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     if isinstance(value, str):
         return value
-    raise pickle.UnpicklingError(f"{value!r} where a name is expected")
+    raise pickle.UnpicklingError(f"a {type(value).__name__} where a name is expected")

@@ -8,13 +8,15 @@ list of synsets, or from Kaggle's solution.
 from __future__ import annotations
 
 import csv
+import io
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member
+from imagenet_prep.core.image import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import File, IndexTask
 
@@ -28,6 +30,9 @@ SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 
+# Kaggle's solution has 2 MB, the other lists less.
+_MAX_LIST_BYTES = 16 << 20
+
 _IMAGES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
@@ -40,19 +45,23 @@ class FileReader:
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns the bytes of a file, `size` of them from `offset` 0.
 
+        Of files that are too large for an image the beginning may be asked for.
+
         Raises:
           SourceError: it cannot be read, or has another size than when it was listed.
         """
         path = self._root / archive
         try:
-            data = path.read_bytes()
+            with open(path, "rb") as file:
+                there = os.fstat(file.fileno()).st_size
+                data = file.read(offset + size)
         except OSError as error:
             raise SourceError(
                 f"{path}: cannot be read: {error.strerror}. Check the disk that holds it."
             ) from error
-        if len(data) != offset + size:
+        if there < size or (there > size and size <= MAX_IMAGE_BYTES):
             raise SourceError(
-                f"{path}: has {len(data):,} bytes, had {size:,} when it was listed. "
+                f"{path}: has {there:,} bytes, had {size:,} when it was listed. "
                 "Leave the source as it is while it is read, then run this again."
             )
         return data
@@ -326,12 +335,15 @@ def _read_mapping(path: Path) -> labels.ClassList:
 
 def _read_solution(path: Path) -> list[tuple[str, str]]:
     """Returns (stem, WNID) of each validation image."""
-    rows = list(csv.reader(_read(path).splitlines()))
-    if not rows or rows[0] != ["ImageId", "PredictionString"]:
-        raise SourceError(
-            f"{path}: expected the columns ImageId,PredictionString. Get it again from Kaggle."
-        )
-    return [(row[0], row[1].partition(" ")[0] if len(row) > 1 else "") for row in rows[1:] if row]
+    rows = csv.reader(io.StringIO(_read(path)))
+    try:
+        if next(rows, None) != ["ImageId", "PredictionString"]:
+            raise SourceError(
+                f"{path}: expected the columns ImageId,PredictionString. Get it again from Kaggle."
+            )
+        return [(row[0], row[1].partition(" ")[0] if len(row) > 1 else "") for row in rows if row]
+    except csv.Error as error:
+        raise SourceError(f"{path}: line {rows.line_num}: {error}. Get it again.") from error
 
 
 def _class_indices(
@@ -350,6 +362,11 @@ def _class_indices(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        with open(path, "rb") as file:
+            data = file.read(_MAX_LIST_BYTES + 1)
+        text = data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
+    if len(data) > _MAX_LIST_BYTES:
+        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
+    return text

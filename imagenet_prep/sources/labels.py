@@ -10,9 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import lzma
-import tarfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.errors import SourceError
+from imagenet_prep.sources import mat, tar
 
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+# The devkit has 2.5 MB and unpacks to some tens of them; meta.mat and the ground truth, whose
+# 50,000 numbers have at most four digits, are parts of that.
+_MAX_UNPACKED_BYTES = 256 << 20
+_MAX_FILE_BYTES = 8 << 20
+
+# Of an ILSVRC2012_ID, which ends at 1860; int() refuses 4,300 by another error.
+_MAX_DIGITS = 10
 
 # sha256 of ILSVRC2012's 1000 sorted WNIDs, one a line.
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
@@ -149,12 +154,13 @@ def read_devkit(path: Path) -> Devkit:
         raise SourceError(f"{path}: meta.mat lists a WNID or an ILSVRC2012_ID twice. {_ADVICE}")
     labels = []
     for number, line in enumerate(truth.split(), start=1):
-        if not line.isdigit() or int(line) not in index_of_id:
+        index = index_of_id.get(int(line)) if line.isdigit() and len(line) < _MAX_DIGITS else None
+        if index is None:
             raise SourceError(
-                f"{path}: ground truth line {number}: {line.decode(errors='replace')!r} is no "
+                f"{path}: ground truth line {number}: {line[:32].decode(errors='replace')!r} is no "
                 f"ILSVRC2012_ID of a leaf synset in meta.mat. {_ADVICE}"
             )
-        labels.append(index_of_id[int(line)])
+        labels.append(index)
     devkit = Devkit(classes, tuple(labels))
     if classes.official:
         check_canaries(devkit, path)
@@ -191,20 +197,23 @@ def _devkit_files(path: Path) -> tuple[bytes, bytes]:
     wanted = {"meta.mat": b"", GROUND_TRUTH: b""}
     try:
         if path.is_dir():
-            return (path / "data/meta.mat").read_bytes(), (
-                path / "data" / GROUND_TRUTH
-            ).read_bytes()
-        with tarfile.open(path) as archive:
-            for member in archive:
-                base = member.name.rpartition("/")[2]
-                if base in wanted and member.isfile() and "/data/" in f"/{member.name}":
-                    file = archive.extractfile(member)
-                    wanted[base] = file.read() if file else b""
-            # The compression's checksum lies behind the end of the tar, where tarfile stops.
-            while archive.fileobj.read(1 << 20):
-                pass
-    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+            for name in wanted:
+                with open(path / "data" / name, "rb") as file:
+                    wanted[name] = file.read(_MAX_FILE_BYTES + 1)
+        else:
+            with tar.unpacked(path) as stream:
+                reader = tar.Forward(stream, tar.Allowance(_MAX_UNPACKED_BYTES))
+                for member in tar.members(reader, path.name, 0, tar.Forward.END):
+                    base = member.name.rpartition("/")[2]
+                    if base in wanted and "/data/" in f"/{member.name}":
+                        size = min(member.size, _MAX_FILE_BYTES + 1)
+                        wanted[base] = reader.read(path.name, member.offset, size)
+                reader.finish(path.name)
+    except (*tar.UNPACKING_ERRORS, SourceError) as error:
         raise SourceError(f"{path}: cannot be read as a devkit: {error}. {_ADVICE}") from error
+    for name, data in wanted.items():
+        if len(data) > _MAX_FILE_BYTES:
+            raise SourceError(f"{path}: {name} has more than {_MAX_FILE_BYTES:,} bytes. {_ADVICE}")
     if missing := [name for name, data in wanted.items() if not data]:
         raise SourceError(f"{path}: holds no data/{' and no data/'.join(missing)}. {_ADVICE}")
     meta, truth = wanted.values()
@@ -217,6 +226,7 @@ def _leaf_synsets(path: Path, meta: bytes) -> list[tuple[int, str, str]]:
     from scipy.io import loadmat
 
     try:
+        mat.check(meta)
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         rows = [
             (int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"]))

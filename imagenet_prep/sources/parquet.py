@@ -8,7 +8,6 @@ left alone.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import schema
+from imagenet_prep.core import canonical, schema
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
@@ -239,7 +238,7 @@ def _class_names(file: ParquetFile, path: Path) -> list[str]:
     if text is None:
         return []
     try:
-        names = json.loads(text)["info"]["features"]["label"].get("names", [])
+        names = canonical.loads(text)["info"]["features"]["label"].get("names", [])
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(

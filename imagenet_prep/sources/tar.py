@@ -7,8 +7,14 @@ million, so plain ustar headers are read here at ten times that rate. What is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+import bz2
+import contextlib
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from imagenet_prep.core.errors import SourceError
 
@@ -25,6 +31,23 @@ _REFUSED = {
 }
 # A long name is a path; a header that claims more is damage.
 _MAX_NAME_BYTES = 1 << 20
+# 2^63 has 19; int() itself refuses 4,300 digits by another error.
+_MAX_DIGITS = 19
+
+# What unpacking raises where bytes are not what they should be.
+UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_PACKERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ": lzma.open,
+    b"BZh": bz2.open,
+}
+
+
+class Stream(Protocol):
+    """An open file, packed or not."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns up to `size` bytes."""
 
 
 class Reader(Protocol):
@@ -63,7 +86,7 @@ def members(reader: Reader, archive: str, start: int, stop: int) -> Iterator[Tar
             return
         name, size, kind = _parse(header, where)
         name = extended.get("path", name)
-        size = int(extended.get("size", size))
+        size = _number(extended["size"].encode(), 10, where) if "size" in extended else size
         content = position + _BLOCK
         position = content + -(-size // _BLOCK) * _BLOCK
         if content + size > stop:
@@ -115,10 +138,7 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
     if field[0] & 0x80:
         size = int.from_bytes(field, "big") & ((1 << 95) - 1)  # GNU base-256, beyond 8 GiB
     else:
-        digits = field.strip(b"\0 ") or b"0"
-        if digits.strip(b"01234567"):
-            raise SourceError(f"{where}: a member's size is {field!r}, expected octal digits")
-        size = int(digits, 8)
+        size = _number(field.strip(b"\0 ") or b"0", 8, where)
     name = _text(header[:100].partition(b"\0")[0])
     if header[257:263] == b"ustar\0" and header[345] != 0:
         prefix = header[345:500].partition(b"\0")[0]
@@ -129,16 +149,106 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
 def _pax_records(data: bytes, where: str) -> dict[str, str]:
     r"""Returns path and size of a pax header, whose records read `LENGTH KEY=VALUE\n`."""
     records = {}
-    while data:
-        length, _, _ = data.partition(b" ")
-        record = data[: int(length)] if length.isdigit() else b""
+    start = 0
+    while start < len(data):
+        digits = data[start : start + _MAX_DIGITS].partition(b" ")[0]
+        stop = start + int(digits) if digits.isdigit() else start
+        record = data[start:stop]
         key, equals, value = record.partition(b" ")[2].partition(b"=")
-        if not equals or not record.endswith(b"\n") or len(record) != int(length):
+        if not equals or not record.endswith(b"\n") or stop > len(data):
             raise SourceError(f"{where}: a damaged pax header. Compare the archive's md5.")
-        if key == b"path" or (key == b"size" and value[:-1].isdigit()):
+        if key in (b"path", b"size"):
             records[_text(key)] = _text(value[:-1])
-        data = data[len(record) :]
+        start = stop
     return records
+
+
+def _number(digits: bytes, base: int, where: str) -> int:
+    """Returns a size in bytes from its decimal or octal digits."""
+    if digits.isdigit() and len(digits) <= _MAX_DIGITS:
+        with contextlib.suppress(ValueError):  # 8 and 9 are no octal digits
+            return int(digits, base)
+    kind = "octal" if base == 8 else "decimal"
+    raise SourceError(
+        f"{where}: a member's size is {digits[:32]!r}, expected at most {_MAX_DIGITS} {kind} "
+        "digits. Compare the archive's md5."
+    )
+
+
+class Allowance:
+    """How many bytes an archive, and the archives in it, may still unpack to.
+
+    What is packed well can unpack to a thousand times its size, and again in each archive that
+    lies inside.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = self._left = most_bytes
+
+    def take(self, num_bytes: int, archive: str) -> None:
+        """Counts bytes that were unpacked.
+
+        Raises:
+          SourceError: these are too many.
+        """
+        self._left -= num_bytes
+        if self._left < 0:
+            raise SourceError(f"{archive}: unpacks to more than {self._most:,} bytes")
+
+
+class Forward:
+    """Reads a stream by offsets that only grow, so that a packed tar needs no second copy."""
+
+    # The unpacked size is not known; a member beyond the end is found when it is read.
+    END = 1 << 62
+
+    def __init__(self, stream: Stream, allowance: Allowance) -> None:
+        """Takes an open stream at its start; every byte that is read of it is counted."""
+        self._stream = stream
+        self._allowance = allowance
+        self._position = 0
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        """As for `Reader`; `offset` may not lie before the end of what was read."""
+        self._skip(archive, offset - self._position)
+        data = self._next(archive, size)
+        if len(data) < size:
+            raise SourceError(f"{archive}: ends at byte {self._position:,}")
+        return data
+
+    def finish(self, archive: str) -> None:
+        """Reads the rest: the checksum of the compression lies behind the end of the tar."""
+        while self._next(archive, 1 << 20):
+            pass
+
+    def _skip(self, archive: str, num_bytes: int) -> None:
+        while num_bytes > 0 and (data := self._next(archive, min(num_bytes, 1 << 20))):
+            num_bytes -= len(data)
+
+    def _next(self, archive: str, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._position += len(data)
+        self._allowance.take(len(data), archive)
+        return data
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[Stream]:
+    """Yields the bytes of a file that may be packed by gzip, xz or bzip2.
+
+    Raises:
+      UNPACKING_ERRORS: here, and where it is read.
+    """
+    with open(path, "rb") as file:
+        head = file.read(8)
+        file.seek(0)
+        packers = (packer for magic, packer in _PACKERS.items() if head.startswith(magic))
+        packer = next(packers, None)
+        if packer is None:
+            yield file
+            return
+        with packer(file) as stream:
+            yield stream
 
 
 def _text(name: bytes) -> str:

@@ -11,7 +11,8 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.core.image import PreparedImage
 from tests.codec import mutations
 
-REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format", "too_many_pixels"}
+REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format"}
+REASONS |= {"too_many_pixels", "too_many_scans"}
 REPAIRS = {None, "gray", "cmyk", "ycck", "surplus_data"}
 # A size made up by a flipped bit is decoded up to here: memory and time of the test.
 MAX_PIXELS = 4_000_000

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -210,3 +211,38 @@ def test_all_spellings_of_a_flag_are_the_same_field(argv: str) -> None:
     config = cli.parse(Aliased, argv.split(), verb="try", description="Tries.", examples="  try")
 
     assert config == Aliased(9)
+
+
+OBEYED = "\x1b]0;title\x07 \x9b31m \u202ereversed\u2069 \x7f\x08\r\0 é 猫"
+SHOWN = r"\x1b]0;title\x07 \u009b31m \u202ereversed\u2069 \u007f\x08\x0d\x00 é 猫"
+
+
+def test_names_from_data_become_one_line_that_no_terminal_obeys() -> None:
+    assert cli.printable(OBEYED) == SHOWN
+    assert cli.printable("a\nb\tc") == r"a\x0ab\x09c"
+    assert cli.printable("C:\\n 100 %") == "C:\\n 100 %"
+
+
+def test_whatever_a_command_prints_is_escaped() -> None:
+    program = (
+        "import json, sys\n"
+        "from imagenet_prep.core import cli, errors\n"
+        f"TEXT = {OBEYED!r}\n"
+        "def main():\n"
+        "    print(f'a\\tb\\n{TEXT}')\n"
+        "    print(json.dumps(TEXT, ensure_ascii=False))\n"
+        "    print('\\udcff')\n"
+        "    sys.stderr.write('\\r 50 %')\n"
+        "    raise errors.SourceError(TEXT)\n"
+        "cli.finish(main)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=50
+    )
+    lines = done.stdout.decode().split("\n")
+
+    assert done.returncode == 3
+    assert lines[:2] == ["a\tb", SHOWN]
+    assert json.loads(lines[2]) == OBEYED
+    assert lines[3] == r"\udcff"
+    assert done.stderr.decode() == f"\r 50 %imagenet-prep: {SHOWN}\n"

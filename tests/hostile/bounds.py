@@ -1,0 +1,23 @@
+"""Holds code to a bound of memory, without taking what it is not to take."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOM_BYTES = 512 << 20
+
+
+@contextlib.contextmanager
+def little_memory(room_bytes: int = ROOM_BYTES) -> Iterator[None]:
+    """Lets this process map `room_bytes` more than it has; whoever wants more gets MemoryError."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + room_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

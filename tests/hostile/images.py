@@ -1,0 +1,93 @@
+"""Pictures that cost far more to decode than to send."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+from PIL import Image
+
+SIDE = 65_500
+
+
+def progressive_jpeg(num_scans: int, side: int = 64) -> bytes:
+    """Returns a sound progressive JPEG whose last scan is repeated until there are so many."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (90, 120, 30)).save(buffer, "JPEG", progressive=True)
+    return _with_scans(buffer.getvalue(), num_scans)
+
+
+def many_scans_without_interleaving(num_scans: int, side: int = 64) -> bytes:
+    """Returns a JPEG that is not progressive and has a scan a component, again and again.
+
+    A decoder keeps all coefficients of such a file, and reads scans until the end.
+    """
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), 77).save(buffer, "JPEG")
+    grey = buffer.getvalue()
+    sof, sos = grey.index(b"\xff\xc0"), grey.index(b"\xff\xda")
+    frame = b"\xff\xc0" + struct.pack(">HBHHB", 17, 8, side, side, 3)
+    frame += bytes((1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
+    scans = [
+        grey[sos : sos + 5] + bytes((component,)) + grey[sos + 6 : -2] for component in (1, 2, 3)
+    ]
+    count = max(0, num_scans - 2)
+    body = b"".join(scans[:2] + scans[2:] * count)
+    return grey[:sof] + frame + grey[sof + 13 : sos] + body + b"\xff\xd9"
+
+
+def scans_behind_garbage(num_scans: int) -> bytes:
+    """Returns `progressive_jpeg` with bytes before a marker, which libjpeg skips."""
+    data = progressive_jpeg(num_scans)
+    place = data.index(b"\xff\xc2")
+    return data[:place] + b"\x00garbage\xff\x00" + data[place:]
+
+
+def scans_behind_an_end_in_a_comment(num_scans: int) -> bytes:
+    """Returns `progressive_jpeg` with an end marker that is the text of a comment."""
+    data = progressive_jpeg(num_scans)
+    place = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)
+    return data[:place] + b"\xff\xfe\x00\x04\xff\xd9" + data[place:]
+
+
+def jpeg_with_many_comments(count: int) -> bytes:
+    """Returns a JPEG with so many empty comments before its frame."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    data = buffer.getvalue()
+    return data[:2] + b"\xff\xfe\x00\x02" * count + data[2:]
+
+
+def jpeg_that_claims(width: int = SIDE, height: int = SIDE, *, progressive: bool = False) -> bytes:
+    """Returns a JPEG of 64 pixels whose header claims another size."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG", progressive=progressive)
+    data = bytearray(buffer.getvalue())
+    place = data.index(b"\xff\xc2" if progressive else b"\xff\xc0")
+    data[place + 5 : place + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def png_that_claims(width: int = SIDE, height: int = SIDE) -> bytes:
+    """Returns a PNG without pixels whose header claims so many."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(b""), b"IEND")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        for chunk in chunks
+    )
+
+
+def transparent_png(side: int) -> bytes:
+    """Returns a PNG of few bytes with side x side transparent pixels."""
+    buffer = io.BytesIO()
+    Image.new("RGBA", (side, side)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _with_scans(data: bytes, num_scans: int) -> bytes:
+    # Between scans lie tables: each piece is a scan with what precedes it.
+    last = data.rindex(b"\xff\xda")
+    there = data.count(b"\xff\xda")
+    return data[:-2] + data[last:-2] * (num_scans - there) + b"\xff\xd9"

@@ -1,0 +1,244 @@
+"""Small files that claim or unpack to gigabytes end in a sentence, before memory is asked for."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.sources import boxes, cifar10, folder, labels, mat, tar
+from imagenet_prep.sources.boxes import BoxTask
+from tests.hostile import archives, pickles, xml
+from tests.hostile.bounds import little_memory
+from tests.kit import layouts
+from tests.kit.layouts import voc_xml
+from tests.kit.miniature import Miniature
+
+GIGABYTE = 1 << 30
+WNID = "n01440764"
+
+
+def members(data: bytes) -> list[tar.TarMember]:
+    return list(tar.members(archives.Bytes(data), "a.tar", 0, len(data)))
+
+
+def test_the_tars_of_these_tests_are_tars() -> None:
+    (member,) = members(archives.tar(archives.tar_member("a.JPEG", b"image")))
+
+    assert (member.name, member.offset, member.size) == ("a.JPEG", 512, 5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        archives.tar_with_a_pax_size_of_many_digits(),
+        archives.tar_with_a_pax_length_of_many_digits(),
+        archives.tar_with_many_small_pax_records(),
+        archives.tar_of_negative_size(),
+        archives.tar_of_odd_octal_size(),
+        archives.tar_of_odd_octal_size(b"00000000018\0"),
+        archives.tar_of_odd_octal_size(b"+0000000010\0"),
+        archives.tar_of_odd_octal_size(b"0_000000010\0"),
+    ],
+    ids=["pax-size", "pax-length", "pax-records", "negative", "minus", "eight", "plus", "score"],
+)
+def test_odd_numbers_in_a_tar_end_in_a_sentence(data: bytes) -> None:
+    try:
+        found = members(data)
+    except SourceError as error:
+        assert str(error).startswith("a.tar: byte ")
+        assert len(str(error)) < 300
+    else:
+        assert data == archives.tar_with_many_small_pax_records()
+        assert [member.name for member in found] == ["a.JPEG"]
+
+
+@pytest.mark.parametrize(
+    "make", [archives.devkit_that_unpacks_to, archives.devkit_with_a_stranger_that_unpacks_to]
+)
+def test_a_devkit_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, make: Callable[[int], bytes]
+) -> None:
+    path = tmp_path / labels.DEVKIT
+    path.write_bytes(make(288 << 20))
+    assert path.stat().st_size < 2 << 20
+
+    with little_memory(128 << 20), pytest.raises(SourceError, match="unpacks to more than 268,4"):
+        labels.read_devkit(path)
+
+
+def test_a_devkit_folder_with_a_huge_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("meta.mat", labels.GROUND_TRUTH):
+        with open(tmp_path / "data" / name, "wb") as file:
+            os.truncate(file.fileno(), 4 * GIGABYTE)
+
+    with little_memory(128 << 20), pytest.raises(SourceError, match=r"meta\.mat has more than"):
+        labels.read_devkit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        archives.mat_that_unpacks_to(64 << 20),
+        archives.mat_with_cells(1 << 30),
+        archives.mat_with_cells(-5),
+        archives.mat_with_blanks(1 << 30),
+        archives.mat_with_structs(1 << 30),
+        archives.mat_nested(2000),
+        archives.mat_header(),
+        b"HDF5",
+    ],
+    ids=["packed", "cells", "negative", "blanks", "structs", "nested", "empty", "hdf5"],
+)
+def test_a_mat_file_that_claims_more_than_it_holds_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.mat").write_bytes(data)
+    (tmp_path / "data" / labels.GROUND_TRUTH).write_bytes(b"1\n")
+
+    with little_memory(128 << 20), pytest.raises(SourceError, match=r"meta\.mat cannot be read"):
+        labels.read_devkit(tmp_path)
+
+
+def test_every_kind_of_array_that_scipy_writes_passes() -> None:
+    for compressed in (False, True):
+        buffer = io.BytesIO()
+        content = {
+            "n": np.arange(12.0).reshape(3, 4),
+            "z": np.array([1 + 2j]),
+            "s": "words",
+            "empty": "",
+            "cells": np.array(["a", 7, np.zeros((0, 0))], object),
+            "struct": {"one": 1, "words": "two", "inner": {"three": np.int8(3)}},
+        }
+        scipy.io.savemat(buffer, content, do_compression=compressed)
+        mat.check(buffer.getvalue())
+
+
+def test_a_ground_truth_of_many_digits_is_refused(tmp_path: Path, miniature: Miniature) -> None:
+    with tarfile.open(miniature.root / labels.DEVKIT) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "ILSVRC2012_devkit_t12"
+    (path / "data" / labels.GROUND_TRUTH).write_bytes(archives.MANY_DIGITS + b"\n")
+
+    with pytest.raises(SourceError, match="ground truth line 1: '999") as caught:
+        labels.read_devkit(path)
+    assert len(str(caught.value)) < 500
+
+
+def cifar(tmp_path: Path, data: bytes) -> cifar10.Cifar10:
+    root = layouts.make_cifar10(tmp_path, num=10)
+    (root / cifar10.FOLDER / "data_batch_1").write_bytes(data)
+    return cifar10.find(root, lambda pixels: bytes(pixels.tobytes()), "raw")
+
+
+HOSTILE_PICKLES = pickles.SMALL | {
+    "text encoded again": pickles.same_text_encoded_again_and_again(1 << 20, 2000),
+    "many dicts": pickles.many_empty_dicts(2_000_000),
+    "nested tuples": pickles.nested_tuples(100_000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_PICKLES)
+def test_a_pickle_gets_no_more_memory_than_it_has_bytes(tmp_path: Path, name: str) -> None:
+    source = cifar(tmp_path, HOSTILE_PICKLES[name])
+
+    with little_memory(256 << 20), pytest.raises(SourceError, match="data_batch_1") as caught:
+        list(source.images(source.index_tasks("train")[0]))
+    assert not isinstance(caught.value.__cause__, MemoryError)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_cifar_archive_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / cifar10.ARCHIVE
+    path.write_bytes(archives.devkit_with_a_stranger_that_unpacks_to(544 << 20))
+
+    with little_memory(128 << 20), pytest.raises(SourceError, match="unpacks to more than 536,8"):
+        cifar10.find(tmp_path, lambda pixels: bytes(pixels.tobytes()), "raw")
+
+
+def read_boxes(tmp_path: Path, packed: bytes) -> boxes.Found:
+    path = tmp_path / boxes.ARCHIVES["train"]
+    path.write_bytes(packed)
+    return boxes.read(BoxTask("train", "train", path))
+
+
+def annotated(data: bytes) -> bytes:
+    return archives.tar(archives.tar_member(f"{WNID}/{WNID}_1.xml", data))
+
+
+def test_annotations_in_an_archive_in_an_archive_are_read_and_no_deeper(tmp_path: Path) -> None:
+    innermost = annotated(voc_xml(2, 2, [(0, 0, 1, 1)], WNID))
+
+    assert read_boxes(tmp_path, archives.boxes_in_boxes(1, innermost)).images == 1
+    for depth in (2, 50):
+        with pytest.raises(SourceError, match="an archive in an archive in an archive"):
+            read_boxes(tmp_path, archives.boxes_in_boxes(depth, innermost))
+
+
+def test_what_annotations_unpack_to_is_counted_over_all_archives_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes, "_MAX_UNPACKED_BYTES", 32 << 20)
+    packed = archives.boxes_that_unpack_to(64 << 20, inner=8)
+
+    with little_memory(128 << 20), pytest.raises(SourceError, match="unpacks to more than 33,5"):
+        read_boxes(tmp_path, packed)
+
+
+def test_the_lines_of_boxes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boxes, "_MAX_LINES_BYTES", 50)
+    data = voc_xml(200, 100, [(20, 30, 100, 50)] * 3, WNID)
+
+    with pytest.raises(SourceError, match="more boxes than any archive"):
+        read_boxes(tmp_path, gzip.compress(annotated(data)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        xml.billion_laughs(),
+        xml.external_entity(),
+        xml.billion_laughs().decode().encode("utf-16"),
+        xml.nested(140_000),
+        xml.many_boxes(110_000),
+        xml.number_of_many_digits(),
+    ],
+    ids=["laughs", "external", "utf-16", "nested", "boxes", "digits"],
+)
+def test_annotations_that_would_grow_are_refused(tmp_path: Path, data: bytes) -> None:
+    with little_memory(256 << 20), pytest.raises(SourceError, match=rf"{WNID}_1\.xml") as caught:
+        read_boxes(tmp_path, gzip.compress(annotated(data)))
+    assert len(str(caught.value)) < 500
+
+
+def test_a_list_of_boxes_that_was_damaged_is_a_sentence() -> None:
+    for line in (b"[", b"5", b'["a", 7]', b'["a", [1, 2]]', b"[" * 100_000):
+        with pytest.raises(SourceError, match="here: the list of boxes is damaged"):
+            boxes.parse(line, "here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ImageId,PredictionString\n" + "x" * 200_000 + ",n01440764 1 1 1 1\n",
+        'ImageId,PredictionString\n"' + "\n" * 1_000_000,
+        "ImageId,PredictionString\n" + "9" * 20_000_000,
+    ],
+    ids=["wide", "lines", "large"],
+)
+def test_a_solution_of_giant_fields_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / folder.SOLUTION
+    path.write_text(text)
+
+    with little_memory(), pytest.raises(SourceError, match=folder.SOLUTION) as caught:
+        folder._read_solution(path)
+    assert len(str(caught.value)) < 500

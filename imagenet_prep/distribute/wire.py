@@ -180,7 +180,8 @@ class Channel:
 
     def _pass_over(self, line: bytes) -> None:
         self._noise_bytes += len(line) + 1
-        if self._heard or self._noise_bytes > _MAX_NOISE_BYTES:
+        is_noise = not self._heard and not line.startswith(b'["')
+        if not is_noise or self._noise_bytes > _MAX_NOISE_BYTES:
             raise BrokenError(f"it sent {_shown(line)}: no message of imagenet-prep")
         self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 

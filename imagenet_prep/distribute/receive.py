@@ -46,12 +46,12 @@ def serve(root: Path, channel: Channel) -> int:
         begin = channel.read()
         if begin is None:
             return errors.EXIT_INTERRUPTED
+        if begin.kind not in ("look", "store"):
+            raise BrokenError(f"expected what is to be done, got {begin.kind}")
         replica = Replica(root, begin.body, begin.fields["placement"])
         if begin.kind == "look":
             _look(replica, channel, prove=begin.fields["prove"])
             return errors.EXIT_DONE
-        if begin.kind != "store":
-            raise BrokenError(f"expected what is to be done, got {begin.kind}")
         if _is_origin(replica, begin.fields["origin"]):
             # There is nothing to give, and nothing may be mended.
             channel.write("lacks", files=0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import os
 import sys
 import tempfile
 import time
@@ -18,6 +18,7 @@ from imagenet_prep.core import cli, naming
 if TYPE_CHECKING:
     from imagenet_prep.core.manifest import File
     from imagenet_prep.core.placement import Placement
+    from imagenet_prep.core.problem import Problem
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Source
@@ -152,7 +153,8 @@ class LookWork:
         from imagenet_prep.engine import Result
 
         problem = self.target.problem(task.file, prove=self.prove)
-        return Result({"problem": problem, "num_bytes": task.file.num_bytes})
+        found = None if problem is None else dataclasses.asdict(problem)
+        return Result({"problem": found, "num_bytes": task.file.num_bytes})
 
 
 @dataclass(frozen=True)
@@ -220,27 +222,21 @@ def replicate(config: Config) -> dict[str, Any]:
 
 def _note(root: Path, places: Sequence[str], digest: str) -> None:
     """Adds a line a replica that became whole, for the report of the data set in `root`."""
-    from imagenet_prep.core import canonical
-    from imagenet_prep.core.errors import ImagenetPrepError
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.core.errors import StoreError
+    from imagenet_prep.distribute.journal import Journal
 
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    store = LocalStore(root)
+    journal = Journal(root, naming.REPLICAS)
     known: dict[str, str] = {}
-    with contextlib.suppress(ImagenetPrepError, ValueError, KeyError, TypeError):
-        for line in store.read(naming.REPLICAS).splitlines():
-            entry = canonical.loads(line)
-            known[entry["where"]] = entry["digest"]
-    new = [place for place in places if known.get(place) != digest]
-    if not new:
-        return
-    lines = [{"where": place, "when": when, "digest": digest} for place in new]
     # A data set that may only be read has no such list, and is as good without.
-    with contextlib.suppress(OSError, ImagenetPrepError):
-        store.make_folder(naming.WORK)
-        opened = store.open(naming.REPLICAS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with os.fdopen(opened, "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    with contextlib.suppress(OSError, StoreError):
+        for entry in journal.news():
+            match entry:
+                case {"where": str(where), "digest": str(there)}:
+                    known[where] = there
+        for place in places:
+            if known.get(place) != digest:
+                journal.add({"where": place, "when": when, "digest": digest})
 
 
 def _to_one(config: Config, source: Source) -> dict[str, Any]:
@@ -279,12 +275,14 @@ def _open_target(config: Config, data: bytes) -> Target:
     return Replica(root, data, config.placement())
 
 
-def _look(config: Config, target: Target) -> tuple[list[str], list[File]]:
+def _look(config: Config, target: Target) -> tuple[list[Problem], list[File]]:
     """Returns what is wrong at the target, and the files it is wrong with."""
+    from imagenet_prep.core.problem import Problem
+
     prove = config.check or config.repair
     receipts = _run(config, LookWork(target, prove), target.files, "look")
     wrong = [(r["problem"], f) for r, f in zip(receipts, target.files, strict=True) if r["problem"]]
-    return [problem for problem, _ in wrong], [file for _, file in wrong]
+    return [Problem(**problem) for problem, _ in wrong], [file for _, file in wrong]
 
 
 def _bring(config: Config, source: Source, target: Target) -> dict[str, Any]:
@@ -318,7 +316,7 @@ def _run(
         return engine.run(stage, tasks, lanes, title=title, quiet=config.json)
 
 
-def _report(target: Target, problems: list[str], *, lacking_bytes: int = 0) -> dict[str, Any]:
+def _report(target: Target, problems: list[Problem], *, lacking_bytes: int = 0) -> dict[str, Any]:
     return {
         "where": target.where().rstrip("/"),
         "files": len(target.files) + 1,
@@ -340,7 +338,7 @@ def run(argv: Sequence[str]) -> int:
     )
     result = replicate(config)
     if config.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result, indent=1, default=str))
     else:
         for replica in result["replicas"]:
             print(*_sentences(config, replica), sep="\n")
@@ -378,7 +376,7 @@ def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
         return
     places = f"{len(wrong)} of {len(replicas)} replicas"
     problems = [problem for replica in wrong for problem in replica["problems"]]
-    if all(problem.partition(": ")[2].startswith("missing") for problem in problems):
+    if all(problem.is_missing for problem in problems):
         raise IncompleteError(
             f"{places} are not finished, as listed above. Run the same command without --check."
         )

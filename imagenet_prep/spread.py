@@ -11,8 +11,11 @@ from imagenet_prep.core import manifest, naming
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import read_hosts
 from imagenet_prep.core.placement import WHOLE, Placement
-from imagenet_prep.distribute import chain, hosts
+from imagenet_prep.core.problem import Problem
+from imagenet_prep.distribute import hosts
+from imagenet_prep.distribute.chain import Member
 from imagenet_prep.distribute.contents import num_bytes
+from imagenet_prep.distribute.lead import Leader
 from imagenet_prep.engine import Progress
 
 if TYPE_CHECKING:
@@ -31,7 +34,9 @@ def spread(config: Config, source: Source) -> list[dict[str, Any]]:
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     there = manifest.loads(source.data, naming.MANIFEST)
     placements = _placements(config, addresses)
-    files = {address: part.files(there) for address, part in placements.items()}
+    # Where all hold the same, it is one list: there may be 200,000 files, and 300 hosts.
+    lists = {part: part.files(there) for part in set(placements.values())}
+    files = {address: lists[part] for address, part in placements.items()}
     request = hosts.Request(
         data=source.data,
         root=str(Path(config.dataset).expanduser().absolute()),
@@ -41,16 +46,19 @@ def spread(config: Config, source: Source) -> list[dict[str, Any]]:
         limit=config.bandwidth_limit * 1_000_000,
         retries=config.retries,
         wait_s=config.wait,
+        silence_s=config.timeout,
         placements=placements,
     )
     if config.check or config.dry_run:
-        answers = hosts.ask(addresses, request, "check" if config.check else "plan")
+        num_files = {address: len(each) for address, each in files.items()}
+        answers = hosts.ask(num_files, request, prove=config.check)
     elif config.dataset.startswith("s3://"):
         argv = ["replicate", config.dataset, "--to", path, *_pull_flags(config)]
         answers = hosts.pull(addresses, request, lambda part: [*argv, *_part_flags(part)])
     else:
-        num_files = {address: len(each) for address, each in files.items()}
-        answers = _push(num_files, request, quiet=config.json)
+        sizes = {part: {f.name: f.num_bytes for f in each} for part, each in lists.items()}
+        by_host = {address: sizes[part] for address, part in placements.items()}
+        answers = _push(by_host, request, quiet=config.json)
         source.check_unchanged()
     replicas = []
     for address, answer in zip(addresses, answers, strict=True):
@@ -62,7 +70,7 @@ def spread(config: Config, source: Source) -> list[dict[str, Any]]:
             "lacking_bytes": 0,
         }
         if isinstance(answer, ImagenetPrepError):
-            replica |= {"error": type(answer).__name__, "problems": [str(answer)]}
+            replica |= {"error": type(answer).__name__, "problems": [Problem(str(answer))]}
         else:
             replica |= answer
         replicas.append(replica)
@@ -95,36 +103,33 @@ def _pull_flags(config: Config) -> list[str]:
 
 
 def _push(
-    num_files: Mapping[str, int], request: hosts.Request, *, quiet: bool
+    sizes: Mapping[str, Mapping[str, int]], request: hosts.Request, *, quiet: bool
 ) -> list[dict[str, Any] | ImagenetPrepError]:
     """Gives every host what it lacks; shows files in total, and each host's fate."""
-    progress = Progress("replicate", sum(num_files.values()), 0, quiet=quiet)
-    shown = dict.fromkeys(num_files, 0)
+    progress = Progress("replicate", sum(map(len, sizes.values())), 0, quiet=quiet)
+    shown = dict.fromkeys(sizes, 0)
 
-    def say(member: chain.Member, what: str) -> None:
+    def say(member: Member, sentence: str) -> None:
         if not quiet:
-            print(f"{member.address}: {what}", file=sys.stderr, flush=True)
+            print(f"{member.address}: {sentence}", file=sys.stderr, flush=True)
 
-    def watch(member: chain.Member, what: str) -> None:
-        if what not in ("lacks", "stored"):
-            say(member, what)
-            return
-        total = num_files[member.address]
+    def show(member: Member, stored_bytes: int) -> None:
+        total = len(sizes[member.address])
         before, done = shown[member.address], total - (member.lacking or 0)
         # A host that comes back counts again only what it did not have.
         for _ in range(done - before):
-            progress.add({"num_bytes": member.last_bytes if what == "stored" else 0})
-        if what == "stored" and before * 4 // total < done * 4 // total < 4:
+            progress.add({"num_bytes": stored_bytes})
+        if stored_bytes and before * 4 // total < done * 4 // total < 4:
             say(member, f"{100 * done // total} % of its files")
         shown[member.address] = max(done, before)
         progress.tick()
 
-    hops = chain.Chain(list(num_files), request, watch)
+    leader = Leader(sizes, request, say=say, progress=show)
     try:
-        hops.run()
+        members = leader.run()
     finally:
         progress.close()
     return [
         member.error or {"moved_bytes": member.moved_bytes, "losses": member.losses}
-        for member in hops.members
+        for member in members
     ]

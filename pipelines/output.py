@@ -106,7 +106,7 @@ class Output:
         differences = [
             difference
             for part, mine in self._settings().items()
-            for difference in _differences(parts[part], mine)
+            for difference in _differences(begun_with[part], mine)
         ]
         if differences:
             raise UsageError(

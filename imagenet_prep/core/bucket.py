@@ -24,6 +24,7 @@ from imagenet_prep.core import naming, scratch
 from imagenet_prep.core.aws import S3
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.core.manifest import File
+from imagenet_prep.core.problem import Problem
 from imagenet_prep.core.remote import AbsentError, TakenError, UnavailableError
 from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.core.transfer import Answer, Patience, patiently, stream
@@ -216,7 +217,7 @@ class BucketStore:
         Raises:
           IncompleteError: one is missing, or another one.
         """
-        if wrong := [problem for problem in self._each(self.problem, files) if problem]:
+        if wrong := [problem.text for problem in self._each(self.problem, files) if problem]:
             raise IncompleteError(
                 f"{self.where()}: {len(wrong)} objects are not what this run has put there: "
                 f"{'; '.join(wrong[:3])}. Does something else write there? Remove them, then run "
@@ -284,7 +285,7 @@ class BucketStore:
         """
         return self._call(name, "head_object", ChecksumMode="ENABLED")
 
-    def problem(self, file: File) -> str | None:
+    def problem(self, file: File) -> Problem | None:
         """Returns what is wrong with an object, as the server knows it; None where it is right.
 
         Size, the sha256 it was stored with, and whether the server holds a CRC32C of it.
@@ -295,14 +296,14 @@ class BucketStore:
         try:
             head = self.head(file.name)
         except AbsentError:
-            return f"{file.name}: missing"
-        if head["ContentLength"] != file.num_bytes:
-            return f"{file.name}: {head['ContentLength']:,} bytes, expected {file.num_bytes:,}"
+            return Problem(f"{file.name}: missing", is_missing=True)
+        if (size := head["ContentLength"]) != file.num_bytes:
+            return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
         found = head["Metadata"].get(_SHA256)
         if found != file.sha256:
-            return f"{file.name}: stored with sha256 {found}, expected {file.sha256}"
+            return Problem(f"{file.name}: stored with sha256 {found}, expected {file.sha256}")
         if "ChecksumCRC32C" not in head:
-            return f"{file.name}: the server has no CRC32C of it"
+            return Problem(f"{file.name}: the server has no CRC32C of it")
         return None
 
     def stored_sha256(self, name: str) -> str:
@@ -336,12 +337,12 @@ class BucketStore:
                 # lost. A bucket that is not there is an error at once.
                 if (problem := self.problem(file)) is None:
                     return
-                if not problem.endswith("missing"):
+                if not problem.is_missing:
                     raise
                 patience.wait(UnavailableError(str(error)))
                 continue
             if problem := self.problem(file):
-                patience.wait(UnavailableError(problem))
+                patience.wait(UnavailableError(problem.text))
                 continue
             return
 

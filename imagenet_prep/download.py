@@ -451,7 +451,8 @@ def run(argv: Sequence[str]) -> int:
         description="Get the archives of ILSVRC2012, by many connections, resumable, proven by "
         "md5.\nKilled or interrupted, run it again: nothing finished is fetched twice.\n"
         f"Credentials: ~/.netrc, a cookies.txt named by {remote.COOKIES_VARIABLE}, a bearer token "
-        f"in\n{remote.TOKEN_VARIABLE}; for s3:// the usual AWS_… variables and ~/.aws.",
+        f"in\n{remote.TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and "
+        "~/.aws.",
         examples=EXAMPLES,
     )
     summary = download(config)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import secrets
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.core.remote import UnavailableError
 from imagenet_prep.core.transfer import Patience, patiently
 from imagenet_prep.trainer.config import Config as TrainConfig
+from pipelines.sagemaker_container import TOKEN_VARIABLE
 
 EXAMPLES = """\
   imagenet-prep sagemaker --image URI --role ARN --data s3://bucket/imagenet-480 \\
@@ -158,7 +160,7 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
 
 
 def request(config: Config, name: str, train: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the CreateTrainingJob request of a job."""
+    """Returns the CreateTrainingJob request of a job, with a token of its own."""
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes)]
     made: dict[str, Any] = {
@@ -171,6 +173,8 @@ def request(config: Config, name: str, train: Mapping[str, str]) -> dict[str, An
             "ContainerArguments": arguments,
         },
         "HyperParameters": dict(train),
+        # Not a hyperparameter: those are shown wherever experiments are compared.
+        "Environment": {TOKEN_VARIABLE: secrets.token_urlsafe(32)},
         "OutputDataConfig": {"S3OutputPath": output},
         "ResourceConfig": {
             "InstanceType": config.instance_type,

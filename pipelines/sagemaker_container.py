@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -31,6 +32,9 @@ from pipelines.launch import LEFT, differences
 EXAMPLES = """\
   imagenet-prep sagemaker-container
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
+
+# In the environment of the job: what its containers prove to each other that they belong to it.
+TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
 
 # Any port above 1024 will do: a container has its network to itself.
 _PORT = 29_431
@@ -67,12 +71,14 @@ class Job:
       hosts: all, in the same order on each.
       interface: of the network that they share.
       hyperparameters: flags of `train`, by name.
+      token: that all containers of the job know, and nobody else; "" where there is none.
     """
 
     host: str
     hosts: tuple[str, ...]
     interface: str
     hyperparameters: Mapping[str, str]
+    token: str
 
 
 def read_job(root: Path) -> Job:
@@ -91,6 +97,7 @@ def read_job(root: Path) -> Job:
             tuple(resources["hosts"]),
             resources.get("network_interface_name", "eth0"),
             {str(key): str(value) for key, value in hyperparameters.items()},
+            os.environ.get(TOKEN_VARIABLE, ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -106,6 +113,9 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     """Returns hyperparameters as flags: {"jit": "true", "batch_size": "256"}.
 
     SageMaker's SDK writes values as JSON, its console as they are; both are taken.
+
+    Raises:
+      UsageError: a switch that is neither true nor false, or an address with a password in it.
     """
     from imagenet_prep.trainer.config import Config as TrainConfig
 
@@ -125,6 +135,7 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
             words += [flag]
         elif value.lower() not in ("false", "0"):
             raise UsageError(f"hyperparameter {key}: {value!r}, expected true or false")
+    cli.refuse_logins(words)
     return words
 
 
@@ -138,8 +149,16 @@ def run_container(config: Config) -> int:
     """
     root = Path(config.root)
     job = read_job(root)
+    from imagenet_prep.trainer import rendezvous
     from pipelines import host as probes
 
+    if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
+        raise UsageError(
+            f"{TOKEN_VARIABLE}: {'not set' if not job.token else 'not of the form expected'}. The "
+            "hosts of a job know each other by it. `imagenet-prep sagemaker` sets it; a job that "
+            "is submitted in another way needs it in its Environment: 16 to 128 random letters, "
+            "digits, - and _, new for each job."
+        )
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
     environment |= {"SM_MODEL_DIR": str(root / "model"), "PYTHONUNBUFFERED": "1"}
@@ -170,12 +189,15 @@ def _meeting(
     alone = len(hosts) == 1
     address = "127.0.0.1" if alone else _address(job.hosts[0])
     interface = "lo" if alone else job.interface
-    port = 0 if alone else _PORT
+    place = rendezvous.Place(address, _PORT, job.token)
+    if alone:
+        place = rendezvous.Place(address, 0, secrets.token_urlsafe(32))
     with contextlib.ExitStack() as stack:
         if job.host == job.hosts[0]:
-            port = stack.enter_context(rendezvous.serving(hosts, address, port))
-        place = (hosts, job.host, address, port)
-        told = rendezvous.exchange("facts", json.dumps(facts), *place, limit_s=_HOSTS_S)
+            place = stack.enter_context(rendezvous.serving(hosts, place))
+        told = rendezvous.exchange(
+            "facts", json.dumps(facts), hosts, job.host, place, limit_s=_HOSTS_S
+        )
         known = {host: _facts(host, told[host.address]) for host in hosts}
         problems = [
             f"{host.address}: {each['problem']}" for host, each in known.items() if each["problem"]
@@ -185,28 +207,32 @@ def _meeting(
         try:
             if problems:
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
-            yield rendezvous.environments(*place, interface)
+            yield rendezvous.environments(hosts, job.host, place, interface)
         finally:
             # The server stays until no host needs it: some have yet to read what is wrong, ranks
             # say goodbye to it. Only its own host waits for that.
             waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
-                rendezvous.exchange("end", "-", waits_for, *place[1:], limit_s=_END_S)
+                rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
 
 
-def _facts(host: Host, text: str) -> dict[str, Any]:
-    """Returns what a host says of itself.
+def _facts(host: Host, told: str) -> dict[str, Any]:
+    """Returns what a host has told of itself.
 
     Raises:
-      ImagenetPrepError: it is not what our own container would say.
+      ImagenetPrepError: it is not what `pipelines.host.probe` tells.
     """
     try:
-        facts = canonical.loads(text)
-    except ValueError as error:
-        raise ImagenetPrepError(f"{host.address}: sent no facts: {error}") from error
-    if not isinstance(facts, dict) or "problem" not in facts:
-        raise ImagenetPrepError(f"{host.address}: sent {text[:64]!r} instead of its facts")
-    return facts
+        facts: dict[str, Any] = canonical.loads(told)
+        words = (facts["problem"], facts["dataset"], *facts["versions"].values())
+        if all(isinstance(word, str) for word in words):
+            return facts
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ImagenetPrepError(
+        f"{host.address}: what it told of itself is not understood: {told[:200]!r}. Run the same "
+        "image in all containers."
+    )
 
 
 def _make_own_name_known(job: Job) -> None:

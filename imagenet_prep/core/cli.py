@@ -108,7 +108,11 @@ def parse(
     Types come from the annotations: bool fields are switches, tuples are comma-separated.
     Exit code 2 and the reason on stderr for unknown flags, bad values, and for a
     ValueError raised by the config's __post_init__.
+
+    Raises:
+      UsageError: a word holds an address with a password in it.
     """
+    refuse_logins(argv)
     parser = argparse.ArgumentParser(
         prog=f"imagenet-prep {verb}",
         description=description,
@@ -169,12 +173,34 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what stands before and after the first --."""
+    """Returns what stands before and after the first --.
+
+    Raises:
+      UsageError: a word holds an address with a password in it.
+    """
     words = list(argv)
+    refuse_logins(words)
     if "--" not in words:
         return words, []
     place = words.index("--")
     return words[:place], words[place + 1 :]
+
+
+def refuse_logins(words: Sequence[str]) -> None:
+    """Refuses passwords in addresses before any word is shown, passed on or stored.
+
+    Raises:
+      UsageError: a word holds one; it is not repeated.
+    """
+    # Imported only where there is an address: most commands have none.
+    if any("://" in word for word in words):
+        from imagenet_prep.core.remote import refuse_login
+
+        for number, word in enumerate(words):
+            try:
+                refuse_login(word)
+            except ValueError as error:
+                raise errors.UsageError(f"word {number + 1} after the verb: {error}") from None
 
 
 def absolute(place: str) -> str:

@@ -44,8 +44,19 @@ PASSING = {408, 425, 429, 500, 502, 503, 504}
 _CREDENTIALS = (
     "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
     f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
-    f"bearer token into {TOKEN_VARIABLE}."
+    f"bearer token into {TOKEN_VARIABLE} as HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
+    "443."
 )
+# One HOST=TOKEN or HOST:PORT=TOKEN; a bearer token as RFC 6750 has it.
+_BOUND_TOKEN = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"=(?P<token>[A-Za-z0-9._~+/-]+=*)"
+)
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# An address with a login in it, wherever it stands: before the path comes an @, or a port that is
+# no number, which is the beginning of a password with a slash in it.
+_LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
 
 class Stat(NamedTuple):
@@ -114,6 +125,7 @@ def check_base(base: str) -> None:
     Raises:
       ValueError: the message does not repeat the address.
     """
+    refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):
         raise ValueError(f"{parts.scheme}:// is not supported; give http(s)://, s3:// or a folder")
@@ -121,13 +133,25 @@ def check_base(base: str) -> None:
         return
     if not parts.hostname:
         raise ValueError("the address names no host or bucket")
-    if "@" in parts.netloc:
-        raise ValueError(
-            "the address holds a user name or password, which would end up in logs and shell "
-            "histories. Put it into ~/.netrc: machine HOST login NAME password SECRET"
-        )
     if parts.query or parts.fragment:
         raise ValueError("give the address of a folder, without ? or #")
+
+
+def refuse_login(text: str) -> None:
+    """Refuses a word that holds an address with a user name or password in it.
+
+    Args:
+      text: any word of a command line, e.g. --base-url=http://ann:secret@host/.
+
+    Raises:
+      ValueError: the message does not repeat the word.
+    """
+    if _LOGIN.search(text):
+        raise ValueError(
+            "the address holds a user name or password, which would end up in logs, process "
+            "lists and shell histories. For http(s) put it into ~/.netrc: machine HOST login "
+            "NAME password SECRET; for s3:// into the AWS_... variables or ~/.aws"
+        )
 
 
 def is_remote(base: str) -> bool:
@@ -201,7 +225,7 @@ class _Http:
     def __init__(self, base: str, timeout_s: float) -> None:
         self._base = base
         self._timeout_s = timeout_s
-        self._token = os.environ.get(TOKEN_VARIABLE)
+        self._token = _token_for(base)
         self._cookies = _load_cookies()
         self._local = threading.local()
 
@@ -294,7 +318,7 @@ class _Http:
             session.headers["Accept-Encoding"] = "identity"
             if self._token:
                 # Not as a session header, which ~/.netrc would override; requests drops
-                # Authorization where a redirect leaves the host.
+                # Authorization where a redirect leaves the host, its port or https.
                 session.auth = _Bearer(self._token)
             if self._cookies is not None:
                 session.cookies = self._cookies  # type: ignore[assignment]
@@ -308,6 +332,48 @@ class _Bearer:
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers["Authorization"] = f"Bearer {self._token}"
         return request
+
+
+def _token_for(base: str) -> str | None:
+    """Returns the token of the host that `base` names; None where there is none for it.
+
+    Raises:
+      UsageError: the variable is not of its form, or the token would be sent in clear text.
+    """
+    parts = urlsplit(base)
+    tokens: dict[tuple[str, int], str] = {}
+    for entry in re.split(r"[\s,]+", os.environ.get(TOKEN_VARIABLE, "")):
+        if not entry:
+            continue
+        bound = _BOUND_TOKEN.fullmatch(entry)
+        if bound is None:
+            raise UsageError(
+                f"{TOKEN_VARIABLE}: expected HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
+                "that of https, several separated by commas. A token is sent to its host alone: "
+                f"{TOKEN_VARIABLE}=mirror.example.edu=TOKEN"
+            )
+        host = bound["host"].strip("[]").lower()
+        tokens[host, int(bound["port"] or _DEFAULT_PORTS["https"])] = bound["token"]
+    host = (parts.hostname or "").lower()
+    token = tokens.get((host, parts.port or _DEFAULT_PORTS[parts.scheme]))
+    if token is None and parts.scheme == "http" and parts.port is None:
+        # http://HOST and HOST=TOKEN: no other port was meant, and the reason should be said.
+        token = tokens.get((host, _DEFAULT_PORTS["https"]))
+    if token is None or parts.scheme == "https":
+        return token
+    if not _LOOPBACK.fullmatch(host):
+        raise UsageError(
+            f"{base}: {TOKEN_VARIABLE} holds a token for {host}, and http would show it to the "
+            "network. Use https://, or leave the token out."
+        )
+    from requests.utils import get_environ_proxies
+
+    if get_environ_proxies(base).keys() & {"http", "all"}:
+        raise UsageError(
+            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy that HTTP_PROXY "
+            f"names. Set NO_PROXY={host}."
+        )
+    return token
 
 
 def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from imagenet_prep.core import errors
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.store import LocalStore
 from imagenet_prep.trainer import checkpoint, device, evaluation, model, recipe
@@ -139,17 +140,16 @@ class _Training:
             f"{plan.schedule.warmup_steps:,} steps of warm-up, {plan.precision}"
         )
         found: dict[str, Any] | None = None
-        failure: ImagenetPrepError | None = None
+        failure: list[str] | None = None
         if self._leads:
             # What rank 0 finds wrong, all ranks must learn of: they would wait for ever.
             try:
                 found = self._restore()
             except ImagenetPrepError as error:
-                failure = error
+                failure = _told(error)
         place = self._reader.state() if found is None else found["reader"]
         found, place, failure = self._comm.broadcast_object((found, place, failure))
-        if failure is not None:
-            raise failure
+        _raise(failure)
         # Also at the start: a rank that would read another set, or another order, is told so.
         self._reader.restore(place)
         if found is not None:
@@ -296,17 +296,16 @@ class _Training:
         if self._saved_step == self._step:
             return
         self._comm.average_variables(self._statistics)
-        failure: ImagenetPrepError | None = None
+        failure: list[str] | None = None
         if self._leads:
             arrays = {f"variable_{n:04d}": v.numpy() for n, v in enumerate(self._variables)}
             facts = {"run": self._plan.facts(), "reader": self._reader.state()}
             try:
                 checkpoint.save(self._folder, self._step, facts, arrays, keep=self._config.keep)
             except ImagenetPrepError as error:
-                failure = error
+                failure = _told(error)
         self._saved_at, failure = self._comm.broadcast_object((time.time(), failure))
-        if failure is not None:
-            raise failure
+        _raise(failure)
         self._saved_step = self._step
         self._flush()
 
@@ -329,6 +328,18 @@ class _Training:
         self._log.evaluation(self._step, self._plan.epoch(self._step), score, self._saved_at)
         self._flush()
         return score
+
+
+def _told(error: ImagenetPrepError) -> list[str]:
+    """Returns an error as it travels to the other ranks: its class and its message."""
+    return [type(error).__name__, str(error)]
+
+
+def _raise(told: list[str] | None) -> None:
+    """Raises what `_told` told of, if anything; the exit code is the same on every rank."""
+    if told is not None:
+        name, message = told
+        raise errors.by_name(name)(message)
 
 
 def _export(network: Any, path: Path) -> None:

@@ -128,7 +128,19 @@ def test_a_missing_file_in_a_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "base", ["http://ann:open-sesame@host/x", "https://host/x?sig=open-sesame"]
+    "base",
+    [
+        "http://ann:open-sesame@host/x",
+        "https://host/x?sig=open-sesame",
+        "s3://ann:open-sesame@bucket/x",
+        "s3://open-sesame@bucket/x",
+        # What has a slash, a question mark or a number sign in it hides the rest.
+        "https://ann:open/sesame@host/open-sesame",
+        "https://ann:open?open-sesame@host/",
+        "https://ann:open#open-sesame@host/",
+        "ftp://ann:open-sesame@host/x",
+        "HTTP://ann:open-sesame@host/x",
+    ],
 )
 def test_an_address_with_a_secret_is_refused_without_repeating_it(base: str) -> None:
     with pytest.raises(ValueError) as caught:
@@ -137,7 +149,10 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(base: str) -> 
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("base", ["/data", "data", "~/x", "https://host/a%20b/", "s3://bucket/a"])
+@pytest.mark.parametrize(
+    "base",
+    ["/data", "data", "~/x", "https://host/a%20b/", "https://host:8443/a@2x", "s3://bucket/a@b"],
+)
 def test_good_addresses_pass(base: str) -> None:
     check_base(base)
 
@@ -154,14 +169,118 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
     def authorized(headers: Mapping[str, str]) -> bool:
         return headers.get("Authorization") == f"Bearer {SECRET}"
 
-    monkeypatch.setenv(remote.TOKEN_VARIABLE, SECRET)
     with serve({"x": DATA}, authorized=authorized) as server, serve({"x": DATA}) as other:
+        port = server.url.rpartition(":")[2]
+        monkeypatch.setenv(remote.TOKEN_VARIABLE, f"127.0.0.1:{port}={SECRET}")
         assert open_here(server.url).stat("x").size == len(DATA)
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
         assert open_here(server.url).stat("x").size == len(DATA)
 
+        # Another port of the same host is another server.
+        server.redirect = other.url + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(other.url).stat("x").size == len(DATA)
+
     assert "Authorization" in server.requests[-1].headers
-    assert "Authorization" not in other.requests[-1].headers
+    assert len(other.requests) == 3
+    assert all("Authorization" not in request.headers for request in other.requests)
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "expected"),
+    [
+        ("mirror.edu=abc", "https://mirror.edu/x", "abc"),
+        ("mirror.edu=abc", "https://MIRROR.edu:443/x", "abc"),
+        ("Mirror.edu:443=abc==", "https://mirror.edu", "abc=="),
+        ("a.edu=one, mirror.edu:8443=two", "https://mirror.edu:8443/", "two"),
+        ("a.edu=one\nmirror.edu=two", "https://a.edu/", "one"),
+        ("mirror.edu=abc", "https://mirror.edu:8443/x", None),
+        ("mirror.edu:8443=abc", "https://mirror.edu/x", None),
+        ("host.edu=abc", "https://host.edu.example.com/x", None),
+        ("mirror.edu=abc", "https://sub.mirror.edu/x", None),
+        ("mirror.edu=abc", "http://other.edu/x", None),
+        ("127.0.0.1:8000=abc", "http://127.0.0.1:8000/x", "abc"),
+        ("localhost:80=abc", "http://localhost/x", "abc"),
+        ("[::1]:8000=abc", "http://[::1]:8000/x", "abc"),
+        ("", "https://mirror.edu/x", None),
+    ],
+)
+def test_a_token_belongs_to_one_host_and_port(
+    monkeypatch: pytest.MonkeyPatch, value: str, base: str, expected: str | None
+) -> None:
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, value)
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+
+    assert remote._token_for(base) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SECRET,
+        f"{SECRET}==",
+        "=" + SECRET,
+        f"host={SECRET} {SECRET}",
+        f"ho/st={SECRET}",
+        f"https://host={SECRET}",
+        f"host:port={SECRET}",
+        f"host={SECRET}?",
+    ],
+)
+def test_a_token_for_any_host_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, value)
+    with pytest.raises(UsageError, match="expected HOST=TOKEN") as caught:
+        open_here("https://mirror.edu/x")
+
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "base"),
+    [
+        ("mirror.edu", "http://mirror.edu/x"),
+        ("mirror.edu:80", "http://mirror.edu/x"),
+        ("mirror.edu:8000", "http://mirror.edu:8000/x"),
+        ("127.0.0.1.example.com:80", "http://127.0.0.1.example.com/x"),
+    ],
+)
+def test_a_token_is_never_sent_in_clear_text(
+    monkeypatch: pytest.MonkeyPatch, value: str, base: str
+) -> None:
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, f"{value}={SECRET}")
+    with pytest.raises(UsageError, match="would show it to the network. Use https://") as caught:
+        open_here(base)
+
+    assert SECRET not in str(caught.value)
+
+
+def test_a_token_for_loopback_is_not_given_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(remote.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
+    monkeypatch.setenv("http_proxy", "http://gate.example.com:3128")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "")
+    with pytest.raises(UsageError, match="Set NO_PROXY=127.0.0.1"):
+        open_here("http://127.0.0.1:8000")
+
+
+def test_cookies_stay_with_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cookies = tmp_path / "cookies.txt"
+    lines = [
+        f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}",
+        # For https alone.
+        f"127.0.0.1\tFALSE\t/\tTRUE\t0\tsecure\t{SECRET}",
+    ]
+    cookies.write_text("# Netscape HTTP Cookie File\n" + "\n".join(lines) + "\n")
+    monkeypatch.setenv(remote.COOKIES_VARIABLE, str(cookies))
+    with serve({"x": DATA}) as server, serve({"x": DATA}) as other:
+        server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+    assert server.requests[-1].headers["Cookie"] == f"session={SECRET}"
+    assert "Cookie" not in other.requests[-1].headers
 
 
 def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

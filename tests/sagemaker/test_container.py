@@ -30,6 +30,7 @@ from tests.trainer.test_two_ranks import running_ranks, wait_for
 pytestmark = pytest.mark.sagemaker
 PATIENCE_S = 240.0
 HOSTS = ("algo-1", "algo-2")
+TOKEN = "0123456789-abcdef_ABCDEF"
 __all__ = ["horovod", "shades"]
 
 
@@ -82,6 +83,26 @@ def test_outside_sagemaker_it_says_what_is_missing(tmp_path: Path) -> None:
     assert finished.code == 2
     assert f"{tmp_path}/input/config: FileNotFoundError" in finished.err
     assert "resourceconfig.json" in (tmp_path / "output" / "failure").read_text()
+
+
+@pytest.mark.parametrize(("token", "said"), [("", "not set"), ("too-short", "not of the form")])
+def test_hosts_without_a_token_of_their_job_do_not_meet(
+    tmp_path: Path, token: str, said: str
+) -> None:
+    write_layout(tmp_path, tmp_path, list(HOSTS), "algo-1", "lo", no_evaluation=True)
+    environment = {sagemaker_container.TOKEN_VARIABLE: token}
+    with start(tmp_path, env=environment) as running:
+        finished = running.finish()
+
+    assert finished.code == 2
+    assert f"{sagemaker_container.TOKEN_VARIABLE}: {said}" in finished.err
+    assert "IMAGENET_PREP_JOB_TOKEN" in (tmp_path / "output" / "failure").read_text()
+
+
+@pytest.mark.parametrize("told", ["", "[", "[]", "1", '{"versions": 1}', '{"versions": [1]}'])
+def test_a_host_that_tells_nonsense_is_named(told: str) -> None:
+    with pytest.raises(ImagenetPrepError, match="algo-2: what it told of itself"):
+        sagemaker_container._facts(Host("algo-2", 1), told)
 
 
 @needs_ranks
@@ -151,9 +172,6 @@ def test_a_spot_interruption_is_survived_with_the_checkpoints_and_with_the_mirro
     assert saved == sorted(set(saved))
 
 
-@pytest.mark.tf
-@pytest.mark.horovod
-@pytest.mark.usefixtures("tf", "horovod")
 def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -165,27 +183,29 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
 
     def first_host() -> None:
         facts = {"versions": {}, "dataset": "one", "problem": ""}
-        job = sagemaker_container.Job(HOSTS[0], HOSTS, "lo", {})
+        job = sagemaker_container.Job(HOSTS[0], HOSTS, "lo", {}, TOKEN)
         try:
             with sagemaker_container._meeting(job, [Host(name, 1) for name in HOSTS], facts):
                 said.append("it started")
         except ImagenetPrepError as error:
             said.append(str(error))
 
-    def ask(method: str, path: str, body: str = "") -> str | None:
+    place = rendezvous.Place("127.0.0.1", port, TOKEN)
+
+    def ask(method: str, name: str, body: str = "") -> str | None:
         try:
-            return rendezvous._ask("127.0.0.1", port, method, path, body)
+            return rendezvous._ask(place, method, name, body)
         except OSError:
             return None
 
     first = threading.Thread(target=first_host, daemon=True)
     first.start()
     another = json.dumps({"versions": {}, "dataset": "another", "problem": ""})
-    wait_until(lambda: ask("PUT", "/facts/algo-2", another) is not None)
+    wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None)
     # The first host knows all now, and has made up its mind.
-    wait_until(lambda: ask("GET", "/end/algo-1") is not None)
-    assert '"one"' in (ask("GET", "/facts/algo-1") or "")
-    assert ask("PUT", "/end/algo-2", "-") is not None
+    wait_until(lambda: ask("GET", "end/algo-1") is not None)
+    assert '"one"' in (ask("GET", "facts/algo-1") or "")
+    assert ask("PUT", "end/algo-2", "-") is not None
     first.join(PATIENCE_S)
     assert not first.is_alive()
     assert [line.startswith("nothing was started:\n  algo-2: manifest ") for line in said] == [True]
@@ -223,10 +243,11 @@ def net(tmp_path: Path) -> Iterator[Cluster]:
 def start_all(net: Cluster, logs: Path) -> list[Any]:
     argv = [sys.executable, "-m", "imagenet_prep", "sagemaker-container"]
     argv += ["--root", str(net.mount / "ml"), "--processes", "1"]
+    environment = os.environ | {sagemaker_container.TOKEN_VARIABLE: TOKEN}
     started = []
     for node, host in zip(net.nodes, HOSTS, strict=True):
         with open(logs / host, "wb") as log:
-            started.append(node.popen(argv, stdout=log, stderr=log))
+            started.append(node.popen(argv, stdout=log, stderr=log, env=environment))
     return started
 
 

@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     UsageError,
 )
+from imagenet_prep.trainer import rendezvous
 from pipelines import sagemaker
 from tests.kit import command
 
@@ -71,8 +72,12 @@ def answer(status: str, secondary: str, *states: tuple[str, str], **more: Any) -
     }
 
 
-def test_the_request_is_the_golden_one(stubber: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_request_is_the_golden_one(
+    stubber: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     golden = json.loads(GOLDEN.read_text())
+    tokens = iter(["the-token-of-the-first-job", "the-token-of-another-job"])
+    monkeypatch.setattr("pipelines.sagemaker.secrets.token_urlsafe", lambda _: next(tokens))
     arn = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/resnet-1"
     stubber.add_response("create_training_job", {"TrainingJobArn": arn}, golden)
 
@@ -80,7 +85,19 @@ def test_the_request_is_the_golden_one(stubber: Any, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert said == f"resnet-1: {arn}\ncheckpoints: s3://bucket/runs/resnet-1/checkpoints\n"
     assert sagemaker.run([*JOB, *SPOT, "--dry-run", *TRAIN]) == 0
+    golden["Environment"] = {"IMAGENET_PREP_JOB_TOKEN": "the-token-of-another-job"}
     assert json.loads(capsys.readouterr().out) == golden
+
+
+def test_each_job_has_a_token_of_its_own_that_its_containers_take() -> None:
+    config = sagemaker.Config("image", "role", "s3://bucket/runs", "ml.p4d.24xlarge")
+    tokens = {
+        sagemaker.request(config, "resnet-1", {})["Environment"]["IMAGENET_PREP_JOB_TOKEN"]
+        for _ in range(20)
+    }
+
+    assert len(tokens) == 20
+    assert all(rendezvous.TOKEN.fullmatch(token) and len(token) >= 43 for token in tokens)
 
 
 def test_a_file_system_is_mounted_read_only() -> None:

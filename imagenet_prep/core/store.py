@@ -247,20 +247,22 @@ class LocalStore:
 
         Raises:
           BusyError: another run holds it.
+          StoreError: this file system has no locks.
         """
         path = self.path(naming.WORK) / "lock"
         with storage_errors("create", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                raise BusyError(
-                    f"{self.where()} is being written by another run ({owner or 'unknown'}). "
-                    "Wait for it, or stop it, then run this again."
-                ) from error
+            with storage_errors("lock", path):
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                    raise BusyError(
+                        f"{self.where()} is being written by another run ({owner or 'unknown'}). "
+                        "Wait for it, or stop it, then run this again."
+                    ) from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
             yield

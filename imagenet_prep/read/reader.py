@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from imagenet_prep.core import schema
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.manifest import Manifest
 from imagenet_prep.core.partition import Order
 from imagenet_prep.core.placement import Placement
@@ -177,7 +177,7 @@ class _Following:
         self._epoch = epoch
         self._start = start
         self._fed: dict[int, EncodedBatch] = {}
-        self._error: DataDamagedError | None = None
+        self._error: ImagenetPrepError | None = None
 
     def batches(self) -> Iterator[EncodedBatch]:
         try:
@@ -186,7 +186,7 @@ class _Following:
                 self._fed[step] = batch._replace(encoded=[])
                 self._fed.pop(step - _REMEMBERED_STEPS, None)
                 yield batch
-        except DataDamagedError as error:
+        except ImagenetPrepError as error:
             # Frameworks wrap what a Python callback raises into errors of their own.
             self._error = error
             raise
@@ -286,15 +286,20 @@ def make_dataset(
         a remote set be read while it is fetched: there the default is 16.
       cache_dir: where the ranks of a node keep a remote set; by default what
         IMAGENET_PREP_CACHE names, or ~/.cache/imagenet-prep.
-      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set.
+      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set. At least two
+        windows of shards. What the readers of a node hold beyond it stays until they let go: one
+        window where ranks read in step, two windows for a reader of another split.
       num_threads: images decoded at once; 0 is one a core this process may use, shared
         among the ranks of a host.
-      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`.
+      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or server
+        that fails, and a shard that is damaged as a whole, are raised either way.
 
     Raises:
       UsageError: no manifest, an unknown choice, a backend that is not installed, or a part of
         a partitioned set that other hosts than its own are to read.
       DataDamagedError: shards are missing or cut.
+      StoreError: the system cannot read them, or the server refuses.
+      IncompleteError: the server fails again and again, or the disk is full.
     """
     choices: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "split": (split, schema.SPLITS),

@@ -48,10 +48,13 @@ class ReadConfig:
         a remote set be read while it is fetched: there the default is 16.
       cache_dir: where the ranks of a node keep a remote set; by default what
         IMAGENET_PREP_CACHE names, or ~/.cache/imagenet-prep.
-      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set.
+      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set. At least two
+        windows of shards. What the readers of a node hold beyond it stays until they let go: one
+        window where ranks read in step, two windows for a reader of another split.
       num_threads: images decoded at once; 0 is one a core this process may use, shared
         among the ranks of a host.
-      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`.
+      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or a
+        server that fails, and a shard that is damaged as a whole, are raised either way.
     """
 
     data_dir: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.read.feed import EncodedBatch, Feed
 
 # What a decoder holds at most: our own steps ahead, and the prefetching of tf.data or DALI.
@@ -27,7 +27,7 @@ class Diagnosis:
         self._epoch = epoch
         self._start = start
         self._fed: dict[int, EncodedBatch] = {}
-        self._error: DataDamagedError | None = None
+        self._error: ImagenetPrepError | None = None
 
     def batches(self) -> Iterator[EncodedBatch]:
         """Yields the batches to decode, and remembers the last ones without their images.
@@ -39,7 +39,7 @@ class Diagnosis:
                 self._fed[step] = batch._replace(encoded=[])
                 self._fed.pop(step - _REMEMBERED_STEPS, None)
                 yield batch
-        except DataDamagedError as error:
+        except ImagenetPrepError as error:
             # Frameworks wrap what a Python callback raises into errors of their own.
             self._error = error
             raise
@@ -52,7 +52,7 @@ class Diagnosis:
           step: that failed, counted from where this began.
 
         Raises:
-          DataDamagedError: a record or an image is damaged, and may not be skipped.
+          ImagenetPrepError: what the feed has raised, or an image that may not be skipped.
           Exception: `error` itself, where every image decodes.
         """
         if self._error is not None:

@@ -100,7 +100,8 @@ class Feed:
         """Yields this rank's steps of the rest of an epoch.
 
         Raises:
-          DataDamagedError: a record is damaged, and is not to be skipped.
+          DataDamagedError: a record is damaged, and is not to be skipped; or a whole shard.
+          ImagenetPrepError: a disk fails, or a shard cannot be fetched; never skipped either.
         """
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
@@ -143,6 +144,8 @@ class Feed:
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
             return None
+        # Outside of `try`: what is wrong with a whole shard is no bad record, and not skipped.
+        self.records.open_shard(number)
         try:
             return self.records.read(number)
         except DataDamagedError as error:

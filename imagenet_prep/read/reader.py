@@ -186,6 +186,8 @@ def make_dataset(
       UsageError: no manifest, an unknown choice, a backend that is not installed, or a part of
         a partitioned set that other hosts than its own are to read.
       DataDamagedError: shards are missing or cut.
+      StoreError: the system cannot read them, or the server refuses.
+      IncompleteError: the server fails again and again, or the disk is full.
     """
     return open_reader(ReadConfig(os.fspath(data_dir), split, batch_size, image_size, **options))
 

@@ -290,7 +290,7 @@ class Replica:
         self._journal_bytes = len(data)
         for line in data.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
+                entry = canonical.loads(line)
                 proven[str(entry["name"])] = int(entry["mtime_ns"])
         return proven
 
@@ -375,6 +375,6 @@ def incoming_name(name: str) -> str:
 def _digest(data: bytes) -> str:
     """Returns the digest that a manifest names; "damaged" where it names none."""
     try:
-        return str(json.loads(data)["digest"])
+        return str(canonical.loads(data)["digest"])
     except (ValueError, KeyError, TypeError):
         return "damaged"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable
 
@@ -37,7 +36,7 @@ def fingerprint(store: LocalStore, digest: str, files: Iterable[File]) -> str:
 def proven(store: LocalStore, level: str, found: str) -> str | None:
     """Returns when (UTC) files of this fingerprint were proven at `level` or a higher one."""
     try:
-        proof = json.loads(store.read(naming.PROOF))
+        proof = canonical.loads(store.read(naming.PROOF))
         enough = LEVELS.index(proof["level"]) >= LEVELS.index(level)
         return str(proof["utc"]) if enough and proof["fingerprint"] == found else None
     except (ImagenetPrepError, ValueError, KeyError, TypeError):  # none, or of a foreign hand

@@ -239,7 +239,7 @@ def _class_names(file: ParquetFile, path: Path) -> list[str]:
     if text is None:
         return []
     try:
-        names = json.loads(text)["info"]["features"]["label"].get("names", [])
+        names = canonical.loads(text)["info"]["features"]["label"].get("names", [])
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(

@@ -28,9 +28,16 @@ def warm() -> Iterator[Warm]:
 
 
 @pytest.fixture(scope="session")
-def arena_of_worker(warm: Warm) -> Iterator[Arena]:
+def memory() -> Iterator[Path]:
+    """A folder for what is written again and again; all of it on one file system."""
     with tempfile.TemporaryDirectory(dir=in_memory()) as folder:
-        yield Arena(Path(folder), warm)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def arena_of_worker(warm: Warm, memory: Path) -> Arena:
+    (memory / "arena").mkdir()
+    return Arena(memory / "arena", warm)
 
 
 @pytest.fixture
@@ -41,9 +48,9 @@ def arena(arena_of_worker: Arena) -> Arena:
 
 
 @pytest.fixture(scope="session")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(memory: Path) -> Path:
     """A data set of two classes, four images of train in two shards and two of validation."""
-    root = tmp_path_factory.mktemp("sound") / "set"
+    root = memory / "sound" / "set"
     images = [picture(number % 2, plain(number)) for number in range(6)]
     splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
     write_set(root, splits, num_classes=2)

@@ -18,10 +18,10 @@ Begun = Callable[[str], tuple[tuple[str, ...], Path]]
 
 
 @pytest.fixture(scope="session")
-def foreign(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def foreign(sound: Path, memory: Path) -> Path:
     """Shards without index, manifest and class list, as others leave them."""
-    root = tmp_path_factory.mktemp("foreign") / "set"
-    root.mkdir()
+    root = memory / "foreign" / "set"
+    root.mkdir(parents=True)
     for path in sound.glob("*-of-*"):
         shutil.copy2(path, root)
     return root
@@ -63,11 +63,7 @@ class Verbs:
 
 @pytest.fixture(scope="session")
 def begun(
-    arena_of_worker: Arena,
-    sound: Path,
-    foreign: Path,
-    tiny: Miniature,
-    tmp_path_factory: pytest.TempPathFactory,
+    arena_of_worker: Arena, sound: Path, foreign: Path, tiny: Miniature, memory: Path
 ) -> Begun:
     """Returns what a verb is told, and a read-only copy of what it left; each made once."""
     verbs = Verbs(arena_of_worker, sound, foreign, tiny)
@@ -76,7 +72,7 @@ def begun(
     def get(verb: str) -> tuple[tuple[str, ...], Path]:
         if verb not in made:
             arena_of_worker.clear()
-            kept = tmp_path_factory.mktemp("begun") / "out"
+            kept = memory / "begun" / verb.replace(" ", "-")
             shutil.copytree(verbs.begin(verb), kept)
             arena_of_worker.clear()
             made[verb] = kept

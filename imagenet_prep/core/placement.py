@@ -111,7 +111,7 @@ def load(root: Path, manifest: Manifest) -> Placement:
         return WHOLE
     advice = "Run the same replicate command again, or remove the folder and replicate anew."
     try:
-        content: dict[str, Any] = json.loads(data)
+        content: dict[str, Any] = canonical.loads(data)
         dataset = content.pop("dataset")
         placement = Placement(**content)
         if {type(number) for number in content.values()} != {int}:

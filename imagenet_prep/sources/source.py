@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -240,6 +241,9 @@ def scan(folder: Path) -> list[File]:
                             f"{folder / path}: is a link to a folder. Put the folder itself there."
                         )
                     status = entry.stat()
+                    if not stat.S_ISREG(status.st_mode):
+                        # To read a pipe would wait for whoever writes into it.
+                        raise SourceError(f"{folder / path}: is no file. Remove it.")
                     files.append(File(path, status.st_size, status.st_mtime_ns))
     except OSError as error:
         raise SourceError(

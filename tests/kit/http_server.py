@@ -197,6 +197,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 first = -1
         whole = first < 0 or not told.ranges or fault == "no range"
         body = data if whole else data[first : last + 1]
+        if fault == "flip" and body:
+            # What neither lengths nor TCP's checksum show.
+            body = bytes([body[0] ^ 1]) + body[1:]
         if not whole:
             shift = 7 if fault == "wrong range" else 0
             stop = min(last, len(data) - 1)

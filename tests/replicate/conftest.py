@@ -108,21 +108,26 @@ class Hosts:
             assert contents(self.replica(address)) == reference, address
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Four hosts; processes that stay behind fail the test."""
-    root = tmp_path / "hosts"
+def make_hosts(folder: Path) -> Hosts:
+    """Makes four hosts and their hosts file in a folder."""
+    root = folder / "hosts"
     (root / "bin").mkdir(parents=True)
     (root / "bin" / "ssh").write_text(_SSH)
     (root / "bin" / "ssh").chmod(0o755)
     addresses = ["10.0.0.1", "10.0.0.2", "node-3", "ubuntu@node-4"]
     for address in addresses:
         (root / address).mkdir()
-    file = tmp_path / "hosts.txt"
+    file = folder / "hosts.txt"
     file.write_text("".join(f"{address} slots=8\n" for address in addresses))
-    made = Hosts(root, file, addresses)
+    return Hosts(root, file, addresses)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Four hosts; processes that stay behind fail the test."""
+    made = make_hosts(tmp_path)
     yield made
-    for address in addresses:
+    for address in made.addresses:
         made.kill(address)
 
 

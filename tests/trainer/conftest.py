@@ -44,10 +44,8 @@ def arguments(settings: dict[str, Any]) -> list[str]:
     return words
 
 
-@pytest.fixture(scope="session")
-def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """67 + 22 noisy pictures of four colours, in shards of unequal length; read-only."""
-    root = tmp_path_factory.mktemp("shades") / "set"
+def make_shades(root: Path) -> Path:
+    """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length."""
     colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
 
     def example(number: int) -> ImageExample:
@@ -64,6 +62,12 @@ def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
     splits = {"train": split((30, 37), 0), "validation": split((12, 10), NUM_TRAIN)}
     write_set(root, splits, num_classes=CLASSES)
     return root
+
+
+@pytest.fixture(scope="session")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make_shades`; read-only."""
+    return make_shades(tmp_path_factory.mktemp("shades") / "set")
 
 
 @pytest.fixture

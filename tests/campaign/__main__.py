@@ -1,0 +1,238 @@
+"""Runs rounds of faults, prints a line a round and a table; exit code 1: something did not hold."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tests.campaign.download import Download
+from tests.campaign.prepare import Prepare, PrepareToS3
+from tests.campaign.replicate import Replicate, ReplicateToS3
+from tests.campaign.story import Story
+from tests.hostile.arena import Arena
+from tests.hostile.conftest import in_memory
+from tests.kit import warm
+from tests.kit.miniature import miniature_for_tests
+from tests.kit.s3_server import BUCKET, S3Server, serve_s3
+
+# How often a round is of each kind: a round of the last two takes seconds.
+WEIGHTS = {"prepare": 10, "download": 6, "replicate": 5, "s3": 1, "train": 1}
+
+
+class Kind(Protocol):
+    """What a round can be about."""
+
+    name: str
+
+    def round(self, story: Story) -> None:
+        """Carries out one; raises AssertionError where something does not hold."""
+
+
+@dataclass
+class Total:
+    """All rounds of one kind."""
+
+    rounds: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
+class Place:
+    """Where one round at a time is carried out: an arena, a warm process, what kinds know."""
+
+    def __init__(self, folder: Path, source: Path, server: Callable[[], S3Server]) -> None:
+        self._folder, self._source, self._server = folder, source, server
+        self._closing = contextlib.ExitStack()
+        self._warm: dict[str, warm.Warm] = {}
+        self._arena = Arena(folder, self._process("verbs"))
+        self._kinds: dict[str, list[Kind]] = {}
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def round(self, kind: str, rng: random.Random) -> Story:
+        """Carries out a round; what does not hold is its story's `violation`."""
+        of_kind = self._kinds_of(kind)
+        story = self._story(kind, rng)
+        before = self._arena.look()
+        try:
+            rng.choice(of_kind).round(story)
+            story.hold_outside(before)
+        except Exception as error:  # an error in the campaign is one of its rounds', too
+            unforeseen = "" if isinstance(error, AssertionError) else traceback.format_exc()
+            story.violation = f"{error}\n{unforeseen}".strip()
+            story.warm.left(0)
+        return story
+
+    def _process(self, which: str) -> warm.Warm:
+        if which not in self._warm:
+            more = {"verbs": (), "s3": ("boto3", "imagenet_prep.core.bucket"), "train": ()}[which]
+            modules = [*warm.VERBS, *more]
+            if which == "train":
+                modules = ["imagenet_prep.train", "imagenet_prep.trainer.loop", "tensorflow"]
+            self._warm[which] = self._closing.enter_context(warm.Warm(modules))
+        return self._warm[which]
+
+    def _story(self, kind: str, rng: random.Random) -> Story:
+        self._arena.clear()
+        return Story(self._arena, self._process(kind if kind in ("s3", "train") else "verbs"), rng)
+
+    def _kinds_of(self, kind: str) -> list[Kind]:
+        if kind not in self._kinds:
+
+            def story() -> Story:
+                return self._story(kind, random.Random(0))
+
+            if kind == "prepare":
+                self._kinds[kind] = [Prepare(story(), self._source)]
+            elif kind == "download":
+                self._kinds[kind] = [Download(story())]
+            elif kind == "replicate":
+                self._kinds[kind] = [Replicate(story())]
+            elif kind == "s3":
+                server = self._server()
+                to_s3 = PrepareToS3(story(), self._source, server)
+                self._kinds[kind] = [to_s3, ReplicateToS3(story(), server)]
+            else:
+                from tests.campaign.train import Train
+
+                self._kinds[kind] = [Train(story(), _shades(self._folder.parent))]
+        return self._kinds[kind]
+
+
+def _shades(folder: Path) -> Path:
+    from tests.trainer.conftest import make_shades
+
+    return make_shades(folder / f"shades-{threading.get_ident()}")
+
+
+@contextlib.contextmanager
+def _server_when_asked(folder: Path) -> Iterator[Callable[[], S3Server]]:
+    """Yields what starts a server at its first call, for all."""
+    lock, started = threading.Lock(), []
+    with contextlib.ExitStack() as closing:
+
+        def get() -> S3Server:
+            with lock:
+                if not started:
+                    folder.mkdir()
+                    started.append(closing.enter_context(serve_s3(folder)))
+                    started[0].client().create_bucket(Bucket=BUCKET)
+                return started[0]
+
+        yield get
+
+
+def run(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> dict[str, Total]:
+    """Carries out rounds, and prints a line for each; returns what happened, by kind.
+
+    Args:
+      seed, numbers: what makes each round random; equal ones are the same round again, as far as
+        the system's scheduling lets them be.
+      kinds: of `WEIGHTS`.
+      jobs: rounds at a time.
+    """
+    totals = {kind: Total() for kind in kinds}
+    printing = threading.Lock()
+    with contextlib.ExitStack() as closing:
+        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=in_memory())))
+        source = miniature_for_tests(folder, num_train=32, num_validation=8, size=(64, 48)).root
+        server = closing.enter_context(_server_when_asked(folder / "s3"))
+        places: queue.SimpleQueue[Place] = queue.SimpleQueue()
+        for job in range(jobs):
+            (folder / f"job-{job}").mkdir()
+            place = Place(folder / f"job-{job}", source, server)
+            closing.callback(place.close)
+            places.put(place)
+
+        def one(number: int) -> None:
+            rng = random.Random(f"{seed} {number}")
+            kind = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+            place = places.get()
+            began = time.monotonic()
+            try:
+                story = place.round(kind, rng)
+            finally:
+                places.put(place)
+            with printing:
+                _add(totals[kind], story, number, time.monotonic() - began)
+                shown = ", ".join(f"{count} {what}" for what, count in story.faults.items())
+                print(f"round {number:5d} {kind:9s} {story.runs:3d} runs: {shown}", flush=True)
+                if story.violation:
+                    again = f"--seed {seed} --first {number} --rounds 1 --only {','.join(kinds)}"
+                    print(f"VIOLATION ({again}): {story.violation}", flush=True)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for finished in [pool.submit(one, number) for number in numbers]:
+                finished.result()
+    return totals
+
+
+def _add(total: Total, story: Story, number: int, seconds: float) -> None:
+    total.rounds += 1
+    total.runs += story.runs
+    total.seconds += seconds
+    total.faults += story.faults
+    if story.violation:
+        total.violations.append(f"round {number}: {story.violation.splitlines()[0][:200]}")
+
+
+def table(totals: dict[str, Total]) -> str:
+    """Returns a line a kind and one for all."""
+    lines = [f"{'kind':9s} {'rounds':>7s} {'faults':>7s} {'runs':>7s} {'violations':>11s}"]
+    for kind, total in totals.items():
+        lines.append(
+            f"{kind:9s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
+            f"{len(total.violations):11d}   {total.seconds:,.0f} s"
+        )
+        lines += [f"    {count:6d} {what}" for what, count in sorted(total.faults.items())]
+    rounds, faults, runs, wrong = (
+        sum(each(total) for total in totals.values())
+        for each in (
+            lambda t: t.rounds,
+            lambda t: t.faults.total(),
+            lambda t: t.runs,
+            lambda t: len(t.violations),
+        )
+    )
+    lines.append(f"{'all':9s} {rounds:7d} {faults:7d} {runs:7d} {wrong:11d}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Reads the flags; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100, help="a handful of faults each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round")
+    parser.add_argument("--only", default=",".join(WEIGHTS), help="kinds, separated by commas")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    flags = parser.parse_args()
+    kinds = flags.only.split(",")
+    if unknown := set(kinds) - set(WEIGHTS):
+        parser.error(f"--only {','.join(sorted(unknown))}: expected some of {', '.join(WEIGHTS)}")
+    began = time.monotonic()
+    totals = run(flags.seed, range(flags.first, flags.first + flags.rounds), kinds, flags.jobs)
+    print(table(totals))
+    print(f"seed {flags.seed}, {time.monotonic() - began:,.0f} s")
+    return int(any(total.violations for total in totals.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""One round: runs of one verb with faults in them and between them, then one without."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.campaign import commands
+from tests.hostile.arena import Arena
+from tests.kit import faults
+from tests.kit.dataset import contents
+from tests.kit.warm import Ended, Warm
+
+# A bound, not a measure.
+PATIENCE_S = 120.0
+CALL = "tests.campaign.commands:main"
+INTERRUPTED = 130
+
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+
+
+class ViolationError(AssertionError):
+    """Something that must hold does not."""
+
+
+def hold(condition: object, what: str) -> None:
+    """Raises ViolationError unless `condition` is true."""
+    if not condition:
+        raise ViolationError(what)
+
+
+@dataclass
+class Story:
+    """What one round has done so far.
+
+    Attributes:
+      arena: folders for what is written, beside a home that nobody may touch.
+      warm: forks the commands.
+      rng: decides everything that is random.
+      faults: that happened, by kind.
+      runs: commands that were started.
+      violation: what did not hold; "" for nothing.
+    """
+
+    arena: Arena
+    warm: Warm
+    rng: random.Random
+    faults: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    violation: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.arena.given
+
+    def start(self, words: Sequence[str | Path], **told: object) -> None:
+        """Starts a command; keywords are those that `commands` reads, and `env`."""
+        self.runs += 1
+        env = told.pop("env", {})
+        assert isinstance(env, dict)
+        told["note"] = str(self.folder / "changes")
+        tmp = self.folder / "tmp"
+        tmp.mkdir(exist_ok=True)
+        home = {"HOME": str(self.arena.root / "home"), "TMPDIR": str(tmp)}
+        env = {**home, **env, commands.TOLD: json.dumps(told)}
+        self.warm.start(*words, env=env, cwd=self.folder, call=CALL)
+
+    def finish(self, *codes: int) -> Ended:
+        """Waits for the end, and holds it against what must always be true of one."""
+        ended = self.warm.finish(PATIENCE_S)
+        said = (ended.out[-500:] + ended.err[-2500:]).decode(errors="replace")
+        hold(not ended.hung, f"still running after {PATIENCE_S} s: {said}")
+        left = self.warm.left(PATIENCE_S / 4)
+        hold(not left, f"left running: {left}; {said}")
+        hold(b"Traceback" not in ended.err, f"a traceback: {said}")
+        hold(ended.code in codes, f"exit code {ended.code}, expected {codes}: {said}")
+        return ended
+
+    def undisturbed(self, words: Sequence[str | Path], **told: object) -> Ended:
+        """Runs a command that nothing happens to."""
+        self.start(words, **told)
+        return self.finish(0)
+
+    def ended_early(
+        self, words: Sequence[str | Path], changes: int, seconds: float, **told: object
+    ) -> bool:
+        """Runs a command that is ended by a signal somewhere; returns whether it was.
+
+        Args:
+          words: verb and flags.
+          changes: of files that a whole run makes.
+          seconds: that a whole run takes.
+          **told: as for `start`.
+        """
+        signum = self.rng.choice((KILL, KILL, TERM, INT))
+        if signum != KILL or self.rng.random() < 0.5:
+            place = self.rng.randint(1, changes)
+            self.start(words, at=place, signum=int(signum), **told)
+        else:
+            self.start(words, **told)
+            if not self.warm.ended(self.rng.uniform(0, seconds)):
+                self.warm.send(KILL)
+        ended = self.finish(0, INTERRUPTED, -KILL)
+        if ended.code == 0:
+            return False
+        self.faults[signal.Signals(signum).name] += 1
+        return True
+
+    def changes(self) -> int:
+        """Returns the changes of files that the last command has made; it was not killed."""
+        return int((self.folder / "changes").read_text())
+
+    def hold_outside(self, before: object) -> None:
+        """Holds everything beside the given folder against how it was."""
+        hold(self.arena.look() == before, "something beside the given folders has changed")
+
+    @contextmanager
+    def disk(self) -> Iterator[Path]:
+        """Yields a folder; as root one that `little_room` can make a full disk of."""
+        place = self.folder / "disk"
+        if os.geteuid():
+            place.mkdir()
+            yield place
+            return
+        with faults.disk(place, "size=256m"):
+            yield place
+
+    def little_room(self, place: Path, most: int) -> None:
+        """Leaves less than `most` bytes of room on a disk."""
+        used = shutil.disk_usage(place).used
+        faults.remount(place, f"size={(used + self.rng.randrange(0, most)) // 1024 + 4}k")
+
+    def much_room(self, place: Path) -> None:
+        """Makes a disk large again."""
+        faults.remount(place, "size=256m")
+
+
+def hold_whole_or_absent(there: Path, reference: dict[str, bytes], *but: str) -> None:
+    """Whatever has a final name is whole, and a manifest is there only with everything else.
+
+    Args:
+      there: a data set, finished or not.
+      reference: bytes of a finished one, by name.
+      *but: names that were damaged on purpose since.
+    """
+    found = contents(there) if there.is_dir() else {}
+    strange = sorted(set(found) - set(reference))
+    hold(not strange, f"{there}: {strange}")
+    partial = [n for n in found if n not in but and found[n] != reference[n]]
+    hold(not partial, f"{there}: other bytes in {partial}")
+    if "dataset.json" in found:
+        missing = sorted(set(reference) - set(found) - set(but))
+        hold(not missing, f"{there}: a manifest without {missing}")

@@ -1,0 +1,151 @@
+"""Where hostile inputs meet the verbs: beside a home with secrets, watched from outside.
+
+Whatever a command is given, it must end by itself with one of the exit codes that the help names,
+say so in words, within bounds of memory and time, and change nothing but the folders it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from tests.kit.warm import Ended, Warm
+
+# A bound, not a measure, see tests.kit.command.
+PATIENCE_S = 60.0
+PEAK_BYTES = 1_000_000_000
+EXIT_CODES = (0, 1, 2, 3, 4)
+SHOWN = 12
+
+Case = TypeVar("Case")
+
+# What a terminal obeys: all control characters but those that move on in the text.
+_OBEYED = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
+
+SECRETS = {
+    "home/.bashrc": b"# the user's own\n",
+    "home/.profile": b"# the user's own\n",
+    "home/.ssh/authorized_keys": b"ssh-ed25519 AAAA user@host\n",
+    "home/.ssh/id_ed25519": b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
+    "home/.aws/credentials": b"[default]\naws_secret_access_key = secret\n",
+    "home/.cache/imagenet-prep/notes": b"kept\n",
+    "beside/key.pem": b"-----BEGIN PRIVATE KEY-----\n",
+    "beside/train-00000-of-00001": b"another data set's\n",
+    "beside/index/train-00000-of-00001": b"0 1\n",
+}
+
+Look = dict[str, tuple[int, int, int, str]]
+"""Mode, time and size of each file and folder, and a digest of what is in it, by path."""
+
+
+class Arena:
+    """A folder with secrets, and one for what commands are given.
+
+    Attributes:
+      root: of all; `home` and `beside` are below it.
+      given: the folder whose contents a command may change.
+    """
+
+    def __init__(self, root: Path, warm: Warm) -> None:
+        self.root = root
+        self.given = root / "given"
+        self._warm = warm
+        self._write_secrets()
+
+    def clear(self) -> Path:
+        """Empties the given folder; returns it."""
+        shutil.rmtree(self.given, ignore_errors=True)
+        self.given.mkdir()
+        return self.given
+
+    def run(self, *arguments: str | Path, env: dict[str, str] | None = None, **how: str) -> Ended:
+        """Runs a command that is given something hostile, and proves that nothing came of it."""
+        (self.root / "tmp").mkdir()
+        before = self.look()
+        home = {"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp")}
+        cache = {"IMAGENET_PREP_CACHE": str(self.given / "cache")}
+        ended = self._warm.run(
+            *arguments,
+            env={**home, **cache, **(env or {})},
+            cwd=self.given,
+            timeout=PATIENCE_S,
+            **how,
+        )
+        left = self._warm.left(PATIENCE_S)
+        after = self.look()
+        temporaries = sorted(path.name for path in (self.root / "tmp").iterdir())
+        shutil.rmtree(self.root / "tmp")
+        said = f"{(ended.out + ended.err)[-500:].decode(errors='replace')}"
+        changed = sorted(k for k in before | after if before.get(k) != after.get(k))
+        if changed:
+            self._write_secrets()
+        assert not changed, f"changed outside: {changed}\n{said}"
+        assert not ended.hung, f"still at work after {PATIENCE_S} s\n{said}"
+        assert b"Traceback" not in ended.err, said
+        assert ended.code in EXIT_CODES, f"exit code {ended.code}\n{said}"
+        assert ended.peak_bytes < PEAK_BYTES, f"{ended.peak_bytes:,} bytes of memory\n{said}"
+        obeyed = _OBEYED.search(ended.out + ended.err)
+        assert obeyed is None, f"{obeyed} goes to the terminal\n{said!r}"
+        assert left == [], said
+        assert temporaries == [], said
+        if ended.code:
+            assert ended.err.strip(), f"exit code {ended.code} without a word"
+        return ended
+
+    def each(self, cases: Iterable[tuple[str, Case]], attempt: Callable[[Case], object]) -> None:
+        """Makes an attempt with each case, in an empty folder; raises all that failed at the end.
+
+        Args:
+          cases: what is hostile about each, in words, and it.
+          attempt: prepares the given folder and runs a command.
+        """
+        failed = []
+        for kind, case in cases:
+            self.clear()
+            try:
+                attempt(case)
+            except AssertionError as error:
+                failed.append(f"{kind}: {error}")
+        shown = "\n\n".join(failed[:SHOWN])
+        assert not failed, f"{len(failed)} cases, of which the first are:\n{shown}"
+
+    def look(self) -> Look:
+        """Returns what everything outside the given folder is like."""
+        found: Look = {}
+        for folder in (self.root, self.root / "home", self.root / "beside"):
+            walk = [folder] if folder == self.root else [folder, *sorted(folder.rglob("*"))]
+            for path in walk:
+                status = path.lstat()
+                found[str(path.relative_to(self.root))] = (
+                    status.st_mode,
+                    0 if path == self.root else status.st_mtime_ns,
+                    status.st_size if stat.S_ISREG(status.st_mode) else 0,
+                    _digest(path, status),
+                )
+        names = {path.name for path in self.root.iterdir()} - {"tmp"}
+        found["."] = (*found["."][:3], " ".join(sorted(names)))
+        return found
+
+    def _write_secrets(self) -> None:
+        for name in ("home", "beside"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        for name, data in SECRETS.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.chmod(0o600)
+
+
+def _digest(path: Path, status: os.stat_result) -> str:
+    if stat.S_ISREG(status.st_mode):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    with contextlib.suppress(OSError):
+        return os.readlink(path)
+    return ""

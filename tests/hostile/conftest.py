@@ -1,0 +1,65 @@
+"""A warm process and an arena a worker; a small sound data set to make hostile ones of."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.arena import Arena
+from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.warm import Warm
+
+
+def in_memory() -> str | None:
+    """Returns a folder in memory, where there is one: hundreds of commands sync their files."""
+    folder = Path("/dev/shm")
+    return str(folder) if folder.is_dir() and shutil.disk_usage(folder).free > 2 << 30 else None
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    with Warm() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def memory() -> Iterator[Path]:
+    """A folder for what is written again and again; all of it on one file system."""
+    with tempfile.TemporaryDirectory(dir=in_memory()) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def arena_of_worker(warm: Warm, memory: Path) -> Arena:
+    (memory / "arena").mkdir()
+    return Arena(memory / "arena", warm)
+
+
+@pytest.fixture
+def arena(arena_of_worker: Arena) -> Arena:
+    """An arena whose given folder is empty."""
+    arena_of_worker.clear()
+    return arena_of_worker
+
+
+@pytest.fixture(scope="session")
+def sound(memory: Path) -> Path:
+    """A data set of two classes, four images of train in two shards and two of validation."""
+    root = memory / "sound" / "set"
+    images = [picture(number % 2, plain(number)) for number in range(6)]
+    splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
+    write_set(root, splits, num_classes=2)
+    return root
+
+
+@pytest.fixture(scope="session")
+def tiny(shared_cache: Path) -> Miniature:
+    """20 + 8 images of 4 classes; read-only."""
+    return miniature_for_tests(
+        shared_cache, num_classes=4, num_train=20, num_validation=8, size=(48, 36)
+    )

@@ -1,0 +1,285 @@
+"""Folders that `prepare` is given as a source, each with one thing in it that means harm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.sources import labels
+from tests.hostile import archives, images, pickles, xml
+from tests.kit import layouts
+from tests.kit.miniature import Miniature, edit_train_tar, rewrite_tar
+
+TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+BOXES = "ILSVRC2012_bbox_train_v2.tar.gz"
+
+Write = Callable[[Path], object]
+Case = tuple[str, Write]
+
+# Names of members, files and rows: what would be written, if names became paths.
+NAMES = {
+    "parent": "../../beside/key.pem",
+    "absolute": "/home/x.JPEG",
+    "escape": "\x1b[2J\x1b]0;owned\x07.JPEG",
+    "long": "n" * 300 + ".JPEG",
+    "blank": " ",
+    "dots": "..",
+}
+PICTURES: dict[str, Callable[[], bytes]] = {
+    "500 scans": lambda: images.progressive_jpeg(500),
+    "500 scans one by one": lambda: images.many_scans_without_interleaving(500),
+    "scans behind garbage": lambda: images.scans_behind_garbage(300),
+    "scans behind a comment": lambda: images.scans_behind_an_end_in_a_comment(300),
+    "200,000 comments": lambda: images.jpeg_with_many_comments(200_000),
+    "65,500 squared": images.jpeg_that_claims,
+    "65,500 squared, progressive": lambda: images.jpeg_that_claims(progressive=True),
+    "png of 65,500 squared": images.png_that_claims,
+    "transparent png": lambda: images.transparent_png(3000),
+    "cut": lambda: images.progressive_jpeg(3)[:-200],
+    "markers only": lambda: b"\xff\xd8" + b"\xff" * 100_000,
+}
+
+
+def _ilsvrc(mini: Miniature, root: Path) -> Path:
+    for path in mini.root.glob("ILSVRC2012*"):
+        shutil.copy2(path, root)
+    return root
+
+
+def ilsvrc(mini: Miniature) -> Iterator[Case]:
+    """Yields archives of ILSVRC2012 with one thing wrong."""
+
+    def edited(edit: Callable[[tarfile.TarInfo, bytes], Any], of: str = TRAIN) -> Write:
+        def write(root: Path) -> None:
+            change = edit_train_tar if of == TRAIN else rewrite_tar
+            change(_ilsvrc(mini, root) / of, root / of, _first(edit))
+
+        return write
+
+    def replaced(name: str, data: Callable[[], bytes]) -> Write:
+        return lambda root: (_ilsvrc(mini, root) / name).write_bytes(data())
+
+    for kind, name in NAMES.items():
+        yield f"inner member: {kind}", edited(lambda i, d, name=name: [(_called(i, name), d)])
+        yield (
+            f"outer member: {kind}",
+            lambda root, name=name: rewrite_tar(
+                _ilsvrc(mini, root) / TRAIN,
+                root / TRAIN,
+                _first(lambda i, d: [(_called(i, name), d)]),
+            ),
+        )
+        yield (
+            f"validation: {kind}",
+            edited(lambda i, d, name=name: [(_called(i, name), d)], VALIDATION),
+        )
+    kinds = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.BLKTYPE}
+    for kind, code in {**kinds, "fifo": tarfile.FIFOTYPE, "folder": tarfile.DIRTYPE}.items():
+        yield f"member is a {kind}", edited(lambda i, _, code=code: [(_link(i, code), b"")])
+    for kind, picture in PICTURES.items():
+        yield f"image: {kind}", edited(lambda i, _, make=picture: [(i, make())])
+    for kind, made in {
+        "pax size of 5,000 digits": archives.tar_with_a_pax_size_of_many_digits,
+        "pax length of 5,000 digits": archives.tar_with_a_pax_length_of_many_digits,
+        "200,000 pax records": archives.tar_with_many_small_pax_records,
+        "negative size": archives.tar_of_negative_size,
+        "odd octal size": archives.tar_of_odd_octal_size,
+        "a size of 8 EB": lambda: archives.tar(archives.tar_header("n01440764.tar", b"7" * 12)),
+        "size in base 256": lambda: archives.tar(
+            archives.tar_header("n01440764.tar", b"\x80" + b"\xff" * 11)
+        ),
+        "the tar itself inside": lambda: archives.tar(
+            archives.tar_member("n01440764.tar", archives.tar(archives.tar_member("a.tar", b"")))
+        ),
+        "noise": lambda: os.urandom(100_000),
+        "nothing": lambda: b"",
+    }.items():
+        yield f"train: {kind}", replaced(TRAIN, made)
+        yield f"validation: {kind}", replaced(VALIDATION, made)
+    for kind, made in {
+        "3 GB": lambda: archives.devkit_that_unpacks_to(3 << 30),
+        "a stranger of 3 GB": lambda: archives.devkit_with_a_stranger_that_unpacks_to(3 << 30),
+        "noise": lambda: os.urandom(10_000),
+    }.items():
+        yield f"devkit: {kind}", replaced(labels.DEVKIT, made)
+    for kind, annotation in _ANNOTATIONS.items():
+        yield f"boxes: {kind}", lambda root, make=annotation: _with_boxes(mini, root, make())
+    for kind, made in {
+        "in boxes": lambda: archives.boxes_in_boxes(40, b"x"),
+        "3 GB": lambda: archives.boxes_that_unpack_to(3 << 30),
+    }.items():
+        yield f"boxes: {kind}", replaced(BOXES, made)
+
+
+_ANNOTATIONS: dict[str, Callable[[], bytes]] = {
+    "billion laughs": xml.billion_laughs,
+    "external entity": xml.external_entity,
+    "nested": lambda: xml.nested(100_000),
+    "20,000 boxes": lambda: xml.many_boxes(20_000),
+    "5,000 digits": xml.number_of_many_digits,
+}
+
+
+def _with_boxes(mini: Miniature, root: Path, annotation: bytes) -> None:
+    _ilsvrc(mini, root)
+    image = next(image for image in mini.images if image.split == "train")
+    stem = image.key.rpartition("/")[2].rpartition(".")[0]
+    layouts.write_tgz(root / BOXES, {f"{image.wnid}/{stem}.xml": annotation})
+
+
+def cifar10(_: Miniature) -> Iterator[Case]:
+    """Yields CIFAR-10's folder with one pickle replaced."""
+    large = {
+        "one text 100,000 times": lambda: pickles.same_text_encoded_again_and_again(
+            100_000, 100_000
+        ),
+        "50,000,000 dicts": lambda: pickles.many_empty_dicts(50_000_000),
+        "nested": lambda: pickles.nested_tuples(1_000_000),
+        "a command": lambda: b"cos\nsystem\n(S'touch ../../home/owned'\ntR.",
+        "a builtin": lambda: b'cbuiltins\nexec\n(S\'open("../../home/owned", "w")\'\ntR.',
+    }
+    for kind, made in {
+        **{name: lambda data=data: data for name, data in pickles.SMALL.items()},
+        **large,
+    }.items():
+        for name in ("data_batch_1", "batches.meta"):
+
+            def write(root: Path, name: str = name, made: Callable[[], bytes] = made) -> None:
+                layouts.make_cifar10(root, num=10)
+                (root / "cifar-10-batches-py" / name).write_bytes(made())
+
+            yield f"{name}: {kind}", write
+
+
+def folder(mini: Miniature) -> Iterator[Case]:
+    """Yields folders of images, with lists and names that mean harm."""
+
+    def made(spoil: Callable[[Path], object], truth: str = "folders") -> Write:
+        def write(root: Path) -> None:
+            spoil(layouts.make_folder(mini, root, truth=truth))
+
+        return write
+
+    wnid = mini.classes[0][0]
+    for kind in ("escape", "blank"):
+        name = NAMES[kind]
+        yield (
+            f"file: {kind}",
+            made(lambda root, name=name: layouts.write(root / "train" / wnid / name, b"x")),
+        )
+        yield (
+            f"class: {kind}",
+            made(lambda root, name=name: layouts.write(root / "train" / name / "a.JPEG", b"x")),
+        )
+    yield (
+        "image is a link",
+        made(
+            lambda root: (root / "train" / wnid / "a.JPEG").symlink_to("../../../../home/.bashrc")
+        ),
+    )
+    yield (
+        "class is a link",
+        made(lambda root: (root / "train" / "n00000001").symlink_to("../../../home")),
+    )
+    yield (
+        "a link to itself",
+        made(lambda root: (root / "train" / wnid / "again").symlink_to(".")),
+    )
+    yield "image is a fifo", made(lambda root: os.mkfifo(root / "train" / wnid / "a.JPEG"))
+    yield (
+        "name is no text",
+        made(lambda root: (root / "train" / wnid).joinpath("\udcff.JPEG").write_bytes(b"x")),
+    )
+    for kind, data in {
+        "one line of 50 MB": b"x" * 50_000_000,
+        "nulls": bytes(1_000_000),
+        "quotes": b'ImageId,PredictionString\n"' + b"," * 500_000,
+        "many columns": b"ImageId,PredictionString\n" + b"a," * 500_000 + b"\n",
+        "escape": b"ImageId,PredictionString\n\x1b[2J,\x1b]0;x\x07\n",
+        "parent": b"ImageId,PredictionString\n../../home/x," + wnid.encode() + b" 1 2 3 4\n",
+        "not text": b"\xff\xfe" * 100,
+    }.items():
+        yield (
+            f"csv: {kind}",
+            made(
+                lambda root, data=data: (root / "LOC_val_solution.csv").write_bytes(data),
+                truth="csv",
+            ),
+        )
+
+
+def parquet(mini: Miniature) -> Iterator[Case]:
+    """Yields Parquet files whose rows or bytes mean harm."""
+    wnids = [wnid for wnid, _ in mini.classes]
+
+    def made(spoil: Callable[[list[dict[str, Any]]], object]) -> Write:
+        def write(root: Path) -> None:
+            layouts.make_parquet(mini, root, wnids, wnids, num_files=1)
+            rows = layouts.hugging_face_rows(mini, "train", wnids)
+            spoil(rows)
+            path = root / "data" / "train-00000-of-00001.parquet"
+            layouts.write_parquet(path, rows, wnids)
+
+        return write
+
+    for kind, name in NAMES.items():
+        yield (
+            f"path: {kind}",
+            made(lambda rows, name=name: rows[0]["image"].update(path=name)),
+        )
+    for kind, label in {"negative": -5, "large": 2**62}.items():
+        yield f"label: {kind}", made(lambda rows, label=label: rows[0].update(label=label))
+    for kind, picture in PICTURES.items():
+        yield (
+            f"image: {kind}",
+            made(lambda rows, make=picture: rows[0]["image"].update(bytes=make())),
+        )
+
+    def bytes_changed(change: Callable[[bytes], bytes]) -> Write:
+        def write(root: Path) -> None:
+            layouts.make_parquet(mini, root, wnids, wnids, num_files=1)
+            path = root / "data" / "train-00000-of-00001.parquet"
+            path.write_bytes(change(path.read_bytes()))
+
+        return write
+
+    yield "noise", bytes_changed(lambda data: b"PAR1" + os.urandom(len(data)) + b"PAR1")
+    yield "cut", bytes_changed(lambda data: data[: len(data) // 2])
+    yield "footer of 4 GB", bytes_changed(lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1")
+    for place in range(9, 200, 12):
+        yield (
+            f"footer damaged {place} bytes before its end",
+            bytes_changed(lambda data, p=place: data[:-p] + b"\xff\x7f" + data[-p + 2 :]),
+        )
+
+
+KINDS = {"ilsvrc": ilsvrc, "cifar10": cifar10, "folder": folder, "parquet": parquet}
+
+
+def _first(
+    edit: Callable[[tarfile.TarInfo, bytes], Any],
+) -> Callable[[tarfile.TarInfo, bytes], Any]:
+    """Returns an edit of the first member alone."""
+    done = []
+
+    def once(info: tarfile.TarInfo, data: bytes) -> Any:
+        if done:
+            return [(info, data)]
+        done.append(info)
+        return edit(info, data)
+
+    return once
+
+
+def _called(info: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
+    info.name = name
+    return info
+
+
+def _link(info: tarfile.TarInfo, kind: bytes) -> tarfile.TarInfo:
+    info.type, info.linkname = kind, "../../home/.bashrc"
+    return info

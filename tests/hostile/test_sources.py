@@ -1,0 +1,28 @@
+"""Sources of bad will, of every kind, before `prepare`; and addresses before `download`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostile import sources
+from tests.hostile.arena import Arena
+from tests.hostile.sources import Write
+from tests.kit.miniature import Miniature
+
+FLAGS = (
+    *("--train-shards", "2", "--validation-shards", "1", "--short-side", "24"),
+    *("--allow-subset", "--workers", "1"),
+)
+
+
+@pytest.mark.parametrize("kind", sources.KINDS)
+def test_whatever_a_source_holds_it_ends_in_a_sentence(
+    arena: Arena, tiny: Miniature, kind: str
+) -> None:
+    def attempt(write: Write) -> None:
+        source = arena.given / "source"
+        source.mkdir()
+        write(source)
+        arena.run("prepare", "--source", "source", "--out", "out", *FLAGS)
+
+    arena.each(sources.KINDS[kind](tiny), attempt)

@@ -1,0 +1,112 @@
+"""What others have put below `.work`: links to the user's files, and notes that nobody wrote."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import naming
+from tests.hostile import links
+from tests.hostile.arena import Arena
+from tests.kit.miniature import Miniature
+
+Plant = Callable[[], None]
+Begun = Callable[[str], tuple[tuple[str, ...], Path]]
+
+
+@pytest.fixture(scope="session")
+def foreign(sound: Path, memory: Path) -> Path:
+    """Shards without index, manifest and class list, as others leave them."""
+    root = memory / "foreign" / "set"
+    root.mkdir(parents=True)
+    for path in sound.glob("*-of-*"):
+        shutil.copy2(path, root)
+    return root
+
+
+class Verbs:
+    """Each verb as it is run on `given/out`, whole or again after it was ended early."""
+
+    def __init__(self, arena: Arena, sound: Path, foreign: Path, tiny: Miniature) -> None:
+        self._arena = arena
+        few = ("--train-shards", "2", "--validation-shards", "1", "--short-side", "24")
+        one = ("--workers", "1")
+        source = ("--source", str(tiny.root), "--allow-subset", *few, *one)
+        into = ("--splits", "train,validation", "--short-side", "24", *one)
+        self.words = {
+            "prepare": ("prepare", *source, "--out", "out"),
+            "resize": ("resize", "-i", str(sound), "-o", "out", *into),
+            "adopt": ("adopt", "out", "--allow-subset", *one),
+            "adopt out": ("adopt", str(foreign), "--out", "out", "--allow-subset", *one),
+            "rewrite": ("adopt", str(foreign), "--rewrite", "--out", "out", "--allow-subset", *one),
+            "replicate": ("replicate", str(sound), "--to", "out", "--connections", "1"),
+            "replicate from": ("replicate", "out", "--to", "copy", "--connections", "1"),
+            "verify": ("verify", "out", "--if-changed", *one),
+        }
+        # What lies there before.
+        self.there = {"adopt": foreign, "replicate from": sound, "verify": sound}
+
+    def begin(self, verb: str) -> Path:
+        """Leaves `out` as the verb does when it is killed just before the end."""
+        out = self._arena.given / "out"
+        if verb in self.there:
+            shutil.copytree(self.there[verb], out)
+        assert self._arena.run(*self.words[verb]).code == 0
+        if verb not in self.there:
+            (out / naming.MANIFEST).unlink()
+            (out / "train-00000-of-00002").unlink()
+        return out
+
+
+@pytest.fixture(scope="session")
+def begun(
+    arena_of_worker: Arena, sound: Path, foreign: Path, tiny: Miniature, memory: Path
+) -> Begun:
+    """Returns what a verb is told, and a read-only copy of what it left; each made once."""
+    verbs = Verbs(arena_of_worker, sound, foreign, tiny)
+    made: dict[str, Path] = {}
+
+    def get(verb: str) -> tuple[tuple[str, ...], Path]:
+        if verb not in made:
+            arena_of_worker.clear()
+            kept = memory / "begun" / verb.replace(" ", "-")
+            shutil.copytree(verbs.begin(verb), kept)
+            arena_of_worker.clear()
+            made[verb] = kept
+        return verbs.words[verb], made[verb]
+
+    return get
+
+
+NAMES = (
+    *("prepare", "resize", "adopt", "adopt out", "rewrite"),
+    *("replicate", "replicate from", "verify"),
+)
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_links_in_the_work_folder_lead_nowhere(arena: Arena, begun: Begun, verb: str) -> None:
+    words, left = begun(verb)
+    shutil.copytree(left, arena.given / "out")
+    _each(arena, words, left, links.plants(arena.given / "out", arena.root))
+
+
+@pytest.mark.parametrize("verb", NAMES)
+def test_notes_in_the_work_folder_that_nobody_wrote(arena: Arena, begun: Begun, verb: str) -> None:
+    words, left = begun(verb)
+    shutil.copytree(left, arena.given / "out")
+    _each(arena, words, left, links.journals(arena.given / "out"))
+
+
+def _each(
+    arena: Arena, words: tuple[str, ...], left: Path, plants: Iterable[tuple[str, Plant]]
+) -> None:
+    def attempt(plant: Plant) -> None:
+        shutil.copytree(left, arena.given / "out")
+        plant()
+        arena.run(*words)
+
+    arena.each(list(plants), attempt)

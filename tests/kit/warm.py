@@ -1,0 +1,269 @@
+"""Commands without a second of imports: a process that has imported the program forks each of them.
+
+What is forked is a real process, in a session of its own: it may be killed, limited, measured. The
+forking process has no threads, so that its children begin as a new interpreter would; and it
+adopts whatever a command leaves behind, whatever that has done to its environment or session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from tests.kit.command import PATIENCE_S, REPOSITORY, environment
+
+# All that verbs import when they are at work, but for Beam, TensorFlow and boto3.
+VERBS = (
+    *("imagenet_prep.adopt", "imagenet_prep.download", "imagenet_prep.replicate"),
+    *("imagenet_prep.report", "imagenet_prep.resize", "imagenet_prep.show", "imagenet_prep.verify"),
+    *("imagenet_prep.rewrite", "imagenet_prep.survey", "imagenet_prep.reporting.page"),
+    *("imagenet_prep.reporting.compare", "imagenet_prep.distribute.replica"),
+    *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
+    *("pipelines.prepare", "pipelines.tasks", "pipelines.output", "pyarrow.parquet", "scipy.io"),
+)
+PROGRAM = "imagenet_prep.__main__:main"
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Ended(NamedTuple):
+    """What a command left.
+
+    Attributes:
+      code: exit code; negative: the signal that killed it.
+      out, err: what it printed.
+      peak_bytes: of memory, the imported modules included.
+      hung: it was killed since its time was over.
+    """
+
+    code: int
+    out: bytes
+    err: bytes
+    peak_bytes: int
+    hung: bool
+
+
+class Warm:
+    """Forks one command at a time; to be closed. Safe to use beside threads.
+
+    Attributes:
+      pid: of the command.
+    """
+
+    def __init__(self, modules: Iterable[str] = VERBS) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kit.warm", *modules],
+            cwd=REPOSITORY,
+            env=environment(OPENBLAS_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,  # what lies in a buffer of ours, `select` does not see
+        )
+        self._running = -1
+        self.pid = 0
+        self._hear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+    def start(
+        self,
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        call: str = PROGRAM,
+        file_bytes: int = 0,
+    ) -> int:
+        """Starts a command; returns its pid.
+
+        Args:
+          *arguments: verb and flags.
+          env: added to the environment.
+          cwd: where it runs.
+          call: module:function that reads `arguments` from sys.argv.
+          file_bytes: how large it may make a file; 0: any size.
+        """
+        told = {
+            "argv": ["imagenet-prep", *map(str, arguments)],
+            "env": dict(env or {}),
+            "cwd": str(cwd or tempfile.gettempdir()),
+            "call": call,
+            "file_bytes": file_bytes,
+            "folder": self._folder.name,
+        }
+        self.pid = self._ask(told)["pid"]
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            self._running = os.pidfd_open(self.pid)
+        return self.pid
+
+    def send(self, signum: signal.Signals) -> None:
+        """Signals the command; nothing happens where it has ended."""
+        if self._running >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._running, signum)
+
+    def ended(self, seconds: float) -> bool:
+        """Returns whether the command has ended, or ends within some seconds."""
+        return bool(select.select([self._process.stdout], [], [], max(0.0, seconds))[0])
+
+    def finish(self, timeout: float = PATIENCE_S) -> Ended:
+        """Waits for the command's end; kills it where that takes too long."""
+        if hung := not self.ended(timeout):
+            self.send(signal.SIGKILL)
+        told = self._hear()
+        if self._running >= 0:
+            os.close(self._running)
+            self._running = -1
+        out, err = (Path(self._folder.name, name).read_bytes() for name in ("out", "err"))
+        return Ended(told["code"], out, err, told["peak_bytes"], hung)
+
+    def run(self, *arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Ended:
+        """Runs a command to its end; keywords are those of `start`."""
+        self.start(*arguments, **how)
+        return self.finish(timeout)
+
+    def left(self, patience_s: float) -> list[str]:
+        """Returns what a finished command has left running, which is killed then.
+
+        Args:
+          patience_s: time to end that is given.
+        """
+        end = time.monotonic() + patience_s
+        while there := self._ask({"left": True})["pids"]:
+            if time.monotonic() > end:
+                lines = [_command_line(pid) for pid in there]
+                while there:
+                    for pid in there:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                    there = self._ask({"left": True})["pids"]
+                return lines
+            time.sleep(0.01)
+        return []
+
+    def _ask(self, what: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._hear()
+
+    def _hear(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the warm process ended with {self._process.wait()}"
+        return json.loads(line)
+
+
+def children(pid: int) -> list[int]:
+    """Returns the living children of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return [child for child in found if _state(child) not in ("Z", "")]
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    return ""
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return f"{pid} {b' '.join(words).decode(errors='replace')[:200]}"
+    return str(pid)
+
+
+def _serve(modules: Sequence[str]) -> None:
+    """Imports, then forks what is asked for, until nobody asks any more."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    for module in modules:
+        importlib.import_module(module)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        told = json.loads(line)
+        if "left" in told:
+            _reap()
+            print(json.dumps({"pids": children(os.getpid())}), file=answers, flush=True)
+            continue
+        pid = os.fork()
+        if not pid:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.close(answers.fileno())
+            _become(told)
+        print(json.dumps({"pid": pid}), file=answers, flush=True)
+        _, status, used = os.wait4(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        answer = {"code": code, "peak_bytes": used.ru_maxrss * 1024}
+        print(json.dumps(answer), file=answers, flush=True)
+    # Nobody is left to be told of them.
+    for pid in children(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _become(told: Mapping[str, Any]) -> None:
+    """Turns a forked child into the command; never returns."""
+    os.setsid()
+    for descriptor, name, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, f"{told['folder']}/out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, f"{told['folder']}/err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    ):
+        opened = os.open(name, flags, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    try:
+        os.environ.update(told["env"])
+        tempfile.tempdir = None
+        os.chdir(told["cwd"])
+        sys.argv = told["argv"]
+        if told["file_bytes"]:
+            # Python ignores SIGXFSZ: writing more is an error, EFBIG.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (told["file_bytes"],) * 2)
+        module, _, function = told["call"].partition(":")
+        getattr(importlib.import_module(module), function)()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(70)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])

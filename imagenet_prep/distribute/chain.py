@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import naming
+from imagenet_prep.core import children, naming
 from imagenet_prep.core.errors import (
     BusyError,
     DataDamagedError,
@@ -192,7 +192,7 @@ class Chain:
         member.upstream = givers[-1] if givers else None
         request = self._request
         giver = member.upstream.address if member.upstream else "localhost"
-        argv = [request.python, "-m", "imagenet_prep.distribute.send"]
+        argv = children.python("-m", "imagenet_prep.distribute.send", program=request.python)
         member.process = process = Process(giver, argv)
         with contextlib.suppress(OSError):  # it ended at once, which `_listen` sees
             process.channel.write(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from imagenet_prep.core import children
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -88,7 +89,8 @@ def ask(
     """
 
     def ask_one(address: str) -> dict[str, Any] | ImagenetPrepError:
-        argv = [request.python, "-m", "imagenet_prep.distribute.receive", request.path]
+        module = "imagenet_prep.distribute.receive"
+        argv = children.python("-m", module, request.path, program=request.python)
         process = Process(address, argv)
         answer: dict[str, Any] | None = None
         error: ImagenetPrepError | None = None
@@ -140,7 +142,7 @@ def pull(
 
     def pull_one(address: str) -> dict[str, Any] | ImagenetPrepError:
         argv = argv_of(request.placements[address])
-        command = [request.python, "-m", "imagenet_prep", *argv, "--json"]
+        command = children.python("-m", "imagenet_prep", *argv, "--json", program=request.python)
         result = subprocess.run(
             command_on(address, command),
             check=False,

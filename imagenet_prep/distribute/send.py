@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import IO
 
-from imagenet_prep.core import naming
+from imagenet_prep.core import children, naming
 from imagenet_prep.core.hosts import LOCAL, ssh_argv
 from imagenet_prep.core.manifest import File
 from imagenet_prep.distribute.pace import Pace
@@ -128,7 +128,8 @@ class Hop:
         self._over = False
         module = "imagenet_prep.distribute.receive"
         self.receiver = Process(
-            settings["address"], [settings["python"], "-m", module, settings["path"]]
+            settings["address"],
+            children.python("-m", module, settings["path"], program=settings["python"]),
         )
         self._begin = begin
 

@@ -133,6 +133,7 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("raise errors.BusyError('taken')", 1, "imagenet-prep: taken\n"),
         ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
+        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),
         ("raise BrokenPipeError", 0, ""),
         ("sys.exit(2)", 2, ""),
         ("raise KeyError('x')", 70, "this is a bug"),
@@ -156,6 +157,30 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
     assert says or not done.stderr
     if body != "raise BrokenPipeError":
         assert done.stdout == "so far\n"
+
+
+def test_a_lost_terminal_interrupts_and_what_is_still_said_harms_nothing(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, time
+from imagenet_prep.core import cli
+def main():
+    print("ready", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        print("to a terminal that is gone", flush=True)
+        open(sys.argv[1], "w").close()
+cli.finish(main)
+"""
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-c", program, str(tmp_path / "tidied")])
+    assert b"ready" in os.read(terminal, 100)
+    os.close(terminal)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert (tmp_path / "tidied").exists()
 
 
 def test_more_ctrl_c_while_the_first_is_being_told_change_nothing() -> None:

@@ -122,7 +122,7 @@ class Cluster:
         # The pool starts `python`, whichever comes first.
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         module = "apache_beam.runners.worker.worker_pool_main"
-        argv = [sys.executable, "-m", module, f"--service_port={self._pool}"]
+        argv = [sys.executable, "-P", "-m", module, f"--service_port={self._pool}"]
         self._others.append(self._process("pool", argv, environment))
         for _ in range(NUM_TASK_MANAGERS):
             self._add_task_manager()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -172,14 +173,15 @@ def main():
         open(sys.argv[1], "w").close()
 cli.finish(main)
 """
-    pid, terminal = os.forkpty()
-    if pid == 0:
-        os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-c", program, str(tmp_path / "tidied")])
-    assert b"ready" in os.read(terminal, 100)
-    os.close(terminal)
+    ours, theirs = os.openpty()
+    # setsid gives the program a session whose terminal this is.
+    argv = ["setsid", "--ctty", sys.executable, "-c", program, str(tmp_path / "tidied")]
+    process = subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 100)
+    os.close(ours)
 
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert process.wait(50) == 130
     assert (tmp_path / "tidied").exists()
 
 

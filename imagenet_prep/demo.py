@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import cli, naming
+from imagenet_prep.core import children, cli, naming
 
 EXAMPLES = """\
   imagenet-prep demo
@@ -81,6 +81,7 @@ def demo(config: Config) -> None:
 def _train(dataset: Path, log_dir: Path) -> None:
     """Trains in a process of its own, on two ranks where Horovod is installed."""
     import importlib.util
+    import signal
     import subprocess
 
     from imagenet_prep.core.errors import ImagenetPrepError
@@ -100,7 +101,7 @@ def _train(dataset: Path, log_dir: Path) -> None:
     log_dir.mkdir(parents=True, exist_ok=True)
     # TensorFlow's own lines are many and of no interest, unless it fails.
     with open(log_dir / "stderr.txt", "w+", encoding="utf-8", errors="replace") as said:
-        argv = [sys.executable, "-m", "imagenet_prep", *command]
+        argv = children.bound(children.python("-m", "imagenet_prep", *command), signal.SIGTERM)
         code = subprocess.run(argv, check=False, stderr=said, stdin=subprocess.DEVNULL).returncode
         said.seek(0)
         last = "".join(said.readlines()[-5:])

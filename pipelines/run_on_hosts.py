@@ -14,8 +14,10 @@ from typing import NamedTuple
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import Host, read_hosts, ssh_argv
+from pipelines import host_keys
 
 EXAMPLES = """\
+  imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
   imagenet-prep run-on-hosts hosts -- df -h /data
   imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480"""
 
@@ -26,11 +28,19 @@ class Config:
 
     hosts: str = cli.flag(help="the hosts file: ADDRESS slots=N a line", positional=True)
     timeout: float = cli.flag(60.0, help="seconds that a host has", metavar="S")
+    show_keys: bool = cli.flag(
+        False,
+        help="in place of a command: show each host's key, and add those that are new to "
+        "known_hosts when you say so; one that has changed is never replaced",
+    )
+    yes: bool = cli.flag(False, help="with --show-keys: add them without asking")
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
         if self.timeout <= 0:
             raise ValueError(f"--timeout {self.timeout:g}: expected more than 0")
+        if self.yes and not self.show_keys:
+            raise ValueError("--yes is for --show-keys")
 
 
 class Outcome(NamedTuple):
@@ -75,6 +85,45 @@ def _run(host: Host, command: Sequence[str], timeout_s: float) -> Outcome:
     return Outcome(host, code, time.monotonic() - start, output.rstrip())
 
 
+def show_keys(config: Config) -> None:
+    """Shows the hosts' keys, and adds the new ones where the user says yes.
+
+    Raises:
+      UsageError: the hosts file is wrong.
+      ImagenetPrepError: hosts are left that ssh will refuse; each is named.
+    """
+    contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
+    if not contacts:
+        raise UsageError(f"{config.hosts}: lists no host but this one")
+    print(host_keys.table(contacts), flush=True)
+    new = [contact for contact in contacts if contact.state == host_keys.NEW]
+    if new and (config.yes or _says_yes(len(new))):
+        host_keys.add(new)
+        print(f"added {len(new)} to {', '.join(sorted({str(each.file) for each in new}))}")
+        new = []
+    problems = [f"{each.address}: not added" for each in new]
+    problems += [
+        f"{each.address}: has another key than {each.file} or the system's file knows. Nothing was "
+        f"replaced. If you know why it changed: ssh-keygen -R '{each.name}', then look again."
+        for each in contacts
+        if each.state == host_keys.CHANGED
+    ]
+    problems += [f"{each.address}: {each.reason}" for each in contacts if each.key is None]
+    if problems:
+        raise ImagenetPrepError("ssh will refuse:\n  " + "\n  ".join(problems))
+
+
+def _says_yes(count: int) -> bool:
+    print(
+        f"{count} new. Compare them with what each host says of itself at its console, or with "
+        "your provider's list:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
+        "Type yes to add them: ",
+        end="",
+        flush=True,
+    )
+    return sys.stdin.readline().strip().lower() == "yes"
+
+
 def _render(outcomes: Sequence[Outcome]) -> str:
     width = max(len("host"), *(len(outcome.host.address) for outcome in outcomes))
     lines = [f"{'host':<{width}}  exit  seconds  output"]
@@ -96,6 +145,11 @@ def run(argv: Sequence[str]) -> int:
         description="Run one command on every host at once. After --: the command.",
         examples=EXAMPLES,
     )
+    if config.show_keys:
+        if command:
+            raise UsageError("--show-keys runs no command: leave out what stands after --")
+        show_keys(config)
+        return 0
     if not command:
         raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
     outcomes = run_on_hosts(config, command)

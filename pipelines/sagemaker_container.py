@@ -11,23 +11,20 @@ import dataclasses
 import json
 import os
 import secrets
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import canonical, cli
+from imagenet_prep.core import canonical, children, cli, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.hosts import Host
-from pipelines.launch import LEFT, differences
+from pipelines.fit import differences
+from pipelines.ranks import Rank, Ranks
 
 EXAMPLES = """\
   imagenet-prep sagemaker-container
@@ -161,8 +158,8 @@ def run_container(config: Config) -> int:
         )
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
-    environment |= {"SM_MODEL_DIR": str(root / "model"), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "imagenet_prep", "train"]
+    environment |= {"SM_MODEL_DIR": str(root / "model")}
+    command = children.python("-m", "imagenet_prep", "train")
     command += ["--log-dir", str(root / "checkpoints")]
     command += ["--tensorboard-dir", str(root / "output" / "tensorboard")]
     command += train_flags(job.hyperparameters)
@@ -171,7 +168,7 @@ def run_container(config: Config) -> int:
     facts = probes.probe(data if data and (Path(data) / "dataset.json").exists() else None)
     ranks = config.processes or facts["gpus"] or 1
     hosts = [Host(name, ranks) for name in job.hosts]
-    print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(command[3:])}")
+    print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(command[4:])}")
     sys.stdout.flush()
     if len(hosts) == 1 and ranks == 1:
         return _run(command, [environment])
@@ -274,83 +271,27 @@ def _address(host: str) -> str:
             time.sleep(_POLL_S)
 
 
-class _Rank:
-    """One running process, whose stderr is passed on with its number before each line."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.name = environment.get("HOROVOD_RANK", "0")
-        self.process = subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        self.error = self._last = ""
-        self._thread = threading.Thread(target=self._pass_on, daemon=True)
-        self._thread.start()
-
-    def _pass_on(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)
-            self._last = line.strip() or self._last
-            if line.startswith("imagenet-prep: "):
-                self.error = self._last
-
-    def code(self) -> int:
-        """Returns the exit code of the ended process, as a shell has it."""
-        code = self.process.wait()
-        self._thread.join(_POLL_S)
-        return 128 - code if code < 0 else code
-
-    def reason(self) -> str:
-        """Returns why it failed: its own word, or what can be known."""
-        if self.error:
-            return f"rank {self.name}: {self.error.removeprefix('imagenet-prep: ')}"
-        if self.process.returncode < 0:
-            number = -self.process.returncode
-            return f"rank {self.name}: ended by signal {number}; its last line: {self._last}"
-        return f"rank {self.name}: {self._last}"
-
-
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
     """Runs all ranks to their end and returns 0; SIGTERM is passed on to them.
 
     Raises:
       ImagenetPrepError: a rank failed; with its words and its exit code.
     """
-    ranks: list[_Rank] = []
+    ranks = Ranks()
+    failed: list[Rank] = []
 
-    def pass_on(_signum: int, _frame: FrameType | None) -> None:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                rank.process.send_signal(signal.SIGTERM)
+    def note(rank: Rank) -> None:
+        # Ranks that another left say so and end by themselves, unless they hang.
+        failed.append(rank)
+        ranks.limit(_GRACE_S)
 
-    before = signal.signal(signal.SIGTERM, pass_on)
-    ended: list[_Rank] = []
-    patience = float("inf")
-    try:
-        ranks += [_Rank(command, environment) for environment in environments]
-        while len(ended) < len(ranks):
-            ended += [r for r in ranks if r not in ended and r.process.poll() is not None]
-            # Ranks that another left say so and end by themselves, unless they hang.
-            if patience == float("inf") and any(rank.process.returncode for rank in ended):
-                patience = time.monotonic() + _GRACE_S
-            if time.monotonic() > patience:
-                break
-            time.sleep(_POLL_S)
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-            rank.process.wait()
-        signal.signal(signal.SIGTERM, before)
-    failed = [rank for rank in ended if rank.code()]
+    with signals.handled(lambda *_: ranks.ask()):
+        ranks.start(command, environments)
+        ranks.wait(note)
     if not failed:
         return 0
     # Whoever was left by another is not the one to blame.
-    first = next((rank for rank in failed if not rank.error.startswith(LEFT)), failed[0])
+    first = next((rank for rank in failed if not rank.left), failed[0])
     raise _RankError(first.reason(), first.code())
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from imagenet_prep.core import errors, scratch
+from imagenet_prep.core import errors, scratch, signals
 
 Config = TypeVar("Config")
 
@@ -213,29 +213,28 @@ def finish(main: Callable[[], int]) -> NoReturn:
 
     Ends by os._exit after flushing: Beam's threads are not daemons and would hold an
     interrupted process until their shard is done. Nothing is lost, since a shard is
-    published whole or not at all.
+    published whole or not at all. SIGTERM and a lost terminal interrupt it as Ctrl-C does.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signals.handle(_interrupt)
     _escape_output()
     # What is left where the error itself cannot be told: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
     try:
-        code = _outcome(main)
+        code = outcome(main)
     except KeyboardInterrupt:
         # One more, while the first or an error was being told.
         code = errors.EXIT_INTERRUPTED
     finally:
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, _ignore)
+            signals.handle(_ignore, signal.SIGINT)
             code = _flushed(code)
             scratch.leave()
         finally:
             os._exit(code)
 
 
-def _outcome(main: Callable[[], int]) -> int:
-    """Returns the exit code of a command, whose errors have been told."""
+def outcome(main: Callable[[], int]) -> int:
+    """Returns the exit code of a command, after its error, where it has one, was told."""
     try:
         return main()
     except errors.ImagenetPrepError as error:

@@ -81,11 +81,15 @@ def ssh_argv(
       connect_timeout_s: seconds until a host that does not answer is given up.
       options: more of ssh_config(5), "Name=value".
     """
+    return ["ssh", *ssh_options(connect_timeout_s, options), "--", address, shlex.join(argv)]
+
+
+def ssh_options(connect_timeout_s: int = 10, more: Sequence[str] = ()) -> list[str]:
+    """Returns the flags of every ssh of ours; arguments as for `ssh_argv`."""
     options = (
         "BatchMode=yes",
         "StrictHostKeyChecking=yes",
         f"ConnectTimeout={connect_timeout_s}",
-        *options,
+        *more,
     )
-    flags = [part for option in options for part in ("-o", option)]
-    return ["ssh", *flags, "--", address, shlex.join(argv)]
+    return [part for option in options for part in ("-o", option)]

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import naming
+from imagenet_prep.core import canonical, naming
 from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.core.manifest import File, Manifest, Shard
 

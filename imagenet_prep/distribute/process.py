@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import IO, NamedTuple
 
+from imagenet_prep.core import children
 from imagenet_prep.core.hosts import LOCAL, ssh_argv
 from imagenet_prep.distribute.messages import Messages, plain
 from imagenet_prep.distribute.wire import Channel
@@ -50,7 +51,7 @@ def command_on(address: str, argv: Sequence[str]) -> list[str]:
 
 def module_argv(python: str, module: str, *arguments: str) -> list[str]:
     """Returns what runs a module of ours; nothing is imported from the current folder."""
-    return [python, "-P", "-m", module, *arguments]
+    return children.python("-m", module, *arguments, program=python)
 
 
 class Ending(NamedTuple):

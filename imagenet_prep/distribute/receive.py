@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import errors, naming
+from imagenet_prep.core import errors, naming, signals
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.manifest import File
 from imagenet_prep.core.placement import WHOLE
@@ -191,8 +190,7 @@ def _end(signum: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
+    signals.handle(_end)
     silence_s = float(sys.argv[2])
     whoever = Channel(0, 1, TO_RECEIVER, silence_s=silence_s)
     whoever.begin()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import errors
+from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.store import LocalStore
 from imagenet_prep.trainer import checkpoint, device, evaluation, model, recipe
@@ -229,7 +229,7 @@ class _Training:
                 if ends and not is_last:
                     self._end_together()
                     raise IncompleteError(
-                        f"asked to stop (SIGTERM): step {self._step:,} of "
+                        f"asked to stop: step {self._step:,} of "
                         f"{plan.total_steps:,} is saved in {self._folder}. "
                         "Run the same command again to resume."
                     )
@@ -376,17 +376,14 @@ class _Timer:
 
 @contextlib.contextmanager
 def _stop_asked() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether SIGTERM came; a second one ends the process."""
+    """Yields a function that tells whether SIGTERM or SIGHUP came; a second ends the process."""
     came = False
 
     def remember(signum: int, frame: FrameType | None) -> None:
         nonlocal came
-        if came and callable(before):
-            before(signum, frame)
+        if came and callable(earlier := before[signal.Signals(signum)]):
+            earlier(signum, frame)
         came = True
 
-    before = signal.signal(signal.SIGTERM, remember)
-    try:
+    with signals.handled(remember) as before:
         yield lambda: came
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("raise errors.BusyError('taken')", 1, "imagenet-prep: taken\n"),
         ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
+        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),
         ("raise BrokenPipeError", 0, ""),
         ("sys.exit(2)", 2, ""),
         ("raise KeyError('x')", 70, "this is a bug"),
@@ -157,6 +159,31 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
     assert says or not done.stderr
     if body != "raise BrokenPipeError":
         assert done.stdout == "so far\n"
+
+
+def test_a_lost_terminal_interrupts_and_what_is_still_said_harms_nothing(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, time
+from imagenet_prep.core import cli
+def main():
+    print("ready", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        print("to a terminal that is gone", flush=True)
+        open(sys.argv[1], "w").close()
+cli.finish(main)
+"""
+    ours, theirs = os.openpty()
+    # setsid gives the program a session whose terminal this is.
+    argv = ["setsid", "--ctty", sys.executable, "-c", program, str(tmp_path / "tidied")]
+    process = subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 100)
+    os.close(ours)
+
+    assert process.wait(50) == 130
+    assert (tmp_path / "tidied").exists()
 
 
 def test_more_ctrl_c_while_the_first_is_being_told_change_nothing() -> None:

@@ -119,7 +119,7 @@ class Cluster:
             self._java("org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint")
         )
         environment = command.environment(**self._environment)
-        argv = [sys.executable, "-m", "imagenet_prep.engine.pool", f"--port={self._pool}"]
+        argv = [sys.executable, "-P", "-m", "imagenet_prep.engine.pool", f"--port={self._pool}"]
         self._others.append(self._process("pool", argv, environment))
         for _ in range(NUM_TASK_MANAGERS):
             self._add_task_manager()

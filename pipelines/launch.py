@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import shutil
 import sys
@@ -218,9 +219,10 @@ class _Job:
         from imagenet_prep.trainer import rendezvous
 
         address, interfaces = self.network
-        with rendezvous.serving(self.used, address, 0) as port:
+        place = rendezvous.Place(address, 0, secrets.token_urlsafe(32))
+        with rendezvous.serving(self.used, place) as place:
             hosts = [
-                rendezvous.environments(self.used, host.address, address, port, interface)
+                rendezvous.environments(self.used, host.address, place, interface)
                 for host, interface in zip(self.used, interfaces, strict=True)
             ]
             yield [[rank | self._limits() for rank in ranks] for ranks in hosts]

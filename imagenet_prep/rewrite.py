@@ -18,7 +18,7 @@ from typing import Any
 import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, manifest, naming, schema
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.core.image import Member, PreparedImage
 from imagenet_prep.core.manifest import Manifest, Split
 from imagenet_prep.core.store import LocalStore
@@ -276,11 +276,28 @@ class _Output:
         path = str(self.store.path(naming.MANIFEST))
         return manifest.loads(self.store.read(naming.MANIFEST), path)
 
+    def _begun(self) -> dict[str, dict[str, Any]] | None:
+        """Returns the settings and libraries that work here was begun with, if any was.
+
+        Raises:
+          DataDamagedError: nothing says which.
+        """
+        if self.store.size(_BEGUN) is None:
+            return None
+        try:
+            begun = canonical.loads(self.store.read(_BEGUN))
+            return {part: dict(begun[part]) for part in ("config", "libraries")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataDamagedError(
+                f"{self.store.where(_BEGUN)}: is damaged ({error}), so that nothing says what was "
+                f"begun there. Remove {naming.WORK}, or choose another folder."
+            ) from error
+
     def _made(self, there: Manifest | None) -> dict[str, dict[str, Any]]:
         """Returns the settings of the splits that this verb finished or began here."""
         configs = [there.config] if there else []
-        if self.store.size(_BEGUN) is not None:
-            configs.insert(0, json.loads(self.store.read(_BEGUN))["config"])
+        if (begun := self._begun()) is not None:
+            configs.insert(0, begun["config"])
         made: dict[str, dict[str, Any]] = {}
         for config in configs:
             if self.job.verb not in config:
@@ -302,10 +319,8 @@ class _Output:
             )
 
     def _changed_libraries(self, there: Manifest | None) -> list[str]:
-        if self.store.size(_BEGUN) is not None:
-            used = json.loads(self.store.read(_BEGUN))["libraries"]
-        else:
-            used = there.producer.libraries if there else {}
+        begun = self._begun()
+        used = begun["libraries"] if begun else there.producer.libraries if there else {}
         ours = self.job.libraries
         return [f"{n} {used[n]} (here {ours.get(n)})" for n in used if used[n] != ours.get(n)]
 
@@ -405,7 +420,7 @@ class _Output:
             # A run killed between this file and the manifest has left its own lines here.
             incidents = [
                 *incidents,
-                *(i for i in map(json.loads, lines) if _of(i["archive"], kept)),
+                *(i for i in map(canonical.loads, lines) if _of(i["archive"], kept)),
             ]
             sources = [*sources, *(source for source in there.sources if _of(source.name, kept))]
         splits = {split: (kept | made)[split] for split in schema.SPLITS if split in kept | made}

@@ -409,7 +409,7 @@ class _Output:
             # A run killed between this file and the manifest has left its own lines here.
             incidents = [
                 *incidents,
-                *(i for i in map(json.loads, lines) if _of(i["archive"], kept)),
+                *(i for i in map(canonical.loads, lines) if _of(i["archive"], kept)),
             ]
             sources = [*sources, *(source for source in there.sources if _of(source.name, kept))]
         splits = {split: (kept | made)[split] for split in schema.SPLITS if split in kept | made}

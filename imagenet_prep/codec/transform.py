@@ -45,6 +45,9 @@ RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 # cannot reach Pillow's more exotic decoders.
 _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
+# Pixels whose colours are converted at a time.
+_BAND_PIXELS = 1 << 20
+
 _RGB = ("YCbCr", "RGB")
 
 # libjpeg's words for bytes left over before a marker. Some encoders pad; mostly a damaged
@@ -164,7 +167,19 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white."""
+    """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white.
+
+    In bands: what lies between would take a gigabyte at 64 MP.
+    """
+    whole = Image.new("RGB", image.size)
+    rows = max(1, _BAND_PIXELS // max(image.width, 1))
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(_band_as_rgb(band), (0, top))
+    return whole
+
+
+def _band_as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         image = image.convert("I").point(lambda value: value / 256).convert("L")

@@ -54,3 +54,11 @@ def test_a_file_that_is_too_large_for_an_image_is_left_out() -> None:
     with pytest.raises(BadImageError) as caught:
         codec.transform(bytes(image.MAX_IMAGE_BYTES + 1), Policy())
     assert caught.value.reason == "too_many_bytes"
+
+
+def test_transparent_pixels_take_no_five_copies() -> None:
+    side = 3000
+    data = images.transparent_png(side)
+    with little_memory(5 * 4 * side * side):
+        prepared = codec.transform(data, Policy(64))
+    assert (prepared.height, prepared.width) == (64, 64)

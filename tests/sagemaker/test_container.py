@@ -241,13 +241,13 @@ def net(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def start_all(net: Cluster, logs: Path) -> list[Any]:
-    argv = [sys.executable, "-m", "imagenet_prep", "sagemaker-container"]
+    argv = ["env", f"{sagemaker_container.TOKEN_VARIABLE}={TOKEN}"]
+    argv += [sys.executable, "-m", "imagenet_prep", "sagemaker-container"]
     argv += ["--root", str(net.mount / "ml"), "--processes", "1"]
-    environment = os.environ | {sagemaker_container.TOKEN_VARIABLE: TOKEN}
     started = []
     for node, host in zip(net.nodes, HOSTS, strict=True):
         with open(logs / host, "wb") as log:
-            started.append(node.popen(argv, stdout=log, stderr=log, env=environment))
+            started.append(node.popen(argv, stdout=log, stderr=log))
     return started
 
 

@@ -218,3 +218,9 @@ def test_counts_of_ilsvrc2012_are(root: Path) -> None:
     assert "train has 4 images, expected 1,281,167" in source.count_problems(
         "train", [2, 2] + [0] * 998
     )
+
+
+def test_a_pipe_among_the_images_is_named_and_never_opened(root: Path) -> None:
+    os.mkfifo(root / "train" / FIRST / "n01440764_8.JPEG")
+    with pytest.raises(SourceError, match=r"n01440764_8.JPEG: is no file"):
+        members(folder.find(root, ["train"]), "train")

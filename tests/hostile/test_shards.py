@@ -1,0 +1,88 @@
+"""Shards and index files of bad will, before every verb that reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core import naming
+from tests.hostile import indexes, manifests, shards
+from tests.hostile.arena import Arena
+from tests.hostile.test_manifests import READ
+
+SHARD = "train-00000-of-00002"
+ONE = ("--workers", "1")
+# What each verb is told of a folder `set` in which a shard means harm.
+VERBS: dict[str, tuple[str, ...]] = {
+    "show": ("show", f"set/{SHARD}"),
+    "show json": ("show", f"set/{SHARD}", "--json", "--limit", "3"),
+    "show image": ("show", f"set/{SHARD}", "--image", "0", "--out", "0.jpg"),
+    "verify": ("verify", "set", *ONE),
+    "verify decode": ("verify", "set", "--level", "decode", *ONE),
+    "resize": ("resize", "-i", "set", "-o", "out", "--short-side", "16", *ONE),
+    "resize flowers": ("resize", "-i", "set", "-o", "out", "-d", "flowers", *ONE),
+    "adopt": ("adopt", "set", "--allow-subset", *ONE),
+    "adopt again": ("adopt", "set", "--rewrite", "--out", "out", "--allow-subset", *ONE),
+    "report": ("report", "set", "--level", "crc", *ONE),
+}
+# They refuse a folder that has a manifest, or take its word for things.
+WITHOUT_MANIFEST = ("resize", "resize flowers", "adopt", "adopt again")
+
+
+def _put(sound: Path, arena: Arena, name: str, data: bytes, *, stated: bool) -> None:
+    """Puts a shard or an index into a copy of the sound set, whose manifest then says so."""
+    root = arena.given / "set"
+    shutil.copytree(sound, root)
+    (root / name).write_bytes(data)
+    if not stated:
+        (root / naming.MANIFEST).unlink()
+        shutil.rmtree(root / naming.INDEX)
+        (root / naming.LABELS).unlink()
+        return
+    content = json.loads((root / naming.MANIFEST).read_bytes())
+    kind = "index_" if name.startswith(naming.INDEX) else ""
+    shard = content["splits"]["train"]["shards"][0]
+    shard["index_bytes" if kind else "num_bytes"] = len(data)
+    shard[f"{kind}sha256"] = manifests.sha256(data)
+    split = content["splits"]["train"]
+    split["num_bytes"] = sum(one["num_bytes"] for one in split["shards"])
+    (root / naming.MANIFEST).write_bytes(manifests.render(content))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_whatever_a_shard_holds_it_ends_in_a_sentence(arena: Arena, sound: Path, verb: str) -> None:
+    def attempt(data: bytes) -> None:
+        _put(sound, arena, SHARD, data, stated=verb not in WITHOUT_MANIFEST)
+        arena.run(*VERBS[verb])
+
+    arena.each(shards.hostile(), attempt)
+
+
+def test_whatever_a_shard_holds_reading_ends_in_a_sentence(arena: Arena, sound: Path) -> None:
+    def attempt(data: bytes) -> None:
+        _put(sound, arena, SHARD, data, stated=True)
+        arena.run("set", call=READ)
+
+    arena.each(shards.hostile(), attempt)
+
+
+@pytest.mark.parametrize("verb", ["verify", "replicate", "read"])
+def test_whatever_an_index_holds_it_ends_in_a_sentence(
+    arena: Arena, sound: Path, verb: str
+) -> None:
+    words = {
+        "verify": ("verify", "set", *ONE),
+        "replicate": ("replicate", "set", "--to", "copy"),
+        "read": ("set",),
+    }
+
+    def attempt(data: bytes) -> None:
+        _put(sound, arena, naming.index_name(SHARD), data, stated=True)
+        arena.run(*words[verb], **({"call": READ} if verb == "read" else {}))
+
+    arena.each(indexes.LINES.items(), attempt)
+    doubled = {kind: line * 2 for kind, line in indexes.LINES.items()}
+    arena.each(doubled.items(), attempt)

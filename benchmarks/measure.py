@@ -82,7 +82,7 @@ class Run:
 
 def corpus(folder: Path, num_images: int, size: tuple[int, int]) -> Path:
     """Returns a folder with a train archive of `num_images`, made on the first call."""
-    from imagenet_prep.miniature import make_miniature
+    from imagenet_prep.testing.miniature import make_miniature
 
     final = folder / f"corpus-{num_images}-{size[0]}x{size[1]}"
     if not final.is_dir():

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import children, cli, naming
+from imagenet_prep.core import children, cli
+from imagenet_prep.dataset import naming
 
 EXAMPLES = """\
   imagenet-prep demo
@@ -36,7 +37,7 @@ def demo(config: Config) -> None:
     """Makes the archives, prepares and verifies them, and says what to do next."""
     # The demo is the one verb that calls others; they load what they need.
     from imagenet_prep import report, show, verify
-    from imagenet_prep.miniature import make_miniature
+    from imagenet_prep.testing.miniature import make_miniature
     from pipelines import prepare
 
     folder = Path(config.folder).expanduser()

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli, naming
+from imagenet_prep.core import cli
+from imagenet_prep.dataset import naming
 
 if TYPE_CHECKING:
-    from imagenet_prep.core.manifest import File
-    from imagenet_prep.core.placement import Placement
-    from imagenet_prep.core.problem import Problem
+    from imagenet_prep.dataset.manifest import File
+    from imagenet_prep.dataset.placement import Placement
+    from imagenet_prep.dataset.problem import Problem
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Source
@@ -77,7 +78,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be combined, and impossible numbers."""
-        from imagenet_prep.core import remote
+        from imagenet_prep.core import address
 
         if self.mode == "full" and (self.part is not None or self.copies != 1):
             raise ValueError("--part, --copies: expected --mode partition")
@@ -102,7 +103,7 @@ class Config:
             if "://" in base and not base.startswith("s3://"):
                 raise ValueError(f"{name}: expected a folder or s3://bucket/prefix")
             try:
-                remote.check_base(base)
+                address.check_base(base)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 
@@ -112,7 +113,7 @@ class Config:
         Raises:
           ValueError: there is no such part.
         """
-        from imagenet_prep.core.placement import WHOLE, Placement
+        from imagenet_prep.dataset.placement import WHOLE, Placement
 
         if self.part is None:
             return WHOLE
@@ -183,8 +184,8 @@ def replicate(config: Config) -> dict[str, Any]:
       IncompleteError: a server or the disk did not hold out; what arrived is kept.
       BusyError: another run writes there.
     """
-    from imagenet_prep.core import manifest, placement
     from imagenet_prep.core.errors import UsageError
+    from imagenet_prep.dataset import manifest, placement
     from imagenet_prep.distribute.pace import Pace
     from imagenet_prep.distribute.source import Source
 
@@ -204,9 +205,7 @@ def replicate(config: Config) -> dict[str, Any]:
                 f"{config.dataset} is {part}. Replicate from where the whole data set is."
             )
     if config.to.startswith(_HOSTS):
-        from imagenet_prep.spread import spread
-
-        replicas = spread(config, source)
+        replicas = _to_hosts(config, source)
     else:
         replicas = [_to_one(config, source)]
     if not config.check and not config.dry_run and "://" not in config.dataset:
@@ -237,6 +236,33 @@ def _note(root: Path, places: Sequence[str], digest: str) -> None:
         for place in places:
             if known.get(place) != digest:
                 journal.add({"where": place, "when": when, "digest": digest})
+
+
+def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
+    from imagenet_prep.distribute.to_hosts import Delivery, spread
+    from imagenet_prep.engine import Progress
+
+    hosts_file, path = config.hosts_and_path
+    delivery = Delivery(
+        bandwidth_limit=config.bandwidth_limit,
+        check=config.check,
+        connections=config.connections,
+        copies=config.copies,
+        dataset=config.dataset,
+        dry_run=config.dry_run,
+        hosts_file=hosts_file,
+        path=path,
+        quiet=config.json,
+        mode=config.mode,
+        python=config.python,
+        repair=config.repair,
+        retries=config.retries,
+        timeout=config.timeout,
+        wait=config.wait,
+    )
+    return spread(
+        delivery, source, lambda total: Progress("replicate", total, 0, quiet=config.json)
+    )
 
 
 def _to_one(config: Config, source: Source) -> dict[str, Any]:
@@ -277,7 +303,7 @@ def _open_target(config: Config, data: bytes) -> Target:
 
 def _look(config: Config, target: Target) -> tuple[list[Problem], list[File]]:
     """Returns what is wrong at the target, and the files it is wrong with."""
-    from imagenet_prep.core.problem import Problem
+    from imagenet_prep.dataset.problem import Problem
 
     prove = config.check or config.repair
     receipts = _run(config, LookWork(target, prove), target.files, "look")
@@ -306,7 +332,7 @@ def _run(
     config: Config, work: LookWork | PutWork, files: Sequence[File], title: str
 ) -> list[dict[str, Any]]:
     from imagenet_prep import engine
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.storage.folder import LocalStore
 
     tasks = [FileTask(file) for file in files]
     # The replica notes itself what was proven, wherever it lies; these receipts are progress.

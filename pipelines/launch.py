@@ -16,10 +16,10 @@ from typing import Any
 
 from imagenet_prep.core import children, cli
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.hosts import Host, read_hosts
-from pipelines import detached, fit, mpi, variables
-from pipelines.crew import Crew, say
-from pipelines.host import MARK
+from imagenet_prep.hosts.hosts_file import Host, read_hosts
+from imagenet_prep.launching import detached, fit, mpi, variables
+from imagenet_prep.launching.crew import Crew, say
+from imagenet_prep.launching.host import MARK
 
 EXAMPLES = """\
   imagenet-prep launch -np 2 -- train --data-dir /data/imagenet-480

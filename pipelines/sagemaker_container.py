@@ -22,9 +22,9 @@ from typing import Any
 
 from imagenet_prep.core import canonical, children, cli, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.hosts import Host
-from pipelines.fit import differences
-from pipelines.ranks import Rank, Ranks
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.launching.fit import differences
+from imagenet_prep.launching.ranks import Rank, Ranks
 
 EXAMPLES = """\
   imagenet-prep sagemaker-container
@@ -146,8 +146,8 @@ def run_container(config: Config) -> int:
     """
     root = Path(config.root)
     job = read_job(root)
+    from imagenet_prep.launching import host as probes
     from imagenet_prep.trainer import rendezvous
-    from pipelines import host as probes
 
     if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
         raise UsageError(
@@ -217,7 +217,7 @@ def _facts(host: Host, told: str) -> dict[str, Any]:
     """Returns what a host has told of itself.
 
     Raises:
-      ImagenetPrepError: it is not what `pipelines.host.probe` tells.
+      ImagenetPrepError: it is not what `launching.host.probe` tells.
     """
     try:
         facts: dict[str, Any] = canonical.loads(told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagenet_prep.core.jpeg import MAX_PIXELS
+from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"

@@ -18,9 +18,9 @@ from PIL import Image, UnidentifiedImageError
 
 from imagenet_prep.codec.policy import CHECK_HEADER, Policy
 from imagenet_prep.codec.probe import JPEG, Probe, is_complete, probe
-from imagenet_prep.core import jpeg
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.image import MAX_IMAGE_BYTES, PreparedImage
+from imagenet_prep.dataset import jpeg
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, PreparedImage
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from imagenet_prep.core import errors, scratch, signals
+from imagenet_prep.core import errors, signals
 
 Config = TypeVar("Config")
 
@@ -194,7 +194,7 @@ def refuse_logins(words: Sequence[str]) -> None:
     """
     # Imported only where there is an address: most commands have none.
     if any("://" in word for word in words):
-        from imagenet_prep.core.remote import refuse_login
+        from imagenet_prep.core.address import refuse_login
 
         for number, word in enumerate(words):
             try:
@@ -206,6 +206,15 @@ def refuse_logins(words: Sequence[str]) -> None:
 def absolute(place: str) -> str:
     """Returns a folder as processes elsewhere must be told of it; addresses stay as they are."""
     return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+# What `finish` does last.
+_LAST_ACTS: list[Callable[[], None]] = []
+
+
+def before_ending(act: Callable[[], None]) -> None:
+    """Lets `finish` call `act` last: it ends the process without Python's exit handlers."""
+    _LAST_ACTS.append(act)
 
 
 def finish(main: Callable[[], int]) -> NoReturn:
@@ -228,7 +237,8 @@ def finish(main: Callable[[], int]) -> NoReturn:
         try:
             signals.handle(_ignore, signal.SIGINT)
             code = _flushed(code)
-            scratch.leave()
+            for act in _LAST_ACTS:
+                act()
         finally:
             os._exit(code)
 

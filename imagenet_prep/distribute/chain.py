@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from imagenet_prep.core import naming
 from imagenet_prep.core.errors import (
     BusyError,
     DataDamagedError,
@@ -24,6 +23,7 @@ from imagenet_prep.core.errors import (
     StoreError,
     by_name,
 )
+from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.messages import BrokenError, Cause
 from imagenet_prep.distribute.process import Ending
 from imagenet_prep.distribute.wire import Frame

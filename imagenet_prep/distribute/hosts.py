@@ -17,8 +17,8 @@ from imagenet_prep.core.errors import (
     UsageError,
     by_name,
 )
-from imagenet_prep.core.placement import Placement
-from imagenet_prep.core.problem import Problem
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.messages import (
     FROM_LOOKING,
     PROTOCOL,

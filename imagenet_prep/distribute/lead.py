@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.inside import open_inside
+from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.chain import Chain, Limits, Member
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError, plain
 from imagenet_prep.distribute.process import Ending, Process, module_argv, run_on
 from imagenet_prep.distribute.wire import START_S, Frame
+from imagenet_prep.storage.inside import open_inside
 
 _TICK_S = 0.5
 _PROBE_EVERY_S = 1.0

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.manifest import File
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.chain import MAX_WRONG
 from imagenet_prep.distribute.messages import BrokenError
 

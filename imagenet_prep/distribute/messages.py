@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.placement import Placement
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.placement import Placement
 
 # What both ends must have in common; another one is refused with what to upgrade.
 PROTOCOL = 3

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 from imagenet_prep.core import children
-from imagenet_prep.core.hosts import LOCAL, ssh_argv
 from imagenet_prep.distribute.messages import Messages, plain
 from imagenet_prep.distribute.wire import Channel
+from imagenet_prep.hosts.hosts_file import LOCAL
+from imagenet_prep.hosts.ssh import ssh_argv
 
 # Exit code of ssh itself.
 _SSH_FAILED = 255

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import errors, naming, signals
+from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.core.manifest import File
-from imagenet_prep.core.placement import WHOLE
-from imagenet_prep.core.problem import Problem
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import num_bytes
 from imagenet_prep.distribute.messages import TO_RECEIVER, BrokenError, OtherVersionError, sentence
 from imagenet_prep.distribute.replica import Replica

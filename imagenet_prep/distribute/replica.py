@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import canonical, manifest, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -22,12 +22,13 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.core.manifest import File, Manifest
-from imagenet_prep.core.placement import WHOLE, Placement, load
-from imagenet_prep.core.problem import Problem
-from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import File, Manifest
+from imagenet_prep.dataset.placement import WHOLE, Placement, load
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import num_bytes, strangers
 from imagenet_prep.distribute.journal import Journal
+from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
 # What prepare, resize and adopt leave while they write here.

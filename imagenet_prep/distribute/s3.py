@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
 
-from imagenet_prep.core import manifest, naming
-from imagenet_prep.core.bucket import BucketStore
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.manifest import File
-from imagenet_prep.core.placement import WHOLE
-from imagenet_prep.core.problem import Problem
-from imagenet_prep.core.remote import AbsentError
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import strangers
+from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.remote import AbsentError
 
 
 class Bucket:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.manifest import File
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.line import Line, Next, Phase
 from imagenet_prep.distribute.messages import (
     CHUNK_BYTES,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from imagenet_prep.core import children, errors
-from imagenet_prep.core.store import LocalStore, storage_errors
 from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 THREADS = "threads"
 PROCESSES = "processes"

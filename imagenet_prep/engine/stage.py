@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from imagenet_prep.core import canonical, errors, naming
-from imagenet_prep.core.store import LocalStore, Store, storage_errors
+from imagenet_prep.core import canonical, errors
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE = "reserve"

@@ -19,13 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from imagenet_prep.core import manifest, naming
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
-from imagenet_prep.core.manifest import File, Shard
-from imagenet_prep.core.remote import open_remote
-from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.core.transfer import Answer, Patience, fetch, patiently
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
+from imagenet_prep.storage.fetch import fetch
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.store import open_remote
 
 FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
 DEFAULT_FOLDER = "~/.cache/imagenet-prep"

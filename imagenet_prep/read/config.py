@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from imagenet_prep.core import remote, schema
+from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import schema
 from imagenet_prep.read.augment import RECIPES
 
 _CHOICES = {
@@ -95,7 +96,7 @@ class ReadConfig:
                 )
             return
         try:
-            remote.check_base(self.data_dir)
+            address.check_base(self.data_dir)
         except ValueError as error:
             raise UsageError(f"data_dir: {error}") from None
 

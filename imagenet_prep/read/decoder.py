@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.manifest import Split
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.example import ImageExample
-from imagenet_prep.core.partition import Order, Steps
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Recipe, Views, central_views, random_views
+from imagenet_prep.read.order import Order, Steps
 
 if TYPE_CHECKING:
     import numpy.typing as npt

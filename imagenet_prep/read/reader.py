@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.manifest import Manifest
-from imagenet_prep.core.partition import Order
-from imagenet_prep.core.placement import Placement
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.decoder import Decoder, open_decoder
 from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
+from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 
 _STATE_VERSION = 1

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core import example, jpeg, manifest, naming, placement, schema, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
-from imagenet_prep.core.placement import WHOLE
-from imagenet_prep.core.store import storage_errors
+from imagenet_prep.dataset import example, jpeg, manifest, naming, placement, schema, tfrecord
+from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.read.held import HeldFile
+from imagenet_prep.storage.folder import storage_errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt

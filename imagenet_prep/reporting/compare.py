@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from imagenet_prep.core import example, naming, schema, tfrecord
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import example, naming, schema, tfrecord
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import Facts
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import canonical, measures, naming, placement, tfrecord
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
-from imagenet_prep.core.image import MAX_IMAGE_BYTES
-from imagenet_prep.core.inside import open_inside
-from imagenet_prep.core.manifest import Manifest, Shard
-from imagenet_prep.core.measures import Origin
-from imagenet_prep.core.placement import Placement
+from imagenet_prep.dataset import measures, naming, placement, tfrecord
+from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.measures import Origin
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.storage.inside import open_inside
 
 # Of one file of JSON; receipts have some hundred kB. In memory it takes up to twenty times that.
 _MOST_BYTES = 16 << 20

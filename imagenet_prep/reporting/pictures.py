@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
-from imagenet_prep.core import jpeg
+from imagenet_prep.dataset import jpeg
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagenet_prep.core import example, naming, schema, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.core.manifest import Shard
-from imagenet_prep.core.store import Store
+from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.storage.store import Store
 
 MANIFEST = "manifest"
 CRC = "crc"

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.core.image import QUARANTINED, REPAIRED, Member, PreparedImage
-from imagenet_prep.core.measures import Measures
-from imagenet_prep.core.store import LargeFile, storage_errors
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.measures import Measures
+from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.storage.folder import storage_errors
+from imagenet_prep.storage.large_file import LargeFile
 
 
 def write_shard(

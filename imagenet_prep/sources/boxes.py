@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from imagenet_prep.core import canonical, schema
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.core.image import NO_BOXES, Boxes
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.sources import folder, source, tar
 
 ARCHIVES = {

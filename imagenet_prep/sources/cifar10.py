@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, source, tar
 from imagenet_prep.sources.source import IndexTask, PackedImage
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import MAX_IMAGE_BYTES, Member
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import File, IndexTask
 

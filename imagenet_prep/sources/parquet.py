@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import canonical, schema
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 

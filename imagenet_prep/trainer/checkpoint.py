@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
-from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from typing import Any
 
 from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import checkpoint, device, evaluation, model, recipe
 from imagenet_prep.trainer.comm import Comm, connect, lost_rank
 from imagenet_prep.trainer.config import Config

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.hosts import Host
+from imagenet_prep.hosts.hosts_file import Host
 
 # What a token may be: it stands in URLs.
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")

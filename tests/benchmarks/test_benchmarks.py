@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks import codec, download, measure, read, replicate, scale, write
-from imagenet_prep.core import schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels
 from tests.kit.command import wait_until
 

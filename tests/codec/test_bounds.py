@@ -6,8 +6,8 @@ import pytest
 
 from imagenet_prep.codec import transform as codec
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.core import image, jpeg
 from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset import jpeg, member
 from imagenet_prep.reporting import pictures
 from tests.hostile import images
 from tests.hostile.bounds import little_memory
@@ -52,7 +52,7 @@ def test_reports_show_no_bombs(name: str, smallest: int | None) -> None:
 
 def test_a_file_that_is_too_large_for_an_image_is_left_out() -> None:
     with pytest.raises(BadImageError) as caught:
-        codec.transform(bytes(image.MAX_IMAGE_BYTES + 1), Policy())
+        codec.transform(bytes(member.MAX_IMAGE_BYTES + 1), Policy())
     assert caught.value.reason == "too_many_bytes"
 
 

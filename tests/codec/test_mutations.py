@@ -8,7 +8,7 @@ import simplejpeg
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.image import PreparedImage
+from imagenet_prep.dataset.member import PreparedImage
 from tests.codec import mutations
 
 REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format"}

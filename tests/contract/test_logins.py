@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from imagenet_prep.core import remote
+from imagenet_prep.core.address import _LOGIN, refuse_login
 from imagenet_prep.core.errors import UsageError
 from tests.conftest import REPOSITORY
 
@@ -36,7 +36,7 @@ COMMANDS = [
     ("imagenet_prep.train", "--synthetic --log-dir URL"),
     ("imagenet_prep.install_horovod", "--cache URL"),
     ("pipelines.launch", "-np 2 -- train --data-dir URL"),
-    ("pipelines.run_on_hosts", "hosts -- curl URL"),
+    ("imagenet_prep.run_on_hosts", "hosts -- curl URL"),
     ("pipelines.sagemaker", "--image i --role r --output URL --instance-type t -- train"),
     ("pipelines.sagemaker_container", "--root URL"),
 ]
@@ -68,10 +68,10 @@ def test_a_password_is_refused_before_it_is_shown(
     ],
 )
 def test_other_words_pass(word: str) -> None:
-    remote.refuse_login(word)
+    refuse_login(word)
 
 
 def test_the_dag_refuses_what_the_commands_refuse() -> None:
     dag = (REPOSITORY / "pipelines" / "airflow_dag.py").read_text("utf-8")
 
-    assert f'r"""{remote._LOGIN.pattern}"""' in dag
+    assert f'r"""{_LOGIN.pattern}"""' in dag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagenet_prep.core.manifest import File
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.line import Line, Phase
 from imagenet_prep.distribute.messages import BrokenError
 

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from imagenet_prep import rewrite
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.store import LocalStore
-from pipelines import output
+from imagenet_prep.preparation import output, rewrite
+from imagenet_prep.storage.folder import LocalStore
 
 DAMAGE = [b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b'{"config": 5, "libraries": {}}']
 

@@ -18,7 +18,7 @@ from tests.kit.lengths import long_but
 # The program as it is, but for the estimate: a disk may also fill up behind its back.
 BLIND = (
     "import sys\n"
-    "from imagenet_prep.core.store import LocalStore\n"
+    "from imagenet_prep.storage.folder import LocalStore\n"
     "LocalStore.free_bytes = lambda self: 1 << 50\n"
     "from pipelines import prepare\n"
     "prepare.main(sys.argv[1:])\n"

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from imagenet_prep import resize
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.dataset import naming
+from imagenet_prep.preparation.config import Config as Prepare
 from imagenet_prep.replicate import Config as Replicate
 from imagenet_prep.replicate import replicate
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import Config as Verify
 from imagenet_prep.verify import verify
-from pipelines.prepare import Config as Prepare
 from pipelines.prepare import prepare
 from tests.kit import command
 from tests.kit.dataset import everything

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.miniature import DEVKIT_ARCHIVE, TRAIN_ARCHIVE, VALIDATION_ARCHIVE
+from imagenet_prep.testing.miniature import DEVKIT_ARCHIVE, TRAIN_ARCHIVE, VALIDATION_ARCHIVE
 from tests.e2e.conftest import Reference
 from tests.kit import command
 from tests.kit.command import Finished

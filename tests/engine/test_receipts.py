@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from imagenet_prep.core.errors import SourceError, StoreError
-from imagenet_prep.core.store import LocalStore
 from imagenet_prep.engine.stage import Output, Result, Stage
+from imagenet_prep.storage.folder import LocalStore
 
 
 class Task(NamedTuple):

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.image import Member
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards import plan
 from tests.golden import sets
 from tests.kit.dataset import contents

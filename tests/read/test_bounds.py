@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import jpeg, naming
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import jpeg, naming
 from imagenet_prep.read.records import Records
 from tests.hostile import images
 from tests.hostile.bounds import little_memory

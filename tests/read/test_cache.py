@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -27,12 +27,13 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.core.partition import Order
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import naming
 from imagenet_prep.read import cache
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.s3_server import serve_s3

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import naming
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.manifest import Manifest
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.reporting import facts, plots
 from imagenet_prep.reporting.facts import Facts
 from tests.hostile.bounds import little_memory

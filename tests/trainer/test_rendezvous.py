@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.hosts import Host
+from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.rendezvous import Place
 from tests.trainer.conftest import horovod

@@ -19,7 +19,7 @@ AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut
 JARS := $(HOME)/.cache/imagenet-prep/flink
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
 
-.PHONY: help demo test quick lint types imports format locks images-rehearsal picture chromium flink flink-up flink-down clean
+.PHONY: help demo test test-long quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -27,10 +27,13 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports chromium flink $(HOROVOD) $(AIRFLOW) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-picture: $(TEST) $(AIRFLOW) chromium ## renew the documents' pictures, by the tests that draw them
+test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) ## the long forms of what `test` does in short: kills, faults, flipped bits
+	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them
 	@$(BIN)/python -m pytest -q -m browser -k screenshots tests/report
 	@cp build/report/report-1200-light.png docs/report.png
 	@$(BIN)/python -m pytest -q -m airflow -k picture tests/airflow
@@ -86,14 +89,23 @@ $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
 	@touch $@
 
-# Tests of the report want a real browser; without one they are skipped, and say so.
-chromium: ## install Debian's, where root may; else say so
-	@command -v chromium chromium-browser google-chrome > /dev/null && exit 0; \
+# Tests without their program are skipped, and say so: the report's want a browser, replication over
+# a network sshd and tc, the DAG's picture dot, benchmarks rsync and curl.
+debian: ## the programs that tests use, from Debian where root may install; else say which are missing
+	@missing=; PATH=$$PATH:/usr/sbin:/sbin; \
+	for each in chromium,chromium-browser,google-chrome:chromium sshd:openssh-server ssh:openssh-client \
+	    ip:iproute2 tc:iproute2 dot:graphviz rsync:rsync curl:curl; do \
+	  found=; for program in $$(tr , ' ' <<< "$${each%:*}"); do \
+	    if command -v "$$program" > /dev/null; then found=1; fi; \
+	  done; \
+	  [ -n "$$found" ] || missing="$$missing $${each#*:}"; \
+	done; \
+	[ -n "$$missing" ] || exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
-	  echo "Installing chromium, for the tests of the report" >&2; \
-	  { apt-get update -qq && apt-get install -qq -y chromium > /dev/null; } && exit 0; \
+	  echo "Installing$$missing, for tests" >&2; \
+	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing > /dev/null; } && exit 0; \
 	fi; \
-	echo "No Chromium: the report is not tested in a browser. On Debian: sudo apt-get install chromium" >&2
+	echo "Going on without$$missing: their tests will be skipped. On Debian: sudo apt-get install$$missing" >&2
 
 # Its tests are skipped without it, and say so.
 flink: $(TEST) ## Java, Flink and Beam's job server, where they can be had; else say so

@@ -174,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.serve:
         serve(args.serve)
         return
+    measure.need(curl="curl")
     args.scratch.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.scratch)))

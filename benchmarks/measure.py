@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -81,7 +82,7 @@ class Run:
 
 def corpus(folder: Path, num_images: int, size: tuple[int, int]) -> Path:
     """Returns a folder with a train archive of `num_images`, made on the first call."""
-    from imagenet_prep.miniature import make_miniature
+    from imagenet_prep.testing.miniature import make_miniature
 
     final = folder / f"corpus-{num_images}-{size[0]}x{size[1]}"
     if not final.is_dir():
@@ -226,6 +227,22 @@ def finish(title: str, text: str, raw: Any, path: Path | None) -> None:
         path.write_text(json.dumps({"benchmark": title, "machine": where, "raw": raw}, indent=1))
 
 
+def need(**package_of: str) -> None:
+    """Ends the benchmark with one sentence where programs are missing.
+
+    Args:
+      **package_of: Debian's package of each program, by the program's name.
+    """
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = {p: package for p, package in package_of.items() if not shutil.which(p, path=path)}
+    if missing:
+        packages = " ".join(sorted(set(missing.values())))
+        raise SystemExit(
+            f"This benchmark needs {', '.join(missing)}, not installed here. "
+            f"On Debian: sudo apt-get install {packages}"
+        )
+
+
 def say(line: str) -> None:
     """Prints progress."""
     print(line, file=sys.stderr, flush=True)
@@ -246,14 +263,14 @@ def _cpu_of_children() -> float:
 
 def _watch(root: int, done: threading.Event, samples: list[Sample]) -> None:
     while True:
-        rollups = [_rollup(pid) for pid in _tree(root)]
+        rollups = [_rollup(pid) for pid in tree(root)]
         pss, rss = (sum(column) / 1e6 for column in zip(*rollups, strict=True))
         samples.append(Sample(time.time(), pss, rss))
         if done.wait(_SAMPLE_EVERY_S):
             return
 
 
-def _tree(root: int) -> set[int]:
+def tree(root: int) -> set[int]:
     """Returns the process, its session and all that descends from them."""
     parents = {}
     found = {root}

@@ -145,7 +145,7 @@ def prepared(scratch: Path, num_images: int, size: tuple[int, int], kind: str) -
 
 def pictures(root: Path) -> list[Picture]:
     """Returns where each JPEG of the train split lies."""
-    from imagenet_prep.core import example, tfrecord
+    from imagenet_prep.dataset import example, tfrecord
 
     found = []
     for path in sorted(root.glob("train-*")):

@@ -224,6 +224,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     args = parser.parse_args(argv)
+    if not args.s3:
+        measure.need(rsync="rsync", ssh="openssh-client", sshd="openssh-server", tc="iproute2")
+        if os.geteuid():
+            parser.error("hosts are network namespaces, which need root; or give --s3")
     args.scratch.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.scratch)))

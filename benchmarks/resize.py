@@ -251,7 +251,7 @@ _TOOLS = {"floor": _floor, "tutorial": _tutorial}
 
 
 def _images(shard: Path) -> Iterator[bytes]:
-    from imagenet_prep.core import example, tfrecord
+    from imagenet_prep.dataset import example, tfrecord
 
     with shard.open("rb") as stream:
         for record in tfrecord.read_records(stream, shard.name):

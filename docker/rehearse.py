@@ -442,7 +442,7 @@ def _output(
 
 
 def _miniature(folder: Path) -> None:
-    from imagenet_prep.miniature import make_miniature
+    from imagenet_prep.testing.miniature import make_miniature
 
     if not folder.exists():
         aside = folder.with_name("archives.partial")

@@ -33,7 +33,6 @@ _MODULES = {
     "launch": "pipelines.launch",
     "sagemaker": "pipelines.sagemaker",
     "sagemaker-container": "pipelines.sagemaker_container",
-    "run-on-hosts": "pipelines.run_on_hosts",
 }
 
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli, naming, schema
+from imagenet_prep.core import cli
+from imagenet_prep.dataset import naming, schema
 
 if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
-    from imagenet_prep.core.manifest import Manifest
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.dataset.manifest import Manifest
     from imagenet_prep.engine import Lanes
+    from imagenet_prep.preparation.survey import Survey
     from imagenet_prep.sources.tfrecords import TfrecordSet
-    from imagenet_prep.survey import Survey
+    from imagenet_prep.storage.folder import LocalStore
 
 EXAMPLES = """\
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
@@ -90,10 +91,10 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.core.store import LocalStore
     from imagenet_prep.engine import Lanes
+    from imagenet_prep.preparation.survey import survey
     from imagenet_prep.sources import tfrecords
-    from imagenet_prep.survey import survey
+    from imagenet_prep.storage.folder import LocalStore
 
     root = Path(config.folder).expanduser()
     out = root if config.out is None else Path(config.out).expanduser()
@@ -194,8 +195,8 @@ def _begun(store: LocalStore) -> dict[str, Any]:
     Raises:
       DataDamagedError: it is anything else.
     """
-    from imagenet_prep.core import notes
     from imagenet_prep.sources import tfrecords
+    from imagenet_prep.storage import notes
 
     begun = notes.read(store, _BEGUN, renames=list, shards=list)
     for key in ("renames", "shards"):
@@ -217,7 +218,7 @@ def _rename(store: LocalStore, moves: Sequence[Sequence[str]]) -> None:
     A name that is taken was either renamed to already, or is refused beforehand: a shard's new
     name is free as soon as the shard before it has moved.
     """
-    from imagenet_prep.core.store import storage_errors
+    from imagenet_prep.storage.folder import storage_errors
 
     for before, after in moves:
         if not store.path(after).exists():
@@ -232,7 +233,7 @@ def _link(store: LocalStore, found: TfrecordSet) -> None:
     import errno
 
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.core.store import storage_errors
+    from imagenet_prep.storage.folder import storage_errors
 
     for shards in found.splits.values():
         for shard in shards:
@@ -294,7 +295,7 @@ def _refuse_obstacles(
 
 
 def _index(receipt: dict[str, Any]) -> bytes:
-    from imagenet_prep.core import tfrecord
+    from imagenet_prep.dataset import tfrecord
 
     lines, offset = [], 0
     for size in receipt["record_bytes"]:
@@ -307,9 +308,10 @@ def _commit(store: LocalStore, seen: Survey) -> Manifest:
     import hashlib
 
     from imagenet_prep import __version__
-    from imagenet_prep.core import canonical, manifest
+    from imagenet_prep.core import canonical
+    from imagenet_prep.dataset import manifest
+    from imagenet_prep.preparation.survey import num_per_class
     from imagenet_prep.shards.commit import publish, split_of
-    from imagenet_prep.survey import num_per_class
 
     classes = seen.labelling.classes
     splits = {}
@@ -345,10 +347,10 @@ def _commit(store: LocalStore, seen: Survey) -> Manifest:
 
 
 def _rewrite(config: Config, found: TfrecordSet, seen: Survey, lanes: Lanes, out: Path) -> Manifest:
-    from imagenet_prep import rewrite
     from imagenet_prep.codec.transform import keep
-    from imagenet_prep.core import example
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.dataset import example
+    from imagenet_prep.preparation import rewrite
+    from imagenet_prep.storage.folder import LocalStore
 
     job = rewrite.Job(
         verb="adopt",
@@ -368,7 +370,7 @@ def _rewrite(config: Config, found: TfrecordSet, seen: Survey, lanes: Lanes, out
 
 
 def _load(store: LocalStore) -> Manifest:
-    from imagenet_prep.core import manifest
+    from imagenet_prep.dataset import manifest
 
     return manifest.loads(store.read(naming.MANIFEST), str(store.path(naming.MANIFEST)))
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli, schema
+from imagenet_prep.core import cli
+from imagenet_prep.dataset import schema
 
 if TYPE_CHECKING:
     from imagenet_prep.core.world import World
@@ -96,8 +97,8 @@ def measure(config: Config) -> dict[str, Any]:
 
 def _world(dataset: str) -> World:
     """Returns this host alone; of a partitioned set, as one of those that read it."""
-    from imagenet_prep.core import placement
     from imagenet_prep.core.world import World
+    from imagenet_prep.dataset import placement
     from imagenet_prep.verify import load_manifest
 
     if "://" in dataset:

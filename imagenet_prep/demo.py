@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import cli, naming
+from imagenet_prep.core import children, cli
+from imagenet_prep.dataset import naming
 
 EXAMPLES = """\
   imagenet-prep demo
@@ -36,7 +37,7 @@ def demo(config: Config) -> None:
     """Makes the archives, prepares and verifies them, and says what to do next."""
     # The demo is the one verb that calls others; they load what they need.
     from imagenet_prep import report, show, verify
-    from imagenet_prep.miniature import make_miniature
+    from imagenet_prep.testing.miniature import make_miniature
     from pipelines import prepare
 
     folder = Path(config.folder).expanduser()
@@ -81,6 +82,7 @@ def demo(config: Config) -> None:
 def _train(dataset: Path, log_dir: Path) -> None:
     """Trains in a process of its own, on two ranks where Horovod is installed."""
     import importlib.util
+    import signal
     import subprocess
 
     from imagenet_prep.core.errors import ImagenetPrepError
@@ -100,7 +102,7 @@ def _train(dataset: Path, log_dir: Path) -> None:
     log_dir.mkdir(parents=True, exist_ok=True)
     # TensorFlow's own lines are many and of no interest, unless it fails.
     with open(log_dir / "stderr.txt", "w+", encoding="utf-8", errors="replace") as said:
-        argv = [sys.executable, "-m", "imagenet_prep", *command]
+        argv = children.bound(children.python("-m", "imagenet_prep", *command), signal.SIGTERM)
         code = subprocess.run(argv, check=False, stderr=said, stdin=subprocess.DEVNULL).returncode
         said.seek(0)
         last = "".join(said.readlines()[-5:])

@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from imagenet_prep.core import canonical, cli, naming, remote
+from imagenet_prep.core import address, canonical, cli
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
-from imagenet_prep.core.remote import Remote, Stat
-from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.core.transfer import Hasher, Patience, fetch, patiently
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage import http, store
+from imagenet_prep.storage.fetch import Hasher, fetch
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.remote import Remote, Stat
+from imagenet_prep.storage.retry import Patience, patiently
 
 if TYPE_CHECKING:
     from imagenet_prep.engine import Result, Stage
@@ -99,7 +102,7 @@ class Config:
                 shown = name.replace("_", "-")
                 raise ValueError(f"--{shown} {getattr(self, name)}: expected at least {least}")
         try:
-            remote.check_base(self.base_url)
+            address.check_base(self.base_url)
         except ValueError as error:
             raise ValueError(f"--base-url: {error}") from None
 
@@ -183,7 +186,7 @@ class Download:
         """Opens both ends; nothing is asked of the server, nothing written."""
         self.config = config
         self.store = LocalStore(Path(config.into).expanduser())
-        self.remote = remote.open_remote(
+        self.remote = store.open_remote(
             config.base_url, connections=config.connections, timeout_s=config.timeout
         )
         self.archives = [ARCHIVES[what] for what in ARCHIVES if what in config.what]
@@ -441,7 +444,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org "
             "closed in 2019. Leave them out: log in at image-net.org, accept the terms, and save "
-            f"the browser's cookies as cookies.txt that {remote.COOKIES_VARIABLE} names, or put "
+            f"the browser's cookies as cookies.txt that {http.COOKIES_VARIABLE} names, or put "
             "login and password into ~/.netrc. A mirror is given by --base-url."
         )
     config = cli.parse(
@@ -450,8 +453,9 @@ def run(argv: Sequence[str]) -> int:
         verb="download",
         description="Get the archives of ILSVRC2012, by many connections, resumable, proven by "
         "md5.\nKilled or interrupted, run it again: nothing finished is fetched twice.\n"
-        f"Credentials: ~/.netrc, a cookies.txt named by {remote.COOKIES_VARIABLE}, a bearer token "
-        f"in\n{remote.TOKEN_VARIABLE}; for s3:// the usual AWS_… variables and ~/.aws.",
+        f"Credentials: ~/.netrc, a cookies.txt named by {http.COOKIES_VARIABLE}, a bearer token "
+        f"in\n{http.TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and "
+        "~/.aws.",
         examples=EXAMPLES,
     )
     summary = download(config)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import children, cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 
 EXAMPLES = """\
@@ -40,6 +40,7 @@ _MISSING_HEADERS = (
 )
 _BUILD_S = 3600
 _PROOF_S = 300
+_PROOF_NEEDS = ("HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 _PROOF = """\
 import tensorflow as tf
 import horovod.tensorflow as hvd
@@ -169,17 +170,20 @@ def _pip(
     arguments: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None
 ) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    _run(argv, log, what, environment or {}, _BUILD_S)
+    argv = children.python("-m", "pip", "--disable-pip-version-check", *arguments)
+    _run(argv, log, what, os.environ | (environment or {}), _BUILD_S)
 
 
 def _prove(config: Config, log: Path) -> None:
     """Adds up two numbers on two ranks."""
     program = Path(sys.executable).with_name("horovodrun")
-    argv = [str(program), "-np", "2", config.launcher, sys.executable, "-c", _PROOF]
-    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    argv = [str(program), "-np", "2", config.launcher, *children.python("-c", _PROOF)]
+    # horovodrun shows the whole environment in command lines, and starts Python without -P.
+    kept = {name: os.environ[name] for name in _PROOF_NEEDS if name in os.environ}
+    kept["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    _run(argv, log, "the sum over two ranks", {"PATH": path, **root}, _PROOF_S)
+    safe = {"PYTHONSAFEPATH": "1"}
+    _run(argv, log, "the sum over two ranks", kept | root | safe, _PROOF_S)
 
 
 def _run(
@@ -191,7 +195,7 @@ def _run(
             done = subprocess.run(
                 argv,
                 check=False,
-                env=os.environ | environment,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import os
 import sys
 import tempfile
 import time
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli, naming
+from imagenet_prep.core import cli
+from imagenet_prep.dataset import naming
 
 if TYPE_CHECKING:
-    from imagenet_prep.core.manifest import File
-    from imagenet_prep.core.placement import Placement
+    from imagenet_prep.dataset.manifest import File
+    from imagenet_prep.dataset.placement import Placement
+    from imagenet_prep.dataset.problem import Problem
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Source
@@ -76,7 +78,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be combined, and impossible numbers."""
-        from imagenet_prep.core import remote
+        from imagenet_prep.core import address
 
         if self.mode == "full" and (self.part is not None or self.copies != 1):
             raise ValueError("--part, --copies: expected --mode partition")
@@ -101,7 +103,7 @@ class Config:
             if "://" in base and not base.startswith("s3://"):
                 raise ValueError(f"{name}: expected a folder or s3://bucket/prefix")
             try:
-                remote.check_base(base)
+                address.check_base(base)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 
@@ -111,7 +113,7 @@ class Config:
         Raises:
           ValueError: there is no such part.
         """
-        from imagenet_prep.core.placement import WHOLE, Placement
+        from imagenet_prep.dataset.placement import WHOLE, Placement
 
         if self.part is None:
             return WHOLE
@@ -152,7 +154,8 @@ class LookWork:
         from imagenet_prep.engine import Result
 
         problem = self.target.problem(task.file, prove=self.prove)
-        return Result({"problem": problem, "num_bytes": task.file.num_bytes})
+        found = None if problem is None else dataclasses.asdict(problem)
+        return Result({"problem": found, "num_bytes": task.file.num_bytes})
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,8 @@ def replicate(config: Config) -> dict[str, Any]:
       IncompleteError: a server or the disk did not hold out; what arrived is kept.
       BusyError: another run writes there.
     """
-    from imagenet_prep.core import manifest, placement
     from imagenet_prep.core.errors import UsageError
+    from imagenet_prep.dataset import manifest, placement
     from imagenet_prep.distribute.pace import Pace
     from imagenet_prep.distribute.source import Source
 
@@ -202,9 +205,7 @@ def replicate(config: Config) -> dict[str, Any]:
                 f"{config.dataset} is {part}. Replicate from where the whole data set is."
             )
     if config.to.startswith(_HOSTS):
-        from imagenet_prep.spread import spread
-
-        replicas = spread(config, source)
+        replicas = _to_hosts(config, source)
     else:
         replicas = [_to_one(config, source)]
     if not config.check and not config.dry_run and "://" not in config.dataset:
@@ -220,27 +221,48 @@ def replicate(config: Config) -> dict[str, Any]:
 
 def _note(root: Path, places: Sequence[str], digest: str) -> None:
     """Adds a line a replica that became whole, for the report of the data set in `root`."""
-    from imagenet_prep.core import canonical
-    from imagenet_prep.core.errors import ImagenetPrepError
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.core.errors import StoreError
+    from imagenet_prep.distribute.journal import Journal
 
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    store = LocalStore(root)
+    journal = Journal(root, naming.REPLICAS)
     known: dict[str, str] = {}
-    with contextlib.suppress(ImagenetPrepError, ValueError, KeyError, TypeError):
-        for line in store.read(naming.REPLICAS).splitlines():
-            entry = canonical.loads(line)
-            known[entry["where"]] = entry["digest"]
-    new = [place for place in places if known.get(place) != digest]
-    if not new:
-        return
-    lines = [{"where": place, "when": when, "digest": digest} for place in new]
     # A data set that may only be read has no such list, and is as good without.
-    with contextlib.suppress(OSError, ImagenetPrepError):
-        store.make_folder(naming.WORK)
-        opened = store.open(naming.REPLICAS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        with os.fdopen(opened, "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+    with contextlib.suppress(OSError, StoreError):
+        for entry in journal.news():
+            match entry:
+                case {"where": str(where), "digest": str(there)}:
+                    known[where] = there
+        for place in places:
+            if known.get(place) != digest:
+                journal.add({"where": place, "when": when, "digest": digest})
+
+
+def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
+    from imagenet_prep.distribute.to_hosts import Delivery, spread
+    from imagenet_prep.engine import Progress
+
+    hosts_file, path = config.hosts_and_path
+    delivery = Delivery(
+        bandwidth_limit=config.bandwidth_limit,
+        check=config.check,
+        connections=config.connections,
+        copies=config.copies,
+        dataset=config.dataset,
+        dry_run=config.dry_run,
+        hosts_file=hosts_file,
+        path=path,
+        quiet=config.json,
+        mode=config.mode,
+        python=config.python,
+        repair=config.repair,
+        retries=config.retries,
+        timeout=config.timeout,
+        wait=config.wait,
+    )
+    return spread(
+        delivery, source, lambda total: Progress("replicate", total, 0, quiet=config.json)
+    )
 
 
 def _to_one(config: Config, source: Source) -> dict[str, Any]:
@@ -279,12 +301,14 @@ def _open_target(config: Config, data: bytes) -> Target:
     return Replica(root, data, config.placement())
 
 
-def _look(config: Config, target: Target) -> tuple[list[str], list[File]]:
+def _look(config: Config, target: Target) -> tuple[list[Problem], list[File]]:
     """Returns what is wrong at the target, and the files it is wrong with."""
+    from imagenet_prep.dataset.problem import Problem
+
     prove = config.check or config.repair
     receipts = _run(config, LookWork(target, prove), target.files, "look")
     wrong = [(r["problem"], f) for r, f in zip(receipts, target.files, strict=True) if r["problem"]]
-    return [problem for problem, _ in wrong], [file for _, file in wrong]
+    return [Problem(**problem) for problem, _ in wrong], [file for _, file in wrong]
 
 
 def _bring(config: Config, source: Source, target: Target) -> dict[str, Any]:
@@ -308,7 +332,7 @@ def _run(
     config: Config, work: LookWork | PutWork, files: Sequence[File], title: str
 ) -> list[dict[str, Any]]:
     from imagenet_prep import engine
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.storage.folder import LocalStore
 
     tasks = [FileTask(file) for file in files]
     # The replica notes itself what was proven, wherever it lies; these receipts are progress.
@@ -318,7 +342,7 @@ def _run(
         return engine.run(stage, tasks, lanes, title=title, quiet=config.json)
 
 
-def _report(target: Target, problems: list[str], *, lacking_bytes: int = 0) -> dict[str, Any]:
+def _report(target: Target, problems: list[Problem], *, lacking_bytes: int = 0) -> dict[str, Any]:
     return {
         "where": target.where().rstrip("/"),
         "files": len(target.files) + 1,
@@ -340,7 +364,7 @@ def run(argv: Sequence[str]) -> int:
     )
     result = replicate(config)
     if config.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result, indent=1, default=str))
     else:
         for replica in result["replicas"]:
             print(*_sentences(config, replica), sep="\n")
@@ -378,7 +402,7 @@ def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
         return
     places = f"{len(wrong)} of {len(replicas)} replicas"
     problems = [problem for replica in wrong for problem in replica["problems"]]
-    if all(problem.partition(": ")[2].startswith("missing") for problem in problems):
+    if all(problem.is_missing for problem in problems):
         raise IncompleteError(
             f"{places} are not finished, as listed above. Run the same command without --check."
         )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import cli, naming
+from imagenet_prep.core import cli
+from imagenet_prep.dataset import naming
 
 if TYPE_CHECKING:
     from imagenet_prep.reporting.facts import Facts
@@ -70,7 +71,7 @@ def report(config: Config) -> Path:
       IncompleteError: the data set is not finished; or the disk is full.
       StoreError: the page cannot be written.
     """
-    from imagenet_prep.core.store import LocalStore, storage_errors
+    from imagenet_prep.storage.folder import LocalStore, storage_errors
 
     require_packages()
     root = Path(config.dataset).expanduser()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import report
-from imagenet_prep.core import cli, naming, schema
+from imagenet_prep.core import cli
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.shards.summary import render
 
 EXAMPLES = """\
@@ -170,11 +171,11 @@ def resize(config: Config) -> dict[str, Any]:
     from functools import partial
     from importlib.metadata import version
 
-    from imagenet_prep import rewrite
     from imagenet_prep.codec.policy import DECISIVE_LIBRARIES, Policy
     from imagenet_prep.codec.transform import transform
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Lanes
+    from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import tfrecords
 
     found = tfrecords.find(Path(config.input_dir).expanduser())

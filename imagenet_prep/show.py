@@ -31,11 +31,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses half a request."""
-        from imagenet_prep.core import remote
+        from imagenet_prep.core import address
 
         if "://" in self.shard and not self.shard.startswith("s3://"):
             raise ValueError("SHARD: expected a file or s3://bucket/key")
-        remote.check_base(self.shard)
+        address.check_base(self.shard)
         if (self.image is None) != (self.out is None):
             raise ValueError("--image and --out belong together")
 
@@ -48,8 +48,8 @@ def records(shard: str) -> Iterator[dict[str, Any]]:
       UsageError: the file cannot be opened.
       IncompleteError, StoreError: a server does not answer, or refuses.
     """
-    from imagenet_prep.core import example, tfrecord
     from imagenet_prep.core.errors import DataDamagedError
+    from imagenet_prep.dataset import example, tfrecord
 
     name = shard.rpartition("/")[2]
     with _opened(shard) as stream:
@@ -74,7 +74,7 @@ def _opened(shard: str) -> Iterator[BinaryIO]:
     from imagenet_prep.core.errors import UsageError
 
     if shard.startswith("s3://"):
-        from imagenet_prep.core.bucket import BucketStore
+        from imagenet_prep.storage.bucket import BucketStore
 
         base, _, name = shard.rpartition("/")
         with BucketStore(base).opened(name) as remote:
@@ -108,8 +108,9 @@ def run(argv: Sequence[str]) -> int:
         else:
             print(
                 f"{row['record']:>6} @{row['offset']:<12,} {row['stored_label']:>4} "
-                f"{row['wnid']} {row['width']:>5}x{row['height']:<5} {len(image):>9,} B  "
-                f"{row['filename']}  {row['text']}"
+                f"{cli.printable(row['wnid'])} {row['width']:>5}x{row['height']:<5} "
+                f"{len(image):>9,} B  {cli.printable(row['filename'])}  "
+                f"{cli.printable(row['text'])}"
             )
     return 0
 
@@ -121,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _write_image(shard: str, number: int, out: Path) -> int:
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.core.store import storage_errors
+    from imagenet_prep.storage.folder import storage_errors
 
     last = -1
     for row in records(shard):
@@ -129,7 +130,8 @@ def _write_image(shard: str, number: int, out: Path) -> int:
         if last == number:
             with storage_errors("write", out):
                 out.write_bytes(row["encoded"])
-            print(f"{out}: {row['width']}x{row['height']} {row['wnid']} {row['text']}")
+            what = cli.printable(f"{row['wnid']} {row['text']}")
+            print(f"{out}: {row['width']}x{row['height']} {what}")
             return 0
     raise UsageError(f"{shard.rpartition('/')[2]}: no record {number}; it has records 0 to {last}")
 

@@ -67,18 +67,21 @@ def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str] = os.en
     return flags
 
 
+def parse(argv: Sequence[str]) -> Config:
+    """Returns what the verb is asked for; argparse ends the process on bad usage."""
+    return cli.parse(
+        Config,
+        # What is given goes before it.
+        [*_sagemaker_flags(argv), *argv],
+        verb="train",
+        description="Train ResNet-50 on a prepared data set. Run again, it resumes.",
+        examples=EXAMPLES,
+    )
+
+
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    train(
-        cli.parse(
-            Config,
-            # What is given goes before it.
-            [*_sagemaker_flags(argv), *argv],
-            verb="train",
-            description="Train ResNet-50 on a prepared data set. Run again, it resumes.",
-            examples=EXAMPLES,
-        )
-    )
+    train(parse(argv))
     return 0
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import cli
 
 if TYPE_CHECKING:
-    from imagenet_prep.core.manifest import Manifest, Shard
-    from imagenet_prep.core.placement import Placement
-    from imagenet_prep.core.store import Store
+    from imagenet_prep.dataset.manifest import Manifest, Shard
+    from imagenet_prep.dataset.placement import Placement
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
+    from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
   imagenet-prep verify /data/imagenet-480
@@ -56,13 +56,13 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
-        from imagenet_prep.core import remote
+        from imagenet_prep.core import address
 
         if self.workers < 0:
             raise ValueError(f"--workers {self.workers}: expected 0 or more")
         if "://" in self.dataset and not self.dataset.startswith("s3://"):
             raise ValueError("DATASET: expected a folder or s3://bucket/prefix")
-        remote.check_base(self.dataset)
+        address.check_base(self.dataset)
         if self.if_changed and "://" in self.dataset:
             raise ValueError("--if-changed: the data set must be a folder")
 
@@ -111,9 +111,10 @@ def verify(config: Config) -> dict[str, Any]:
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
-    from imagenet_prep.core import placement
-    from imagenet_prep.core.store import LocalStore, open_store
+    from imagenet_prep.dataset import placement
     from imagenet_prep.shards import proof
+    from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.store import open_store
 
     store = open_store(config.dataset)
     manifest = _load(store)
@@ -159,7 +160,7 @@ def _check_shards(
 ) -> list[dict[str, Any]]:
     """Reads the shards, adds to `problems`, and returns what was found of each."""
     from imagenet_prep import engine
-    from imagenet_prep.core import naming
+    from imagenet_prep.dataset import naming
 
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
@@ -177,7 +178,7 @@ def _check_shards(
 @contextlib.contextmanager
 def _receipts(store: Store, *, elsewhere: bool) -> Iterator[Store]:
     """Yields where receipts go: beside the data only where other machines must see them."""
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.storage.folder import LocalStore
 
     if elsewhere:
         yield store
@@ -202,14 +203,14 @@ def load_manifest(root: Path) -> Manifest:
     Raises:
       ManifestError, IncompleteError, UsageError: as for `verify`.
     """
-    from imagenet_prep.core.store import LocalStore
+    from imagenet_prep.storage.folder import LocalStore
 
     return _load(LocalStore(root))
 
 
 def _load(store: Store) -> Manifest:
-    from imagenet_prep.core import manifest, naming
     from imagenet_prep.core.errors import IncompleteError, UsageError
+    from imagenet_prep.dataset import manifest, naming
 
     there = store.top()
     if naming.MANIFEST in there:
@@ -228,7 +229,7 @@ def _expectation(
     from functools import partial
 
     from imagenet_prep.codec.transform import prove_stored
-    from imagenet_prep.core import naming, schema
+    from imagenet_prep.dataset import naming, schema
     from imagenet_prep.shards.check import Expectation
 
     wnids: list[str] = []
@@ -264,7 +265,7 @@ def _check_small_files(store: Store, manifest: Manifest) -> list[str]:
 
 def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
-    from imagenet_prep.core import naming
+    from imagenet_prep.dataset import naming
 
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
@@ -314,13 +315,13 @@ def run(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(result, indent=1))
     elif problems:
-        print("\n".join(problems))
+        print("\n".join(map(cli.printable, problems)))
     what = f"{result['examples']:,} examples in {result['shards']} shards"
     if result["part"]:
         what += f" ({result['part']})"
     if problems:
         from imagenet_prep.core.errors import DataDamagedError
-        from imagenet_prep.core.store import open_store
+        from imagenet_prep.storage.store import open_store
 
         raise DataDamagedError(
             f"{len(problems)} problems in {what} of {config.dataset}, listed above. "

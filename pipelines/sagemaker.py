@@ -6,26 +6,29 @@ prints. `pipelines.sagemaker_container` is what the job runs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
+import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from imagenet_prep.core import aws, cli
+from imagenet_prep.core import cli
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
     UsageError,
 )
-from imagenet_prep.core.remote import UnavailableError
-from imagenet_prep.core.transfer import Patience, patiently
+from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
+from imagenet_prep.storage.retry import Patience, patiently
 from imagenet_prep.trainer.config import Config as TrainConfig
+from pipelines.sagemaker_container import TOKEN_VARIABLE
 
 EXAMPLES = """\
   imagenet-prep sagemaker --image URI --role ARN --data s3://bucket/imagenet-480 \\
@@ -43,6 +46,61 @@ _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
 _EXIT_CODE = re.compile(r"exit code: (\d+)", re.IGNORECASE)
 _ERRORS = {error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)}
 _POLL_S, _RETRIES = 20.0, 30
+
+
+class Service:
+    """One of Amazon's services, with credentials from boto3's standard chain.
+
+    Attributes:
+      client: boto3's.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Makes a client; nothing is asked of the service yet.
+
+        Raises:
+          UsageError: region or credentials cannot be loaded, or boto3 is not installed.
+        """
+        try:
+            import boto3
+            import botocore.exceptions
+        except ImportError:
+            raise UsageError(f"{name} needs boto3: pip install 'imagenet-prep[s3]'") from None
+        self._name = name
+        self._errors = botocore.exceptions
+        with self._explained("client"):
+            self.client = boto3.client(name)
+
+    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Returns what an operation answers.
+
+        Raises:
+          UnavailableError: try again.
+          UsageError: region or credentials are missing, or the request cannot be.
+          ImagenetPrepError: the service refuses, in its own words.
+        """
+        with self._explained(operation):
+            answer: dict[str, Any] = getattr(self.client, operation)(**arguments)
+            return answer
+
+    @contextlib.contextmanager
+    def _explained(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors.ClientError as error:
+            status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+            code = error.response["Error"].get("Code", "")
+            said = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
+            if status in PASSING or "Throttl" in code:
+                raise UnavailableError(said) from None
+            raise ImagenetPrepError(said) from None
+        except (self._errors.ConnectionError, self._errors.HTTPClientError) as error:
+            raise UnavailableError(f"{self._name} {operation}: {reason(error)}") from None
+        except self._errors.BotoCoreError as error:
+            raise UsageError(
+                f"{self._name} {operation}: {error}. Region and credentials come from AWS_… "
+                "variables, ~/.aws or the machine's role."
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -158,7 +216,7 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
 
 
 def request(config: Config, name: str, train: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the CreateTrainingJob request of a job."""
+    """Returns the CreateTrainingJob request of a job, with a token of its own."""
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes)]
     made: dict[str, Any] = {
@@ -171,6 +229,8 @@ def request(config: Config, name: str, train: Mapping[str, str]) -> dict[str, An
             "ContainerArguments": arguments,
         },
         "HyperParameters": dict(train),
+        # Not a hyperparameter: those are shown wherever experiments are compared.
+        "Environment": {TOKEN_VARIABLE: secrets.token_urlsafe(32)},
         "OutputDataConfig": {"S3OutputPath": output},
         "ResourceConfig": {
             "InstanceType": config.instance_type,
@@ -225,7 +285,7 @@ def _source(data: str) -> dict[str, Any]:
     }
 
 
-def wait(service: aws.Service, name: str, *, pause: Callable[[float], object] = time.sleep) -> None:
+def wait(service: Service, name: str, *, pause: Callable[[float], object] = time.sleep) -> None:
     """Says each state of a job until it has ended.
 
     Raises:
@@ -275,7 +335,7 @@ def submit(config: Config, words: Sequence[str]) -> None:
     if config.dry_run:
         print(json.dumps(made, indent=2))
         return
-    service = aws.Service("sagemaker")
+    service = Service("sagemaker")
     try:
         arn = service.call("create_training_job", **made)["TrainingJobArn"]
     except UnavailableError as error:

@@ -10,27 +10,28 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
+import secrets
 import socket
-import subprocess
 import sys
-import threading
 import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import canonical, children, cli, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.hosts import Host
-from pipelines.launch import LEFT, differences
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.launching.fit import differences
+from imagenet_prep.launching.ranks import Rank, Ranks
 
 EXAMPLES = """\
   imagenet-prep sagemaker-container
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
+
+# In the environment of the job: what its containers prove to each other that they belong to it.
+TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
 
 # Any port above 1024 will do: a container has its network to itself.
 _PORT = 29_431
@@ -67,12 +68,14 @@ class Job:
       hosts: all, in the same order on each.
       interface: of the network that they share.
       hyperparameters: flags of `train`, by name.
+      token: that all containers of the job know, and nobody else; "" where there is none.
     """
 
     host: str
     hosts: tuple[str, ...]
     interface: str
     hyperparameters: Mapping[str, str]
+    token: str
 
 
 def read_job(root: Path) -> Job:
@@ -83,14 +86,15 @@ def read_job(root: Path) -> Job:
     """
     folder = root / "input" / "config"
     try:
-        resources = json.loads((folder / "resourceconfig.json").read_text("utf-8"))
+        resources = canonical.loads((folder / "resourceconfig.json").read_bytes())
         path = folder / "hyperparameters.json"
-        hyperparameters = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        hyperparameters = canonical.loads(path.read_bytes()) if path.exists() else {}
         job = Job(
             resources["current_host"],
             tuple(resources["hosts"]),
             resources.get("network_interface_name", "eth0"),
             {str(key): str(value) for key, value in hyperparameters.items()},
+            os.environ.get(TOKEN_VARIABLE, ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
@@ -106,6 +110,9 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     """Returns hyperparameters as flags: {"jit": "true", "batch_size": "256"}.
 
     SageMaker's SDK writes values as JSON, its console as they are; both are taken.
+
+    Raises:
+      UsageError: a switch that is neither true nor false, or an address with a password in it.
     """
     from imagenet_prep.trainer.config import Config as TrainConfig
 
@@ -116,7 +123,8 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     words = []
     for key, value in sorted(hyperparameters.items()):
         if value.startswith('"') and value.endswith('"') and len(value) > 1:
-            value = json.loads(value)
+            with contextlib.suppress(ValueError):  # the console's, with quotes of its own
+                value = str(canonical.loads(value))
         flag = f"--{key.replace('_', '-')}"
         if key.replace("-", "_") not in switches:
             words += [f"{flag}={value}"]
@@ -124,6 +132,7 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
             words += [flag]
         elif value.lower() not in ("false", "0"):
             raise UsageError(f"hyperparameter {key}: {value!r}, expected true or false")
+    cli.refuse_logins(words)
     return words
 
 
@@ -137,12 +146,20 @@ def run_container(config: Config) -> int:
     """
     root = Path(config.root)
     job = read_job(root)
-    from pipelines import host as probes
+    from imagenet_prep.launching import host as probes
+    from imagenet_prep.trainer import rendezvous
 
+    if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
+        raise UsageError(
+            f"{TOKEN_VARIABLE}: {'not set' if not job.token else 'not of the form expected'}. The "
+            "hosts of a job know each other by it. `imagenet-prep sagemaker` sets it; a job that "
+            "is submitted in another way needs it in its Environment: 16 to 128 random letters, "
+            "digits, - and _, new for each job."
+        )
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
-    environment |= {"SM_MODEL_DIR": str(root / "model"), "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "imagenet_prep", "train"]
+    environment |= {"SM_MODEL_DIR": str(root / "model")}
+    command = children.python("-m", "imagenet_prep", "train")
     command += ["--log-dir", str(root / "checkpoints")]
     command += ["--tensorboard-dir", str(root / "output" / "tensorboard")]
     command += train_flags(job.hyperparameters)
@@ -151,7 +168,7 @@ def run_container(config: Config) -> int:
     facts = probes.probe(data if data and (Path(data) / "dataset.json").exists() else None)
     ranks = config.processes or facts["gpus"] or 1
     hosts = [Host(name, ranks) for name in job.hosts]
-    print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(command[3:])}")
+    print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(command[4:])}")
     sys.stdout.flush()
     if len(hosts) == 1 and ranks == 1:
         return _run(command, [environment])
@@ -169,13 +186,16 @@ def _meeting(
     alone = len(hosts) == 1
     address = "127.0.0.1" if alone else _address(job.hosts[0])
     interface = "lo" if alone else job.interface
-    port = 0 if alone else _PORT
+    place = rendezvous.Place(address, _PORT, job.token)
+    if alone:
+        place = rendezvous.Place(address, 0, secrets.token_urlsafe(32))
     with contextlib.ExitStack() as stack:
         if job.host == job.hosts[0]:
-            port = stack.enter_context(rendezvous.serving(hosts, address, port))
-        place = (hosts, job.host, address, port)
-        told = rendezvous.exchange("facts", json.dumps(facts), *place, limit_s=_HOSTS_S)
-        known = {host: json.loads(told[host.address]) for host in hosts}
+            place = stack.enter_context(rendezvous.serving(hosts, place))
+        told = rendezvous.exchange(
+            "facts", json.dumps(facts), hosts, job.host, place, limit_s=_HOSTS_S
+        )
+        known = {host: _facts(host, told[host.address]) for host in hosts}
         problems = [
             f"{host.address}: {each['problem']}" for host, each in known.items() if each["problem"]
         ]
@@ -184,13 +204,32 @@ def _meeting(
         try:
             if problems:
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
-            yield rendezvous.environments(*place, interface)
+            yield rendezvous.environments(hosts, job.host, place, interface)
         finally:
             # The server stays until no host needs it: some have yet to read what is wrong, ranks
             # say goodbye to it. Only its own host waits for that.
             waits_for = hosts if job.host == job.hosts[0] else []
             with contextlib.suppress(ImagenetPrepError):
-                rendezvous.exchange("end", "-", waits_for, *place[1:], limit_s=_END_S)
+                rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
+
+
+def _facts(host: Host, told: str) -> dict[str, Any]:
+    """Returns what a host has told of itself.
+
+    Raises:
+      ImagenetPrepError: it is not what `launching.host.probe` tells.
+    """
+    try:
+        facts: dict[str, Any] = canonical.loads(told)
+        words = (facts["problem"], facts["dataset"], *facts["versions"].values())
+        if all(isinstance(word, str) for word in words):
+            return facts
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ImagenetPrepError(
+        f"{host.address}: what it told of itself is not understood: {told[:200]!r}. Run the same "
+        "image in all containers."
+    )
 
 
 def _make_own_name_known(job: Job) -> None:
@@ -232,83 +271,27 @@ def _address(host: str) -> str:
             time.sleep(_POLL_S)
 
 
-class _Rank:
-    """One running process, whose stderr is passed on with its number before each line."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.name = environment.get("HOROVOD_RANK", "0")
-        self.process = subprocess.Popen(
-            command,
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        self.error = self._last = ""
-        self._thread = threading.Thread(target=self._pass_on, daemon=True)
-        self._thread.start()
-
-    def _pass_on(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)
-            self._last = line.strip() or self._last
-            if line.startswith("imagenet-prep: "):
-                self.error = self._last
-
-    def code(self) -> int:
-        """Returns the exit code of the ended process, as a shell has it."""
-        code = self.process.wait()
-        self._thread.join(_POLL_S)
-        return 128 - code if code < 0 else code
-
-    def reason(self) -> str:
-        """Returns why it failed: its own word, or what can be known."""
-        if self.error:
-            return f"rank {self.name}: {self.error.removeprefix('imagenet-prep: ')}"
-        if self.process.returncode < 0:
-            number = -self.process.returncode
-            return f"rank {self.name}: ended by signal {number}; its last line: {self._last}"
-        return f"rank {self.name}: {self._last}"
-
-
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
     """Runs all ranks to their end and returns 0; SIGTERM is passed on to them.
 
     Raises:
       ImagenetPrepError: a rank failed; with its words and its exit code.
     """
-    ranks: list[_Rank] = []
+    ranks = Ranks()
+    failed: list[Rank] = []
 
-    def pass_on(_signum: int, _frame: FrameType | None) -> None:
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                rank.process.send_signal(signal.SIGTERM)
+    def note(rank: Rank) -> None:
+        # Ranks that another left say so and end by themselves, unless they hang.
+        failed.append(rank)
+        ranks.limit(_GRACE_S)
 
-    before = signal.signal(signal.SIGTERM, pass_on)
-    ended: list[_Rank] = []
-    patience = float("inf")
-    try:
-        ranks += [_Rank(command, environment) for environment in environments]
-        while len(ended) < len(ranks):
-            ended += [r for r in ranks if r not in ended and r.process.poll() is not None]
-            # Ranks that another left say so and end by themselves, unless they hang.
-            if patience == float("inf") and any(rank.process.returncode for rank in ended):
-                patience = time.monotonic() + _GRACE_S
-            if time.monotonic() > patience:
-                break
-            time.sleep(_POLL_S)
-    finally:
-        for rank in ranks:
-            rank.process.kill()
-            rank.process.wait()
-        signal.signal(signal.SIGTERM, before)
-    failed = [rank for rank in ended if rank.code()]
+    with signals.handled(lambda *_: ranks.ask()):
+        ranks.start(command, environments)
+        ranks.wait(note)
     if not failed:
         return 0
     # Whoever was left by another is not the one to blame.
-    first = next((rank for rank in failed if not rank.error.startswith(LEFT)), failed[0])
+    first = next((rank for rank in failed if not rank.left), failed[0])
     raise _RankError(first.reason(), first.code())
 
 

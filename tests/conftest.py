@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long`, unless `-m` names it."""
+    if "long" not in config.option.markexpr:
+        left = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left)
+
+
 def _leaks(name: str) -> bool:
     return name.startswith(("AWS_", "IMAGENET_PREP_")) or name.lower().endswith("_proxy")
 
@@ -42,6 +52,16 @@ def clean_environment() -> Iterator[None]:
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_and_a_lost_terminal() -> None:
+    """Both reach what tests start, also where pytest runs in the background or under nohup.
+
+    A process that is started with a signal ignored goes on ignoring it, and so do its children.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from imagenet_prep.dataset.jpeg import MAX_PIXELS
+
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
 
 # Versions of these decide the bytes of an image that is encoded.
 DECISIVE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
-
-# ImageNet's largest image is 5980 x 6430 = 38 MP (MLPerf's nvJPEG hints); beyond this a
-# header claims more than any of them, and decoding would take > 192 MB.
-MAX_PIXELS = 64_000_000
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from PIL import Image, UnidentifiedImageError
 from imagenet_prep.codec.policy import CHECK_HEADER, Policy
 from imagenet_prep.codec.probe import JPEG, Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.image import PreparedImage
+from imagenet_prep.dataset import jpeg
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, PreparedImage
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,6 +45,9 @@ RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 # cannot reach Pillow's more exotic decoders.
 _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
+# Pixels whose colours are converted at a time.
+_BAND_PIXELS = 1 << 20
+
 _RGB = ("YCbCr", "RGB")
 
 # libjpeg's words for bytes left over before a marker. Some encoders pad; mostly a damaged
@@ -62,12 +66,16 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
     Raises:
       BadImageError: the image cannot be used; `reason` is one of empty, truncated,
-        corrupt, undecodable, unknown_format, too_many_pixels.
+        corrupt, undecodable, unknown_format, too_many_bytes, too_many_pixels,
+        too_many_scans.
     """
+    if len(data) > MAX_IMAGE_BYTES:
+        raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
     header = probe(data)
     if header.format != JPEG:
         return _from_other(data, policy)
     _check_pixels(header.height, header.width, policy)
+    jpeg.refuse_bombs(data, policy.max_pixels)
     height, width = policy.resized(header.height, header.width)
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
@@ -159,7 +167,19 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white."""
+    """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white.
+
+    In bands: what lies between would take a gigabyte at 64 MP.
+    """
+    whole = Image.new("RGB", image.size)
+    rows = max(1, _BAND_PIXELS // max(image.width, 1))
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        whole.paste(_band_as_rgb(band), (0, top))
+    return whole
+
+
+def _band_as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         image = image.convert("I").point(lambda value: value / 256).convert("L")
@@ -214,9 +234,11 @@ def keep(data: bytes) -> PreparedImage:
     """Returns a JPEG as it is, whatever its colour space, with the size that it really has.
 
     Raises:
-      BadImageError: its header says that it is no JPEG, or cannot be read.
+      BadImageError: its header says that it is no JPEG, cannot be read, or claims more than may
+        be decoded.
     """
     header = probe(data)
+    jpeg.refuse_bombs(data)
     if header.format != JPEG:
         raise BadImageError("unknown_format", f"no JPEG, starts with {data[:8]!r}")
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
@@ -238,9 +260,11 @@ def prove_stored(
       any_size, any_colorspace: records of this set are known to be untrue there.
 
     Raises:
-      BadImageError: it is no RGB JPEG, does not decode, or has another size.
+      BadImageError: it is no RGB JPEG, does not decode, has another size, or claims more than may
+        be decoded.
     """
     header = probe(encoded)
+    jpeg.refuse_bombs(encoded)
     if header.format != JPEG or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace or "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")

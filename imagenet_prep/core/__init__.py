@@ -1,4 +1,1 @@
-"""What every stage shares: the wire format, names, manifest, storage and errors.
-
-Imports nothing from the rest of the package.
-"""
+"""What every room shares: errors, canonical JSON, addresses, command lines, ranks."""

@@ -25,7 +25,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(dumps(value)).hexdigest()
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | bytearray | str) -> Any:
     """Returns the value of JSON text from outside.
 
     Raises:
@@ -33,10 +33,14 @@ def loads(data: bytes | str) -> Any:
         4,300 digits, or is nested more deeply than Python can follow.
     """
     try:
-        return json.loads(data, parse_constant=_refuse_constant)
+        return _DECODER.decode(data if isinstance(data, str) else data.decode())
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+# json.loads would make a decoder for every call, as above.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

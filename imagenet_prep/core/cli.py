@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import os
 import signal
 import sys
@@ -18,9 +19,51 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from imagenet_prep.core import errors, scratch
+from imagenet_prep.core import errors, signals
 
 Config = TypeVar("Config")
+
+# Characters that a terminal obeys, or that change in which order others are shown.
+_OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
+_OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+# Beyond ASCII as in JSON, so that JSON that is printed stays JSON.
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
+_ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    r"""Returns text from data as one line that no terminal obeys: "\x1b" for an escape.
+
+    Everything that is printed is escaped in the end, see `finish`. But only who puts a name into
+    a line knows that its line's ends are not ours.
+    """
+    return text.translate(_ESCAPES)
+
+
+class _Printed(io.TextIOWrapper):
+    """stdout or stderr, on which names and messages from elsewhere cannot play tricks."""
+
+    def write(self, text: str) -> int:
+        # A progress bar begins with a return to the start of its line.
+        start = "\r" if text.startswith("\r") else ""
+        super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
+        return len(text)
+
+
+def _escape_output() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, _Printed):
+            continue  # closed, or a test's
+        stream.flush()
+        printed = _Printed(
+            stream.buffer,
+            stream.encoding,
+            "backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, printed)
 
 
 def flag(
@@ -65,7 +108,11 @@ def parse(
     Types come from the annotations: bool fields are switches, tuples are comma-separated.
     Exit code 2 and the reason on stderr for unknown flags, bad values, and for a
     ValueError raised by the config's __post_init__.
+
+    Raises:
+      UsageError: a word holds an address with a password in it.
     """
+    refuse_logins(argv)
     parser = argparse.ArgumentParser(
         prog=f"imagenet-prep {verb}",
         description=description,
@@ -126,12 +173,34 @@ def _comma_separated(text: str) -> tuple[str, ...]:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what stands before and after the first --."""
+    """Returns what stands before and after the first --.
+
+    Raises:
+      UsageError: a word holds an address with a password in it.
+    """
     words = list(argv)
+    refuse_logins(words)
     if "--" not in words:
         return words, []
     place = words.index("--")
     return words[:place], words[place + 1 :]
+
+
+def refuse_logins(words: Sequence[str]) -> None:
+    """Refuses passwords in addresses before any word is shown, passed on or stored.
+
+    Raises:
+      UsageError: a word holds one; it is not repeated.
+    """
+    # Imported only where there is an address: most commands have none.
+    if any("://" in word for word in words):
+        from imagenet_prep.core.address import refuse_login
+
+        for number, word in enumerate(words):
+            try:
+                refuse_login(word)
+            except ValueError as error:
+                raise errors.UsageError(f"word {number + 1} after the verb: {error}") from None
 
 
 def absolute(place: str) -> str:
@@ -139,33 +208,43 @@ def absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
+# What `finish` does last.
+_LAST_ACTS: list[Callable[[], None]] = []
+
+
+def before_ending(act: Callable[[], None]) -> None:
+    """Lets `finish` call `act` last: it ends the process without Python's exit handlers."""
+    _LAST_ACTS.append(act)
+
+
 def finish(main: Callable[[], int]) -> NoReturn:
     """Runs a command and ends the process with its exit code; the one place errors surface.
 
     Ends by os._exit after flushing: Beam's threads are not daemons and would hold an
     interrupted process until their shard is done. Nothing is lost, since a shard is
-    published whole or not at all.
+    published whole or not at all. SIGTERM and a lost terminal interrupt it as Ctrl-C does.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signals.handle(_interrupt)
+    _escape_output()
     # What is left where the error itself cannot be told: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
     try:
-        code = _outcome(main)
+        code = outcome(main)
     except KeyboardInterrupt:
         # One more, while the first or an error was being told.
         code = errors.EXIT_INTERRUPTED
     finally:
         try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, _ignore)
+            signals.handle(_ignore, signal.SIGINT)
             code = _flushed(code)
-            scratch.leave()
+            for act in _LAST_ACTS:
+                act()
         finally:
             os._exit(code)
 
 
-def _outcome(main: Callable[[], int]) -> int:
-    """Returns the exit code of a command, whose errors have been told."""
+def outcome(main: Callable[[], int]) -> int:
+    """Returns the exit code of a command, after its error, where it has one, was told."""
     try:
         return main()
     except errors.ImagenetPrepError as error:

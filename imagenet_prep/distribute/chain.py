@@ -1,27 +1,20 @@
-"""The leader of a replication to hosts: who gives to whom, and who has to be waited for.
+"""The order of hosts that give to each other, and what becomes of each; no process, no clock.
 
-Hosts form a chain: each gives its successor what it has, while it still arrives. The leader
-starts one sending process for each hop, on the host that gives, and listens to all. A host
-that dies leaves the chain, its successor gets another predecessor at once, and when it is
-back it becomes the last of the chain. All that is proven on a host stays there. Where each
-host is to hold another part, the leader gives to all of them itself.
+Hosts form a chain: each gives its successor what it has, while it still arrives. A host that
+dies leaves the chain, its successor gets another predecessor at once, and when it is back it
+becomes the last of the chain. All that is proven on a host stays there. Where each host is to
+hold another part, the leader gives to all of them itself.
+
+`Chain` hears what happened, and says what is to be done to its `Actions`; `lead` does it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-import subprocess
-import threading
-import time
-import uuid
-from collections.abc import Callable, Sequence
+import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from imagenet_prep.core import naming
 from imagenet_prep.core.errors import (
     BusyError,
     DataDamagedError,
@@ -30,258 +23,236 @@ from imagenet_prep.core.errors import (
     StoreError,
     by_name,
 )
-from imagenet_prep.core.store import LocalStore
-from imagenet_prep.distribute.hosts import SSH_FAILED, Request, explained, is_final, reason
-from imagenet_prep.distribute.send import Process, command_on
-from imagenet_prep.distribute.wire import PROTOCOL, BrokenError, Frame
+from imagenet_prep.dataset import naming
+from imagenet_prep.distribute.messages import BrokenError, Cause
+from imagenet_prep.distribute.process import Ending
+from imagenet_prep.distribute.wire import Frame
 
-# The chain's own states of a host.
-COMING, LIVE, WHOLE, LOST, FAILED = "coming", "live", "whole", "lost", "failed"
-
-_TICK_S = 0.5
-_PROBE_EVERY_S = 1.0
-# Connected, and gone before a word was said: Python or this package is not there.
+# Reached, and gone before it said what it lacks: Python or this package is not there, or hangs.
 _MAX_EARLY_LOSSES = 3
+# Of one file to one host; then it is wrong where it comes from.
+MAX_WRONG = 2
 
 
-@dataclass
+class State(enum.Enum):
+    """How far a host is."""
+
+    COMING = "being asked what it lacks"
+    LIVE = "being given what it lacks"
+    WHOLE = "whole"
+    LOST = "lost, and asked until it answers"
+    FAILED = "failed"
+
+
+_NEXT = {
+    State.COMING: {State.COMING, State.LIVE, State.LOST, State.FAILED},
+    State.LIVE: {State.COMING, State.WHOLE, State.LOST, State.FAILED},
+    State.WHOLE: set[State](),
+    State.LOST: {State.COMING, State.FAILED},
+    State.FAILED: set[State](),
+}
+# What may be said of a host that is being given to.
+_SAID = {
+    State.COMING: {"lacks", "error", "lost"},
+    State.LIVE: {"stored", "wrong", "whole", "spoiled", "error", "lost"},
+}
+_UNDER_WAY = {State.COMING, State.LIVE}
+
+
+@dataclass(eq=False)
 class Member:
     """One host and how far it is.
 
     Attributes:
       address: of the hosts file.
-      state: COMING, LIVE, WHOLE, LOST or FAILED.
+      sizes: bytes of each file that it is to hold, by name.
+      alone: no other host has what belongs there.
+      state: how far it is.
       upstream: who gives; None is the leader.
       avoid: hosts that cannot give to this one.
       lacking: files it still lacks; None before it has said.
+      wrong: files that arrived damaged, from the giver of now.
       was_live: it answered once in this run.
-      moved_bytes: that arrived and were proven; `last_bytes` with the last file.
+      moved_bytes: that arrived and were proven.
+      losses, early_losses: of the way to it; of these, those before it had answered.
       error: why it failed, or was lost last.
     """
 
     address: str
-    state: str = COMING
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    alone: bool = False
+    state: State = State.COMING
     upstream: Member | None = None
     avoid: set[str] = field(default_factory=set)
     lacking: int | None = None
+    wrong: int = 0
     was_live: bool = False
     moved_bytes: int = 0
-    last_bytes: int = 0
     losses: int = 0
     early_losses: int = 0
     error: ImagenetPrepError | None = None
-    process: Process | None = None
+
+    def become(self, state: State) -> None:
+        """Changes its state; RuntimeError where there is no such way."""
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"{self.address}: {self.state.name} cannot become {state.name}")
+        self.state = state
 
 
-class _Event(NamedTuple):
-    member: Member
-    process: Process | None
-    frame: Frame | None
+class Limits(NamedTuple):
+    """How much is put up with.
+
+    Attributes:
+      retries: losses of one host.
+      wait_s: how long lost hosts are waited for when all others are done.
+      root: of the data set, for messages.
+      python: on every host, for messages.
+    """
+
+    retries: int
+    wait_s: float
+    root: str = ""
+    python: str = ""
+
+
+class Actions(Protocol):
+    """What a chain has done; none of it waits, or tells the chain anything before it returns."""
+
+    def start(self, member: Member) -> None:
+        """Starts what gives to a host, from its `upstream`; what gave before is stopped."""
+
+    def stop(self, member: Member) -> None:
+        """Ends what gives to a host, if anything does."""
+
+    def probe(self, member: Member, *, again: bool) -> None:
+        """Asks whether a host can be reached; `again` after a while."""
+
+    def progress(self, member: Member, num_bytes: int) -> None:
+        """Shows that `lacking` has changed; `num_bytes` were stored."""
+
+    def say(self, member: Member, sentence: str) -> None:
+        """Tells the user what happened to a host."""
 
 
 class Chain:
-    """A replication to hosts, as the leader sees it.
+    """Who gives to whom.
 
     Attributes:
       members: in the order of the hosts file.
     """
 
-    def __init__(
-        self, addresses: Sequence[str], request: Request, watch: Callable[[Member, str], None]
-    ) -> None:
-        """Begins with every host at its place; nothing is started.
+    def __init__(self, members: Sequence[Member], limits: Limits, actions: Actions) -> None:
+        """Begins with every host at its place; nothing is started."""
+        self.members = list(members)
+        self._order = list(members)
+        self._limits = limits
+        self._actions = actions
+        self._active_at_s: float | None = None
+
+    def begin(self) -> None:
+        """Has every host given to."""
+        for member in self.members:
+            self._hook(member)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether every host is whole, has failed, or was waited for in vain.
 
         Args:
-          addresses: of the hosts; all differ.
-          request: what is wanted of them.
-          watch: called with a host and what happened: "lacks", "stored", or a sentence.
+          now_s: of a clock that is never set back.
         """
-        self.members = [Member(address) for address in addresses]
-        self._order = list(self.members)
-        self._request = request
-        self._watch = watch
-        self._events: queue.Queue[_Event] = queue.Queue()
-        self._closing = False
-        # Left in the data set's own folder: a host that sees it there looks at that very folder,
-        # through another name or a shared file system.
-        self._origin = f"origin-{uuid.uuid4().hex}"
-
-    def run(self) -> None:
-        """Returns when every host is whole, has failed, or was waited for in vain."""
-        store = LocalStore(Path(self._request.root))
-        mark = f"{naming.WORK}/{self._origin}"
-        # Where it cannot be left, nobody can damage the data set either.
-        with contextlib.suppress(OSError, ImagenetPrepError):
-            store.make_folder(naming.WORK)
-            os.close(store.open(mark, os.O_CREAT | os.O_WRONLY))
-        try:
-            for member in self.members:
-                self._hook(member)
-            active_at = time.monotonic()
-            while not self._ended(active_at):
-                with contextlib.suppress(queue.Empty):
-                    self._handle(self._events.get(timeout=_TICK_S))
-                for member in self.members:
-                    if member.process is not None:
-                        with contextlib.suppress(OSError):
-                            member.process.channel.keep_alive()
-                if any(member.state in (COMING, LIVE) for member in self.members):
-                    active_at = time.monotonic()
-        finally:
-            self._closing = True
-            for member in self.members:
-                self._unhook(member)
-            with contextlib.suppress(ImagenetPrepError):
-                store.remove(mark)
-
-    def _ended(self, active_at: float) -> bool:
         states = {member.state for member in self.members}
-        if states & {COMING, LIVE}:
+        if states & _UNDER_WAY or self._active_at_s is None:
+            self._active_at_s = now_s
+        if states & _UNDER_WAY:
             return False
-        return LOST not in states or time.monotonic() - active_at > self._request.wait_s
+        return State.LOST not in states or now_s - self._active_at_s > self._limits.wait_s
 
-    def _handle(self, event: _Event) -> None:
-        member, frame = event.member, event.frame
-        if event.process is None:
-            self._probed(member, frame)
-        elif event.process is not member.process:
-            pass  # of a hop that was ended since
-        elif frame is None:
-            self._upstream_gone(member)
-        else:
-            self._told(member, frame)
+    def told(self, member: Member, frame: Frame) -> None:
+        """Takes what a giver says of its neighbour.
 
-    def _told(self, member: Member, frame: Frame) -> None:
+        Raises:
+          BrokenError: it cannot be so.
+        """
+        if frame.kind not in _SAID.get(member.state, ()):
+            raise BrokenError(f"it says {frame.kind!r} of a host that is {member.state.value}")
         match frame.kind:
             case "lacks":
-                member.state, member.was_live = LIVE, True
-                member.lacking = len(frame.fields["names"])
-                self._watch(member, "lacks")
+                self._lacks(member, frame.fields["files"])
             case "stored":
-                assert member.lacking is not None
-                member.lacking -= 1
-                member.last_bytes = frame.fields["num_bytes"]
-                member.moved_bytes += member.last_bytes
-                self._watch(member, "stored")
+                self._stored(member, frame.fields["name"])
             case "wrong":
-                self._watch(member, f"{frame.fields['message']} It is sent again.")
+                self._wrong(member, frame.fields["name"], frame.fields["message"])
             case "whole":
-                member.state, member.error = WHOLE, None
-                self._unhook(member)
-                self._watch(member, "whole")
+                self._whole(member)
             case "spoiled":
                 self._spoiled(member, frame.fields["name"])
             case "error":
                 error = by_name(frame.fields["error"])(frame.fields["message"])
                 if isinstance(error, BusyError) and member.was_live:
                     # Our own receiver, whose sender lost its power: it gives up soon.
-                    self._lose(member, 0, "the receiver before has not ended yet")
+                    why = "the receiver before has not ended yet"
+                    self._lose(member, why, early=False)
                 else:
                     self._fail(member, error)
-            case "broken":
-                self._watch(member, frame.fields["message"])
             case "lost":
-                self._lose(member, frame.fields["code"], frame.fields["said"])
+                self._lost(member, frame.fields["cause"], frame.fields["why"])
 
-    def _hook(self, member: Member) -> None:
-        """Starts giving to a host: the nearest before it in the chain that can."""
-        self._unhook(member)
-        member.state, member.lacking = COMING, None
-        before = self._order[: self._order.index(member)]
-        if self._request.placements[member.address].nodes > 1:
-            before = []  # no other host has what belongs there
-        givers = [each for each in before if each.address not in member.avoid]
-        member.upstream = givers[-1] if givers else None
-        request = self._request
-        giver = member.upstream.address if member.upstream else "localhost"
-        argv = [request.python, "-m", "imagenet_prep.distribute.send"]
-        member.process = process = Process(giver, argv)
-        with contextlib.suppress(OSError):  # it ended at once, which `_listen` sees
-            process.channel.write(
-                "begin",
-                request.data,
-                protocol=PROTOCOL,
-                root=request.path if member.upstream else request.root,
-                proven=member.upstream is None,
-                address=member.address,
-                path=request.path,
-                origin=self._origin,
-                python=request.python,
-                prove=request.prove and not member.losses,
-                placement=request.placement(member.address),
-                limit=request.limit,
-            )
-        threading.Thread(target=self._listen, args=(member, process), daemon=True).start()
-
-    def _unhook(self, member: Member) -> None:
-        if member.process is not None:
-            # Its listener sees the end, and closes what is open.
-            member.process.kill()
-            member.process = None
-
-    def _listen(self, member: Member, process: Process) -> None:
-        try:
-            while (frame := process.channel.read()) is not None:
-                self._events.put(_Event(member, process, frame))
-        except (BrokenError, OSError):
-            pass  # what ended it, or what it said that is no frame, makes it gone
-        self._events.put(_Event(member, process, None))
-        process.kill()
-        process.end()
-
-    def _leave(self, member: Member) -> None:
-        """Takes a host out of the chain; who came after it gets another."""
-        if member in self._order:
-            self._order.remove(member)
-        for each in self._order:
-            if each.upstream is member and each.state in (COMING, LIVE):
-                self._hook(each)
-
-    def _fail(self, member: Member, error: ImagenetPrepError) -> None:
-        member.state, member.error = FAILED, error
-        self._unhook(member)
-        self._watch(member, f"failed: {error}")
-        self._leave(member)
-
-    def _lose(self, member: Member, code: int, said: str) -> None:
-        """The receiving end on a host ended without a verdict, or was never reached."""
-        early = member.state == COMING
-        through, why = member.upstream, reason(code, said)
-        member.state = LOST
-        member.error = IncompleteError(f"{why}. Run the same command again when it is back.")
-        self._unhook(member)
-        member.losses += 1
-        if early and through is not None:
-            # It may be the way from there to here that is closed.
-            member.avoid.add(through.address)
-        elif early and code != SSH_FAILED:
-            member.early_losses += 1
-        if member.early_losses >= _MAX_EARLY_LOSSES:
-            self._fail(
-                member,
-                StoreError(
-                    f"the receiver ends at once: {why}. The same Python with imagenet-prep must "
-                    f"be there: {self._request.python} (see --python)."
-                ),
-            )
-            return
-        if member.losses > self._request.retries:
-            self._fail(member, IncompleteError(f"lost {member.losses} times, last: {why}"))
-            return
-        self._watch(member, f"lost ({why}); the others go on without it")
-        self._leave(member)
-        self._probe(member, 0.0)
-
-    def _upstream_gone(self, member: Member) -> None:
-        """The sending process of a hop ended without a word: the giver's trouble."""
+    def giver_broken(self, member: Member, why: str) -> None:
+        """What gives to a host ended without a verdict, fell silent, or said what cannot be."""
         giver = member.upstream
         member.losses += 1
-        if giver is None and member.losses > self._request.retries:
-            self._fail(member, IncompleteError("the sending process here was killed too often"))
-            return
         if giver is not None:
             member.avoid.add(giver.address)
+            self._actions.say(
+                member, f"{giver.address} cannot give to it ({why}); another one does"
+            )
+        elif member.losses > self._limits.retries:
+            what = f"the sending process here failed {member.losses} times, last: {why}"
+            self._fail(member, IncompleteError(what))
+            return
         self._hook(member)
+
+    def probed(self, member: Member, ending: Ending) -> None:
+        """Takes what came of a `probe`."""
+        if member.state is not State.LOST:
+            return
+        if not ending.code:
+            self._actions.say(member, "answers")
+            # At the end of the chain, whose last link has nobody else to give to.
+            self._order.append(member)
+            self._hook(member)
+        elif ending.is_final:
+            self._fail(member, StoreError(ending.explained))
+        else:
+            self._actions.probe(member, again=True)
+
+    def _lacks(self, member: Member, files: int) -> None:
+        if files > len(member.sizes):
+            raise BrokenError(f"it lacks {files:,} files of {len(member.sizes):,}")
+        member.become(State.LIVE)
+        member.was_live, member.lacking = True, files
+        self._actions.progress(member, 0)
+
+    def _stored(self, member: Member, name: str) -> None:
+        if not member.lacking or name not in member.sizes:
+            raise BrokenError(f"it stored {name}, which was not lacking")
+        member.lacking -= 1
+        member.moved_bytes += member.sizes[name]
+        self._actions.progress(member, member.sizes[name])
+
+    def _wrong(self, member: Member, name: str, message: str) -> None:
+        member.wrong += 1
+        if name not in member.sizes or member.wrong > MAX_WRONG * len(member.sizes):
+            raise BrokenError(f"{name} was damaged, which cannot be")
+        self._actions.say(member, f"{message} It is sent again.")
+
+    def _whole(self, member: Member) -> None:
+        if member.lacking:
+            raise BrokenError(f"it is whole, and lacks {member.lacking:,} files")
+        member.become(State.WHOLE)
+        member.error = None
+        self._actions.stop(member)
+        self._actions.say(member, "whole")
 
     def _spoiled(self, member: Member, name: str) -> None:
         giver = member.upstream
@@ -289,45 +260,76 @@ class Chain:
             self._fail(
                 member,
                 DataDamagedError(
-                    f"{name} arrives damaged every time: {self._request.root} does not hold what "
+                    f"{name} arrives damaged every time: {self._limits.root} does not hold what "
                     f"its {naming.MANIFEST} says. Run verify there."
                 ),
             )
             return
-        self._watch(
+        self._actions.say(
             member, f"{name} is damaged on {giver.address}, fetched elsewhere; --repair mends it"
         )
         member.avoid.add(giver.address)
         self._hook(member)
 
-    def _probe(self, member: Member, delay_s: float) -> None:
-        def ask() -> None:
-            time.sleep(delay_s)
-            if self._closing:
-                return
-            # /bin/true, whatever the shell there.
-            result = subprocess.run(
-                command_on(member.address, ["true"]),
-                check=False,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                start_new_session=True,
+    def _lost(self, member: Member, cause: Cause, why: str) -> None:
+        """The receiver on a host ended without a verdict, or was never reached."""
+        giver, early = member.upstream, member.state is State.COMING
+        if giver is None and cause is Cause.UNREADABLE:
+            self._fail(
+                member,
+                StoreError(
+                    f"its receiver is broken: {why}. Is what runs there imagenet-prep, and of the "
+                    f"same version? {self._limits.python} (see --python)."
+                ),
             )
-            said = result.stderr.decode(errors="replace").strip()
-            frame = Frame("probed", {"code": result.returncode, "said": said})
-            self._events.put(_Event(member, None, frame))
+            return
+        if giver is not None and (early or cause is Cause.UNREADABLE):
+            # It may be the way from there to here that is closed, or the giver that is broken.
+            member.avoid.add(giver.address)
+            early = False
+        self._lose(member, why, early=early and cause is not Cause.UNREACHED)
 
-        threading.Thread(target=ask, daemon=True).start()
-
-    def _probed(self, member: Member, frame: Frame | None) -> None:
-        assert frame is not None
-        code, said = frame.fields["code"], frame.fields["said"]
-        if code == 0:
-            self._watch(member, "answers")
-            # At the end of the chain, whose last link has nobody else to give to.
-            self._order.append(member)
-            self._hook(member)
-        elif is_final(said):
-            self._fail(member, StoreError(explained(code, said)))
+    def _lose(self, member: Member, why: str, *, early: bool) -> None:
+        member.become(State.LOST)
+        member.error = IncompleteError(f"{why}. Run the same command again when it is back.")
+        member.losses += 1
+        member.early_losses += early
+        self._actions.stop(member)
+        if member.early_losses >= _MAX_EARLY_LOSSES:
+            self._fail(
+                member,
+                StoreError(
+                    f"its receiver never gets to answer: {why}. The same Python with "
+                    f"imagenet-prep must be there: {self._limits.python} (see --python)."
+                ),
+            )
+        elif member.losses > self._limits.retries:
+            self._fail(member, IncompleteError(f"lost {member.losses} times, last: {why}"))
         else:
-            self._probe(member, _PROBE_EVERY_S)
+            self._actions.say(member, f"lost ({why}); the others go on without it")
+            self._leave(member)
+            self._actions.probe(member, again=False)
+
+    def _fail(self, member: Member, error: ImagenetPrepError) -> None:
+        member.become(State.FAILED)
+        member.error = error
+        self._actions.stop(member)
+        self._actions.say(member, f"failed: {error}")
+        self._leave(member)
+
+    def _hook(self, member: Member) -> None:
+        """Has a host given to by the nearest before it in the chain that can."""
+        member.become(State.COMING)
+        member.lacking, member.wrong = None, 0
+        before = [] if member.alone else self._order[: self._order.index(member)]
+        givers = [each for each in before if each.address not in member.avoid]
+        member.upstream = givers[-1] if givers else None
+        self._actions.start(member)
+
+    def _leave(self, member: Member) -> None:
+        """Takes a host out of the chain; who came after it gets another."""
+        if member in self._order:
+            self._order.remove(member)
+        for each in self._order:
+            if each.upstream is member and each.state in _UNDER_WAY:
+                self._hook(each)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.manifest import File
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
 
 
 def strangers(names: Iterable[str], files: Iterable[File]) -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import subprocess
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -20,25 +17,24 @@ from imagenet_prep.core.errors import (
     UsageError,
     by_name,
 )
-from imagenet_prep.core.placement import Placement
-from imagenet_prep.distribute.send import Process, command_on
-from imagenet_prep.distribute.wire import PROTOCOL, BrokenError
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset.problem import Problem
+from imagenet_prep.distribute.messages import (
+    FROM_LOOKING,
+    PROTOCOL,
+    BrokenError,
+    Cause,
+    count,
+    sentence,
+)
+from imagenet_prep.distribute.process import Process, module_argv, run_on
 
-# Of ssh itself.
-SSH_FAILED = 255
-
-_TICK_S = 0.5
 # Hosts asked at a time; one ssh each.
 _MAX_ASKED = 32
-# What ssh says where trying again cannot help.
-_FINAL = ("Host key verification failed", "Permission denied", "Could not resolve hostname")
-_ADVICE = (
-    "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
-    "changed without a reason is somebody else's host."
-)
+# Beside its files: the manifest, and what says which part it is.
+_MORE_PROBLEMS = 2
 _BY_EXIT_CODE: dict[int, type[ImagenetPrepError]] = {
-    **{error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)},
-    SSH_FAILED: IncompleteError,
+    error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)
 }
 
 
@@ -55,6 +51,7 @@ class Request:
       limit: bytes a second of one stream; 0 is no limit.
       retries: losses of one host that are put up with.
       wait_s: how long lost hosts are waited for when all others are whole.
+      silence_s: without a sign of life, after which an end is given up.
       placements: what each host is to hold, by address.
     """
 
@@ -66,65 +63,83 @@ class Request:
     limit: float
     retries: int
     wait_s: float
+    silence_s: float
     placements: Mapping[str, Placement]
 
     def placement(self, address: str) -> tuple[int, int, int]:
-        """Returns what a host is to hold, as a frame says it."""
+        """Returns what a host is to hold, as a message says it."""
         return dataclasses.astuple(self.placements[address])
 
 
 def ask(
-    addresses: Sequence[str], request: Request, task: str
+    num_files: Mapping[str, int], request: Request, *, prove: bool
 ) -> list[dict[str, Any] | ImagenetPrepError]:
     """Returns what every host says of its replica, without moving anything.
 
     Args:
-      addresses: of the hosts.
+      num_files: that each host is to hold, by address.
       request: what it is held against.
-      task: "check" reads every byte, "plan" what was not proven before.
+      prove: read every byte, not only what was not proven before.
 
     Returns:
       For each host problems and lacking_bytes, or the error.
     """
 
     def ask_one(address: str) -> dict[str, Any] | ImagenetPrepError:
-        argv = [request.python, "-m", "imagenet_prep.distribute.receive", request.path]
-        process = Process(address, argv)
-        answer: dict[str, Any] | None = None
-        error: ImagenetPrepError | None = None
-        stop = threading.Event()
-
-        def keep_alive() -> None:
-            while not stop.wait(_TICK_S):
-                with contextlib.suppress(OSError):
-                    process.channel.keep_alive()
-
-        threading.Thread(target=keep_alive, daemon=True).start()
         try:
-            process.channel.write(
-                "begin",
-                request.data,
-                protocol=PROTOCOL,
-                task=task,
-                prove=task == "check",
-                placement=request.placement(address),
-            )
-            while (frame := process.channel.read()) is not None:
-                if frame.kind == "error":
-                    error = by_name(frame.fields["error"])(frame.fields["message"])
-                elif frame.kind == "problems":
-                    answer = frame.fields
-        except (BrokenError, OSError):
-            pass  # what ssh said tells more
-        finally:
-            stop.set()
-        code, said = process.end()
-        if error is not None or answer is not None:
-            return error or answer or {}
-        return StoreError(explained(code, said))
+            return _ask(address, request, num_files[address], prove=prove)
+        except ImagenetPrepError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever a host's answer leads to is that host's
+            return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
 
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
-        return list(pool.map(ask_one, addresses))
+        return list(pool.map(ask_one, num_files))
+
+
+def _ask(address: str, request: Request, num_files: int, *, prove: bool) -> dict[str, Any]:
+    argv = module_argv(
+        request.python,
+        "imagenet_prep.distribute.receive",
+        request.path,
+        str(request.silence_s),
+    )
+    process = Process(address, argv, FROM_LOOKING, silence_s=request.silence_s)
+    process.channel.begin(
+        "look",
+        request.data,
+        protocol=PROTOCOL,
+        prove=prove,
+        placement=request.placement(address),
+    )
+    problems: list[Problem] = []
+    answer: dict[str, Any] | None = None
+    broken: BrokenError | None = None
+    try:
+        # Where it finds too little space, it says that after all that it lacks.
+        while (frame := process.channel.read()) is not None:
+            match frame.kind:
+                case "error":
+                    raise by_name(frame.fields["error"])(frame.fields["message"])
+                case "problem" if len(problems) < num_files + _MORE_PROBLEMS:
+                    problems.append(Problem(**frame.fields))
+                case "looked" if answer is None:
+                    answer = {"problems": problems, **frame.fields}
+                case _:
+                    raise BrokenError(f"it says {frame.kind!r} too often")
+    except BrokenError as error:
+        broken = error
+        process.kill()
+    except OSError:
+        pass  # what ssh said tells more
+    finally:
+        ending = process.end()
+    if broken is not None and (answer is None or broken.cause is Cause.UNREADABLE):
+        kind = IncompleteError if broken.cause is Cause.SILENT else StoreError
+        raise kind(f"its answer cannot be used: {broken}.")
+    if answer is None:
+        raise StoreError(ending.explained)
+    return answer
 
 
 def pull(
@@ -139,40 +154,30 @@ def pull(
     """
 
     def pull_one(address: str) -> dict[str, Any] | ImagenetPrepError:
-        argv = argv_of(request.placements[address])
-        command = [request.python, "-m", "imagenet_prep", *argv, "--json"]
-        result = subprocess.run(
-            command_on(address, command),
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
-        if result.returncode == 0:
-            answer: dict[str, Any] = json.loads(result.stdout)["replicas"][0]
-            return {name: answer[name] for name in ("moved_bytes", "problems")}
-        said = reason(result.returncode, result.stderr.decode(errors="replace"))
-        return _BY_EXIT_CODE.get(result.returncode, StoreError)(said)
+        argv = [*argv_of(request.placements[address]), "--json"]
+        try:
+            ending, out = run_on(address, module_argv(request.python, "imagenet_prep", *argv))
+            if not ending.code:
+                return _result(out)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
+        kind = IncompleteError if ending.is_of_ssh else _BY_EXIT_CODE.get(ending.code, StoreError)
+        return kind(ending.why)
 
     with ThreadPoolExecutor(len(addresses)) as pool:
         return list(pool.map(pull_one, addresses))
 
 
-def explained(code: int, said: str) -> str:
-    """Returns why a host cannot be worked with, and what to do where that is known."""
-    why = reason(code, said)
-    return f"{why}. {_ADVICE}" if is_final(said) else f"{why}."
+def _result(out: str) -> dict[str, Any]:
+    """Returns what matters of the result that a run with --json has printed.
 
-
-def is_final(said: str) -> bool:
-    """Returns whether ssh will say the same again."""
-    return any(words in said for words in _FINAL)
-
-
-def reason(code: int, said: str) -> str:
-    """Returns the last line that ssh or the program left, or the exit code."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    final = [line for line in lines if is_final(line)]
-    changed = any("REMOTE HOST IDENTIFICATION HAS CHANGED" in line for line in lines)
-    if changed:
-        return "the host's key has changed: Host key verification failed"
-    return (final or lines or [f"its process ended with code {code}"])[-1].rstrip(".\r")
+    Raises:
+      ValueError, LookupError, TypeError: it is none.
+    """
+    # It begins with a line of its own; before it stands what a login shell says.
+    start = out.rfind("\n{\n") + 1
+    replica = canonical.loads(out[start:])["replicas"][0]
+    return {
+        "moved_bytes": count(replica["moved_bytes"]),
+        "problems": [Problem(sentence(problem)) for problem in replica["problems"]],
+    }

@@ -1,27 +1,29 @@
 """The receiving end of a hop: started on a node through ssh, gone when its input ends.
 
-`python -m imagenet_prep.distribute.receive FOLDER`. It listens nowhere: all it knows comes
-through its standard input, from a process that ssh has let in.
+`python -m imagenet_prep.distribute.receive FOLDER SILENCE_S`. It listens nowhere: all it
+knows comes through its standard input, from a process that ssh has let in.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import errors, naming
+from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.core.manifest import File
-from imagenet_prep.core.placement import WHOLE, Placement
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import num_bytes
+from imagenet_prep.distribute.messages import TO_RECEIVER, BrokenError, OtherVersionError, sentence
 from imagenet_prep.distribute.replica import Replica
-from imagenet_prep.distribute.wire import PROTOCOL, BrokenError, Channel, Frame
+from imagenet_prep.distribute.wire import Channel
 
 # A predecessor whose connection has just ended needs a moment to let go.
 _LOCK_PATIENCE_S = 5.0
@@ -34,42 +36,61 @@ class _AbandonedError(Exception):
 
 
 def serve(root: Path, channel: Channel) -> int:
-    """Does what the first frame asks for, and returns the exit code.
+    """Does what the first message asks for, and returns the exit code.
 
-    Answers, in this order: "problems" for a check or a plan; or "lacks", then "stored" or
-    "wrong" for each file, then "whole". "error" instead of any of them.
+    Answers, in this order: each "problem", then "looked"; or each file that is "lacking", then
+    "lacks", then "stored" or "wrong" for each file, then "whole". "error" instead of any of
+    them.
     """
     try:
         begin = channel.read()
         if begin is None:
             return errors.EXIT_INTERRUPTED
-        if begin.fields.get("protocol") != PROTOCOL:
-            raise UsageError(
-                f"imagenet-prep there speaks protocol {PROTOCOL}, here "
-                f"{begin.fields.get('protocol')}. Install the same version on every host."
-            )
-        replica = Replica(root, begin.body, Placement(*begin.fields["placement"]))
-        if begin.fields["task"] == "store":
-            if replica.store.size(f"{naming.WORK}/{begin.fields['origin']}") is not None:
-                if replica.placement != WHOLE:
-                    raise UsageError(
-                        f"{root} there is the data set itself, which is more than "
-                        f"{replica.placement}. Choose another PATH."
-                    )
-                # There is nothing to give, and nothing may be mended.
-                channel.write("lacks", names=[], num_bytes=0, begun={})
-                channel.write("whole")
-                return errors.EXIT_DONE
-            with _lock(replica):
-                return _store(replica, channel, prove=begin.fields["prove"])
-        _look(replica, channel, begin)
-        return errors.EXIT_DONE
+        if begin.kind not in ("look", "store"):
+            raise BrokenError(f"expected what is to be done, got {begin.kind}")
+        replica = Replica(root, begin.body, begin.fields["placement"])
+        if begin.kind == "look":
+            _look(replica, channel, prove=begin.fields["prove"])
+            return errors.EXIT_DONE
+        if _is_origin(replica, begin.fields["origin"]):
+            # There is nothing to give, and nothing may be mended.
+            channel.write("lacks", files=0)
+            channel.write("whole")
+            return errors.EXIT_DONE
+        with _lock(replica):
+            return _store(replica, channel, prove=begin.fields["prove"])
+    except OtherVersionError as error:
+        return _refuse(channel, UsageError(str(error)))
     except ImagenetPrepError as error:
-        channel.write("error", error=type(error).__name__, message=str(error))
-        return error.exit_code
-    except (BrokenError, OSError):
-        # Whoever started this is gone; what is proven stays.
+        return _refuse(channel, error)
+    except (BrokenError, OSError) as error:
+        # Whoever started this is gone or broken; what is proven stays.
+        with contextlib.suppress(OSError):
+            print(f"receiving: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_INTERRUPTED
+
+
+def _refuse(channel: Channel, error: ImagenetPrepError) -> int:
+    with contextlib.suppress(OSError):
+        message = sentence(str(error))
+        channel.write("error", error=type(error).__name__, message=message)
+    return error.exit_code
+
+
+def _is_origin(replica: Replica, origin: str) -> bool:
+    """Whether the folder is the data set itself, under another name.
+
+    Raises:
+      UsageError: it is, and is to hold but a part of it.
+    """
+    if replica.store.size(f"{naming.WORK}/{origin}") is None:
+        return False
+    if replica.placement != WHOLE:
+        raise UsageError(
+            f"{replica.where()} there is the data set itself, which is more than "
+            f"{replica.placement}. Choose another PATH."
+        )
+    return True
 
 
 @contextlib.contextmanager
@@ -87,21 +108,22 @@ def _lock(replica: Replica) -> Iterator[None]:
         yield
 
 
-def _look(replica: Replica, channel: Channel, begin: Frame) -> None:
-    prove = begin.fields["prove"]
+def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
     if not prove:
         replica.refuse_others()
     wrong = _problems(replica, prove=prove)
     problems = [problem for problem, _ in wrong]
     if prove and (problem := replica.manifest_problem()):
         problems.append(problem)
+    for problem in problems:
+        channel.write("problem", text=sentence(problem.text), is_missing=problem.is_missing)
     lacking = [file for _, file in wrong]
-    channel.write("problems", problems=problems, lacking_bytes=num_bytes(lacking))
+    channel.write("looked", lacking_bytes=num_bytes(lacking))
     if not prove:
         replica.check_space(lacking)
 
 
-def _problems(replica: Replica, *, prove: bool) -> list[tuple[str, File]]:
+def _problems(replica: Replica, *, prove: bool) -> list[tuple[Problem, File]]:
     readers = min(_MAX_READERS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(readers) as pool:
         found = pool.map(lambda file: replica.problem(file, prove=prove), replica.files)
@@ -118,25 +140,28 @@ def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
     finished = not lacking and replica.manifest_problem() is None
     if not finished:
         replica.withdraw()
-    channel.write(
-        "lacks", names=sorted(lacking), num_bytes=num_bytes(lacking.values()), begun=begun
-    )
+    for name in lacking:
+        channel.write("lacking", name=name, begun=begun.get(name, 0))
+    channel.write("lacks", files=len(lacking))
     while lacking:
         frame = channel.read()
         if frame is None:
             return errors.EXIT_INTERRUPTED
-        if frame.kind != "file" or frame.fields.get("name") not in lacking:
+        if frame.kind != "file" or frame.fields["name"] not in lacking:
             raise BrokenError(f"expected a file that is lacking, got {frame.kind}")
-        file = lacking[frame.fields["name"]]
+        name, start = frame.fields["name"], frame.fields["start"]
+        if start not in (0, begun.pop(name, 0)):
+            raise BrokenError(f"{name} cannot go on at byte {start:,}")
+        file = lacking[name]
         try:
-            _take(replica, file, frame.fields["start"], channel)
+            _take(replica, file, start, channel)
         except _AbandonedError:
             continue
         except DataDamagedError as error:
-            channel.write("wrong", name=file.name, message=str(error))
+            channel.write("wrong", name=name, message=sentence(str(error)))
         else:
-            del lacking[file.name]
-            channel.write("stored", name=file.name, num_bytes=file.num_bytes)
+            del lacking[name]
+            channel.write("stored", name=name)
     if not finished:
         replica.commit()
     channel.write("whole")
@@ -144,6 +169,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
 
 
 def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
+    left = file.num_bytes - start
     # What a broken connection leaves is gone on with when there is another.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
@@ -154,6 +180,9 @@ def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
                 return
             if frame.kind != "chunk":
                 raise _AbandonedError
+            left -= len(frame.body)
+            if left < 0:
+                raise BrokenError(f"{file.name}: more than {file.num_bytes:,} bytes arrive")
             arriving.append(frame.body)
 
 
@@ -162,6 +191,8 @@ def _end(signum: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
-    sys.exit(serve(Path(sys.argv[1]).expanduser(), Channel(0, 1)))
+    signals.handle(_end)
+    silence_s = float(sys.argv[2])
+    whoever = Channel(0, 1, TO_RECEIVER, silence_s=silence_s)
+    whoever.begin()
+    sys.exit(serve(Path(sys.argv[1]).expanduser(), whoever))

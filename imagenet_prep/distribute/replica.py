@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import canonical, manifest, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -22,10 +22,13 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.core.manifest import File, Manifest
-from imagenet_prep.core.placement import WHOLE, Placement, load
-from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import File, Manifest
+from imagenet_prep.dataset.placement import WHOLE, Placement, load
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import num_bytes, strangers
+from imagenet_prep.distribute.journal import Journal
+from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
 # What prepare, resize and adopt leave while they write here.
@@ -56,8 +59,11 @@ class Replica:
         self.placement = placement
         self.files = placement.files(self.manifest)
         self._data = data
-        self._journal = f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl"
-        self._proven = self._read_journal()
+        self._names = {file.name for file in self.files}
+        self._journal = Journal(root, f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl")
+        # The time of each file when it was proven.
+        self._proven: dict[str, int] = {}
+        self.reload()
         # Whoever only looks writes no notes.
         self._locked = False
 
@@ -100,8 +106,8 @@ class Replica:
                 "folder."
             )
 
-    def problem(self, file: File, *, prove: bool) -> str | None:
-        """Returns what is wrong with a file here, in one sentence; None where it is right.
+    def problem(self, file: File, *, prove: bool) -> Problem | None:
+        """Returns what is wrong with a file here; None where it is right.
 
         Args:
           file: one of `files`.
@@ -113,9 +119,9 @@ class Replica:
         path = self.store.path(file.name)
         size = self.store.size(file.name)
         if size is None:
-            return f"{file.name}: missing"
+            return Problem(f"{file.name}: missing", is_missing=True)
         if size != file.num_bytes:
-            return f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}"
+            return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
         if not prove and self._proven.get(file.name) == path.stat().st_mtime_ns:
             return None
         with storage_errors("read", path), open(path, "rb") as opened:
@@ -123,16 +129,19 @@ class Replica:
             mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
             sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         if sha256 != file.sha256:
-            return f"{file.name}: sha256 {sha256}, expected {file.sha256}"
+            return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
         if self._locked:
             self._note(file, mtime_ns)
         return None
 
     def is_proven(self, file: File) -> bool:
         """Whether the notes say that a file is right, and it has not been touched since."""
-        noted = self._proven.get(file.name)
+        return self._is_as_noted(file.name)
+
+    def _is_as_noted(self, name: str) -> bool:
+        noted = self._proven.get(name)
         try:
-            return noted is not None and noted == self.store.path(file.name).stat().st_mtime_ns
+            return noted is not None and noted == self.store.path(name).stat().st_mtime_ns
         except OSError:
             return False
 
@@ -144,23 +153,34 @@ class Replica:
             *(naming.index_name(name) for name in self.store.names(index)),
         }
 
-    def reload(self) -> None:
-        """Reads the notes anew where another process has added to them."""
-        if (self.store.size(self._journal) or 0) != self._journal_bytes:
-            self._proven = self._read_journal()
+    def reload(self) -> list[str]:
+        """Reads what another process has added to the notes; returns what that proves.
 
-    def manifest_problem(self) -> str | None:
+        Raises:
+          StoreError: they cannot be read.
+        """
+        new = []
+        for entry in self._journal.news():
+            match entry:
+                case {"name": str(name), "mtime_ns": mtime_ns} if name in self._names:
+                    if type(mtime_ns) is int:
+                        self._proven[name] = mtime_ns
+                        new.append(name)
+        return [name for name in new if self._is_as_noted(name)]
+
+    def manifest_problem(self) -> Problem | None:
         """Returns what is wrong with the manifest here, or with what says which part this is."""
         if self.store.size(naming.MANIFEST) is None:
-            return f"{naming.MANIFEST}: missing: the replica is not finished"
+            missing = f"{naming.MANIFEST}: missing: the replica is not finished"
+            return Problem(missing, is_missing=True)
         if self.store.read(naming.MANIFEST) != self._data:
-            return f"{naming.MANIFEST}: differs from the source's"
+            return Problem(f"{naming.MANIFEST}: differs from the source's")
         try:
             part = load(self.store.root, self.manifest)
         except ManifestError as error:
-            return str(error)
+            return Problem(str(error))
         if part != self.placement:
-            return f"{naming.PLACEMENT}: {part}, expected {self.placement}"
+            return Problem(f"{naming.PLACEMENT}: {part}, expected {self.placement}")
         return None
 
     def check_space(self, lacking: list[File]) -> None:
@@ -279,32 +299,12 @@ class Replica:
         """Publishes the manifest; the caller has proven every file."""
         self.store.write(naming.MANIFEST, self._data)
 
-    def _read_journal(self) -> dict[str, int]:
-        """Returns the time of each proven file; a line cut off by a crash is left out."""
-        self._journal_bytes = 0
-        if self.store.size(self._journal) is None:
-            return {}
-        proven = {}
-        data = self.store.read(self._journal)
-        self._journal_bytes = len(data)
-        for line in data.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = canonical.loads(line)
-                proven[str(entry["name"])] = int(entry["mtime_ns"])
-        return proven
-
     def _note(self, file: File, mtime_ns: int) -> None:
         self._proven[file.name] = mtime_ns
-        line = b"\n" + canonical.dumps({"name": file.name, "mtime_ns": mtime_ns})
         # A note that is lost costs reading the file once more; a folder that may only be read
         # can still be checked.
         with contextlib.suppress(OSError, ImagenetPrepError):
-            self.store.make_folder(naming.WORK)
-            descriptor = self.store.open(self._journal, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-            try:
-                os.write(descriptor, line)
-            finally:
-                os.close(descriptor)
+            self._journal.add({"name": file.name, "mtime_ns": mtime_ns})
 
 
 class Incoming:
@@ -375,5 +375,5 @@ def _digest(data: bytes) -> str:
     """Returns the digest that a manifest names; "damaged" where it names none."""
     try:
         return str(canonical.loads(data)["digest"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return "damaged"

@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
 
-from imagenet_prep.core import manifest, naming
-from imagenet_prep.core.bucket import BucketStore
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.manifest import File
-from imagenet_prep.core.placement import WHOLE
-from imagenet_prep.core.remote import AbsentError
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import strangers
+from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.remote import AbsentError
 
 
 class Bucket:
@@ -60,7 +61,7 @@ class Bucket:
                 "and the manifest does not name. Remove them, or choose another prefix."
             )
 
-    def problem(self, file: File, *, prove: bool) -> str | None:  # noqa: ARG002 - as for a folder
+    def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as for a folder
         """Returns what is wrong with an object, as the server knows it; None where it is right.
 
         Raises:
@@ -68,14 +69,15 @@ class Bucket:
         """
         return self._store.problem(file)
 
-    def manifest_problem(self) -> str | None:
+    def manifest_problem(self) -> Problem | None:
         """Returns what is wrong with the manifest there."""
         try:
             digest = self._digest()
         except AbsentError:
-            return f"{naming.MANIFEST}: missing: the replica is not finished"
+            missing = f"{naming.MANIFEST}: missing: the replica is not finished"
+            return Problem(missing, is_missing=True)
         known = digest == self.manifest.digest
-        return None if known else f"{naming.MANIFEST}: differs from the source's"
+        return None if known else Problem(f"{naming.MANIFEST}: differs from the source's")
 
     def check_space(self, lacking: list[File]) -> None:
         """Does nothing: a bucket has no end."""

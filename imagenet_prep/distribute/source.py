@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from imagenet_prep.core import naming
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
-from imagenet_prep.core.manifest import File
-from imagenet_prep.core.remote import AbsentError, Stat, open_remote
-from imagenet_prep.core.transfer import Patience, patiently, stream
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
+from imagenet_prep.storage.fetch import stream
+from imagenet_prep.storage.remote import AbsentError, Stat
+from imagenet_prep.storage.retry import Patience, patiently
+from imagenet_prep.storage.store import open_remote
 
 
 class Source:

@@ -1,32 +1,39 @@
-"""Frames between hosts, through the pipes of ssh: a line of JSON, then the bytes it announces."""
+"""Messages between hosts, through the pipes of ssh: a line of JSON, then the bytes it announces.
+
+A channel is told which `messages` the other end may send. Anything else, and silence, is a
+BrokenError. What a login shell says before the first message is passed over.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import select
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical
+from imagenet_prep.distribute.messages import (
+    CHUNK_BYTES,
+    MAX_TEXT,
+    BrokenError,
+    Cause,
+    Messages,
+    checked,
+    plain,
+)
 
-# What both ends must have in common; another one is refused with what to upgrade.
-PROTOCOL = 2
+# Before the first message: a login shell, then Python, on a busy host or a slow file system.
+START_S = 120.0
+# Signs of life that may be late or lost before the silence is one.
+_SIGNS = 10
 
-# Whoever has nothing to send says so this often, and whoever hears nothing for so long gives
-# up: a host that lost its power closes no connection. Longer than a switch needs to come back.
-ALIVE_EVERY_S = 2.0
-SILENCE_S = 30.0
-
-CHUNK_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 1 << 20
-# A manifest of 99,999 shards has 40 MB.
-_MAX_BODY_BYTES = 128 << 20
+_MAX_HEADER_BYTES = 1 << 16
+_MAX_NOISE_BYTES = 1 << 16
+_SHOWN_BYTES = 200
 
 
 class Frame(NamedTuple):
@@ -37,47 +44,82 @@ class Frame(NamedTuple):
     body: bytes = b""
 
 
-class BrokenError(Exception):
-    """The other end fell silent, or sent what no end of ours sends."""
-
-
 class Channel:
-    """Two descriptors; one thread reads, and closes; any thread writes."""
+    """Two descriptors; one thread reads, and closes; any thread writes.
 
-    def __init__(self, reads: int, writes: int, *, silence_s: float | None = SILENCE_S) -> None:
+    Attributes:
+      noise: the last of what came before the first message, such as a login shell's greeting.
+    """
+
+    def __init__(
+        self,
+        reads: int,
+        writes: int,
+        messages: Messages,
+        *,
+        silence_s: float,
+        start_s: float = START_S,
+    ) -> None:
         """Takes over open descriptors.
 
         Args:
           reads, writes: pipes.
-          silence_s: seconds without a byte that break the channel; None waits for ever.
+          messages: that the other end may send.
+          silence_s: seconds without a byte that break the channel.
+          start_s: the same before the first message, where that is longer.
         """
         self._reads, self._writes = reads, writes
+        self._messages = messages
         self._silence_s = silence_s
+        self._start_s = max(start_s, silence_s)
+        self._heard = False
         self._lock = threading.Lock()
         self._buffer = bytearray()
-        self._written_at = time.monotonic()
-        self._closed = False
+        self._ended = threading.Event()
+        self._poll = select.poll()
+        self._poll.register(reads, select.POLLIN)
+        self._noise_bytes = 0
+        self.noise = ""
         for descriptor in (reads, writes):
             # A pipe holds 64 KiB unless asked for more, and a user may not be given more.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
+    def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
+        """Sends a first message, and signs of life from then on; returns at once.
+
+        A thread of its own does it: an end that does not read holds up nobody, and one that is
+        at work for long is not taken for dead.
+        """
+
+        def talk() -> None:
+            # Nobody is there any more: whoever reads from the channel sees that too.
+            with contextlib.suppress(OSError):
+                # What a login shell has left of a line is not to become part of ours.
+                self._put(b"\n")
+                self.write(kind, body, **fields)
+                while not self._ended.wait(self._silence_s / _SIGNS):
+                    self.write("alive")
+
+        threading.Thread(target=talk, daemon=True).start()
+
     def write(self, kind: str, body: bytes | memoryview = b"", **fields: Any) -> None:
-        """Sends a frame whole.
+        """Sends a message whole; waits as long as the other end does not read.
 
         Raises:
           OSError: the other end is gone.
         """
-        header = canonical.dumps([kind, len(body), fields]) + b"\n"
+        self._put(canonical.dumps([kind, len(body), fields]) + b"\n", body)
+
+    def _put(self, *parts: bytes | memoryview) -> None:
         with self._lock:
-            if self._closed:
+            if self._ended.is_set():
                 raise BrokenPipeError("the channel is closed")
-            for part in (header, body):
+            for part in parts:
                 with memoryview(part) as view:
                     written = 0
                     while written < len(view):
                         written += os.write(self._writes, view[written:])
-            self._written_at = time.monotonic()
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
@@ -85,24 +127,16 @@ class Channel:
 
         A number that is closed while another thread still uses it would be another file's.
         """
+        self._ended.set()
         with self._lock:
-            self._closed = True
             yield
 
-    def keep_alive(self) -> None:
-        """Sends a sign of life where one is due.
-
-        Raises:
-          OSError: the other end is gone.
-        """
-        if time.monotonic() - self._written_at > ALIVE_EVERY_S:
-            self.write("alive")
-
     def read(self) -> Frame | None:
-        """Returns the next frame that is no mere sign of life, or None at the end.
+        """Returns the next message that is no mere sign of life, or None at the end.
 
         Raises:
-          BrokenError: silence, or bytes that are no frame.
+          OtherVersionError: the other end is of another version.
+          BrokenError: silence, or bytes that are no message of this end.
         """
         while True:
             frame = self._read()
@@ -110,30 +144,67 @@ class Channel:
                 return frame
 
     def _read(self) -> Frame | None:
-        while (stop := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > _MAX_HEADER_BYTES:
-                raise BrokenError("no frame in what arrives")
-            if not self._fill():
-                return None
-        try:
-            kind, size, fields = json.loads(self._buffer[:stop])
-            if not (isinstance(fields, dict) and 0 <= int(size) <= _MAX_BODY_BYTES):
-                raise ValueError
-        except (ValueError, TypeError):
-            text = bytes(self._buffer[:200]).decode(errors="replace")
-            raise BrokenError(f"no frame in what arrives: {text!r}") from None
-        del self._buffer[: stop + 1]
+        if (header := self._header()) is None:
+            return None
+        kind, size, fields = header
+        self._heard = True
         while len(self._buffer) < size:
             if not self._fill():
                 return None
-        body = bytes(memoryview(self._buffer)[:size])
+        with memoryview(self._buffer) as view, view[:size] as part:
+            body = bytes(part)
         del self._buffer[:size]
-        return Frame(str(kind), fields, body)
+        return Frame(kind, fields, body)
+
+    def _header(self) -> tuple[str, int, dict[str, Any]] | None:
+        """Returns kind, size of the body and fields of the next message, or None at the end."""
+        while (line := self._line()) is not None:
+            if (content := _parsed(line)) is not None:
+                try:
+                    return checked(self._messages, *content)
+                except ValueError as error:
+                    raise BrokenError(f"it sent {_shown(line)}: {error}") from None
+            if line.strip():
+                self._pass_over(line)
+        return None
+
+    def _line(self) -> bytes | None:
+        while (stop := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > _MAX_HEADER_BYTES:
+                raise BrokenError(f"it sent {_shown(self._buffer)}: no message of imagenet-prep")
+            if not self._fill():
+                return None
+        line = bytes(self._buffer[:stop])
+        del self._buffer[: stop + 1]
+        return line
+
+    def _pass_over(self, line: bytes) -> None:
+        self._noise_bytes += len(line) + 1
+        is_noise = not self._heard and not line.startswith(b'["')
+        if not is_noise or self._noise_bytes > _MAX_NOISE_BYTES:
+            raise BrokenError(f"it sent {_shown(line)}: no message of imagenet-prep")
+        self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 
     def _fill(self) -> bool:
         """Reads what there is; False at the end."""
-        if not select.select([self._reads], [], [], self._silence_s)[0]:
-            raise BrokenError(f"silence for {self._silence_s:.0f} s")
+        limit_s = self._silence_s if self._heard else self._start_s
+        if not self._poll.poll(limit_s * 1000):
+            raise BrokenError(f"nothing was heard of it for {limit_s:g} s", Cause.SILENT)
         data = os.read(self._reads, CHUNK_BYTES)
         self._buffer += data
         return bool(data)
+
+
+def _parsed(line: bytes) -> tuple[str, Any, Any] | None:
+    """Returns kind, size and fields, unchecked; None where a line is no message at all."""
+    try:
+        content = canonical.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(content, list) or len(content) != 3 or not isinstance(content[0], str):
+        return None
+    return content[0], content[1], content[2]
+
+
+def _shown(line: bytes | bytearray) -> str:
+    return repr(plain(bytes(line[:_SHOWN_BYTES]).decode(errors="replace")))

@@ -11,22 +11,12 @@ import logging
 import re
 import shutil
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from imagenet_prep.core import errors
-
-# The job server dies with this process, however that ends, and not before: Ctrl-C at a
-# terminal reaches the whole group. 1 is PR_SET_PDEATHSIG.
-_JOB_SERVER = """
-import ctypes, os, signal, sys
-os.setpgid(0, 0)
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
+from imagenet_prep.core import children, errors
 
 _REST_TIMEOUT_S = 20.0
 _ENDING_S = 5.0
@@ -180,13 +170,9 @@ def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> 
 
     def default_job_server(options: Any) -> Any:
         java = options.view_as(pipeline_options.JobServerOptions)
-        java.job_server_jvm_properties = [
-            "-c",
-            _JOB_SERVER,
-            launcher,
-            *java.job_server_jvm_properties,
-        ]
-        java.job_server_java_launcher = sys.executable
+        # It dies with this process, however that ends, and not before.
+        first, *rest = children.bound([launcher, *java.job_server_jvm_properties])
+        java.job_server_java_launcher, java.job_server_jvm_properties = first, rest
         server = make(options)
         ending.callback(server.stop)
         return server

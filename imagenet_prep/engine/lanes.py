@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import shlex
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
-from imagenet_prep.core import errors
-from imagenet_prep.core.store import LocalStore, storage_errors
+from imagenet_prep.core import children, errors
 from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -24,15 +23,6 @@ PROCESSES = "processes"
 # Threads start at once and the codecs release the GIL; beyond a few lanes what remains of
 # Python in the loop (2 % of the image's time) starts to serialise them.
 MAX_THREAD_LANES = 8
-
-# A worker process must die with its launcher, however that ends: left alone it would wait
-# for ever for a runner that is gone, or write beside the next run. 1 is PR_SET_PDEATHSIG.
-_WORKER_PROCESS = """
-import ctypes, os, runpy, signal
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() == {launcher}:
-    runpy.run_module("apache_beam.runners.worker.sdk_worker_main", run_name="__main__")
-"""
 
 
 @dataclass(frozen=True)
@@ -136,8 +126,10 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
 
     count = min(lanes.count, len(tasks))
     log = stage.log("processes")
-    # What Beam's own multi_processing mode starts, plus a log file, and a bootstrap.
-    command = [sys.executable, "-c", _WORKER_PROCESS.format(launcher=os.getpid())]
+    # What Beam's own multi_processing mode starts, plus a log file. A worker that outlived its
+    # launcher would wait for ever for a runner that is gone, or write beside the next run.
+    worker = children.python("-m", "apache_beam.runners.worker.sdk_worker_main")
+    command = children.bound(worker)
     environment = environments.SubprocessSDKEnvironment.from_command_string(
         f"exec {shlex.join(command)} 2>>{shlex.quote(str(log))}"
     )

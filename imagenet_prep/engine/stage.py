@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from imagenet_prep.core import canonical, errors, naming
-from imagenet_prep.core.store import LocalStore, Store, storage_errors
+from imagenet_prep.core import canonical, errors
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE = "reserve"
@@ -174,7 +176,9 @@ class Stage(Generic[AnyTask]):
 
     def _note(self, task: AnyTask, error: Exception) -> None:
         if isinstance(error, errors.ImagenetPrepError):
-            where = f" (on worker {socket.gethostname()})" if self.turn else ""
+            # A bucket may be read by others, who need not know what hosts are called.
+            name = socket.gethostname() if isinstance(self.board, LocalStore) else _worker()
+            where = f" (on worker {name})" if self.turn else ""
             self.fail(task.name, type(error).__name__, f"{error}{where}")
         else:
             self.fail(task.name, "", "".join(traceback.format_exception(error)))
@@ -212,10 +216,18 @@ class Stage(Generic[AnyTask]):
           RuntimeError: with the traceback of a bug.
         """
         for name in self.board.names(f"{self.notes}/failed"):
-            failure = json.loads(self.board.read(f"{self.notes}/failed/{name}"))
-            if failure["error"]:
-                raise errors.by_name(failure["error"])(failure["message"])
-            raise RuntimeError(f"task {failure['task']}:\n{failure['message']}")
+            note = self.board.read(f"{self.notes}/failed/{name}")
+            try:
+                failure = canonical.loads(note)
+                task, error, message = (str(failure[key]) for key in ("task", "error", "message"))
+            except (ValueError, KeyError, TypeError) as damage:
+                raise errors.StoreError(
+                    f"{self.board.where(f'{self.notes}/failed/{name}')}: a task has failed, and "
+                    f"what it left to say so is damaged ({damage}). Run the same command again."
+                ) from damage
+            if error:
+                raise errors.by_name(error)(message)
+            raise RuntimeError(f"task {task}:\n{message}")
 
     @property
     def stopped(self) -> bool:
@@ -276,5 +288,9 @@ def _overwrite(
         file.write(data)
 
 
+# Receipts may lie in a bucket that others read: they tell workers apart, not where they ran.
+_PROCESS = uuid.uuid4().hex[:12]
+
+
 def _worker() -> str:
-    return f"{socket.gethostname()}/{os.getpid()}/{threading.current_thread().name}"
+    return f"{_PROCESS}/{threading.current_thread().name}"

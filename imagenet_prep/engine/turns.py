@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 from imagenet_prep.core import errors
-from imagenet_prep.core.store import LocalStore
 from imagenet_prep.engine import cluster
 from imagenet_prep.engine.lanes import Lanes, Pipeline, run_lane
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.storage.folder import LocalStore
 
 # Looking costs nothing here, and a request elsewhere.
 _POLL_S = 0.2

@@ -8,6 +8,7 @@ for epoch in range(90):
         step(batch["images"], batch["class_index"])
 """
 
-from imagenet_prep.read.reader import Reader, make_dataset
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.reader import Reader, make_dataset, open_reader
 
-__all__ = ["Reader", "make_dataset"]
+__all__ = ["ReadConfig", "Reader", "make_dataset", "open_reader"]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core.partition import mix, stream
+from imagenet_prep.read.order import mix, stream
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_DRAWS = 3  # a stream apart from those of core.partition
+_DRAWS = 3  # a stream apart from those of read.order
 _ATTEMPTS = 10  # torchvision's RandomResizedCrop; then the largest crop in the middle
 
 

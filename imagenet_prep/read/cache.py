@@ -3,6 +3,9 @@
 Shards come in the order in which they will be read, a window ahead of the reader. Each is
 proven by its sha256 before it gets its name, and fetched once a node: whoever holds the
 lock of its name fetches, the others wait for the file.
+
+A shard that a reader reads now or next is open there, under a shared lock. Who makes room
+removes only what it can lock for itself alone, so no rank loses what another one removes.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from imagenet_prep.core import manifest, naming
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
-from imagenet_prep.core.manifest import File, Shard
-from imagenet_prep.core.remote import open_remote
-from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.core.transfer import Answer, Patience, fetch, patiently
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import File, Shard
+from imagenet_prep.read.held import HeldFile
+from imagenet_prep.storage.fetch import fetch
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.store import open_remote
 
 FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
 DEFAULT_FOLDER = "~/.cache/imagenet-prep"
@@ -46,7 +51,9 @@ class NodeCache:
         Args:
           address: http(s):// or s3:// of the data set.
           folder: on this node; each data set gets its own below it.
-          limit_bytes: what the shards may take; None for as much as the disk holds.
+          limit_bytes: what the shards may take; None for as much as the disk holds. It is
+            exceeded only by what readers of this node hold at that moment: nobody waits for
+            room, since the one who would make it may be waiting for this one's next step.
 
         Raises:
           ManifestError: what lies there is no manifest of ours.
@@ -57,15 +64,17 @@ class NodeCache:
         self._remote = open_remote(address, connections=_CONNECTIONS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
         self._ended = threading.Event()
+        self._closed = False
         self._news = threading.Condition()
         self._wanted: deque[Shard] = deque()
         self._in_work: set[str] = set()
-        self._here: set[str] = set()
+        self._asked: list[Shard] = []
+        self._held: dict[str, HeldFile] = {}
         self._failed: dict[str, Exception] = {}
         self._windows: Sequence[Sequence[Shard]] = ()
         self._window_of: dict[str, int] = {}
         self._window = 0
-        self._threads: list[threading.Thread] = []
+        self._num_threads = 0
         content = self._content(naming.MANIFEST)
         self.manifest = manifest.loads(content, self._remote.where(naming.MANIFEST))
         self.root = folder / self.manifest.digest[:16]
@@ -73,11 +82,12 @@ class NodeCache:
         self._all_shards = [s for split in self.manifest.splits.values() for s in split.shards]
         for file in self.manifest.files:
             if file.name == naming.LABELS:
-                self._bring(file)
+                with storage_errors("fetch", self.root / file.name), self._only_one(file.name):
+                    self._bring([file])
         self._store.write(naming.MANIFEST, content)
 
     def follow(self, windows: Sequence[Sequence[Shard]]) -> None:
-        """Begins to fetch what an epoch will read.
+        """Begins to fetch what an epoch will read, and lets go of what it will not.
 
         Args:
           windows: the shards that are read at the same time, one window after the other.
@@ -94,147 +104,205 @@ class NodeCache:
                 "smaller shuffle_window."
             )
         with self._news:
+            self._closed = False
+            self._ended.clear()
+            self._failed.clear()
             self._windows = windows
             self._window_of = {
                 shard.name: number for number, each in enumerate(windows) for shard in each
             }
             self._move(0)
-            while len(self._threads) < _CONNECTIONS:
-                thread = threading.Thread(target=self._work, name="fetch", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            while self._num_threads < _CONNECTIONS:
+                self._num_threads += 1
+                threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
-    def need(self, shard: Shard) -> None:
-        """Returns when a shard and its index are in `root`.
+    def need(self, shard: Shard) -> HeldFile:
+        """Returns a shard, open, once it and its index are in `root`.
+
+        Neither is removed as long as somebody refers to what is returned.
 
         Raises:
           ImagenetPrepError: it cannot be had; the message names it and the remedy.
         """
+        name = shard.name
         with self._news:
-            if self._window_of[shard.name] > self._window:
-                self._move(self._window_of[shard.name])
-            if shard.name not in self._here | self._in_work:
-                if shard in self._wanted:
-                    self._wanted.remove(shard)
-                self._wanted.appendleft(shard)
-                self._news.notify_all()
-            while shard.name not in self._here:
-                if shard.name in self._failed:
-                    raise self._failed.pop(shard.name)
-                if self._ended.is_set():
-                    raise IncompleteError(f"{shard.name}: not fetched, the reader was closed")
-                self._news.wait()
+            if self._window_of.get(name, 0) > self._window:
+                self._move(self._window_of[name])
+            if name in self._held:
+                return self._held[name]
+            self._asked.append(shard)
+            try:
+                self._move(self._window)
+                while name not in self._held:
+                    if name in self._failed:
+                        raise self._failed[name]
+                    if self._closed:
+                        raise IncompleteError(f"{name}: not fetched, the reader was closed")
+                    self._news.wait()
+                return self._held[name]
+            finally:
+                self._asked.remove(shard)
+
+    def forget(self, shard: Shard) -> None:
+        """Looks at the files of a shard anew when it is needed again: some were removed by hand."""
+        with self._news:
+            self._held.pop(shard.name, None)
 
     def close(self) -> None:
-        """Ends the fetching; what is there stays."""
+        """Ends the fetching until `follow` begins again; what is there stays."""
+        self._ended.set()
+        self.leave()
+
+    def leave(self) -> None:
+        """Ends the fetching as `close` does, but for a shard whose server is being waited for.
+
+        The garbage collector calls this, in any thread and at any place, so the only lock it
+        takes is one that a thread may take twice.
+        """
         with self._news:
-            self._ended.set()
+            self._closed = True
+            self._held.clear()
             self._news.notify_all()
+
+    def _near(self) -> dict[str, Shard]:
+        """Returns by name what is waited for, read now or read next; the caller holds the lock."""
+        windows = self._windows[self._window : self._window + 2]
+        return {shard.name: shard for each in (self._asked, *windows) for shard in each}
 
     def _move(self, window: int) -> None:
         """Wants the shards of a window and of the next; the caller holds the lock."""
         self._window = window
-        self._wanted.clear()
-        for each in self._windows[window : window + 2]:
-            self._wanted += [s for s in each if s.name not in self._here | self._in_work]
+        near = self._near()
+        self._held = {name: held for name, held in self._held.items() if name in near}
+        there = self._held.keys() | self._in_work
+        self._wanted = deque(shard for name, shard in near.items() if name not in there)
         self._news.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._news:
-                while not self._wanted and not self._ended.is_set():
+                while not self._wanted and not self._closed:
                     self._news.wait()
-                if self._ended.is_set():
+                if self._closed:
+                    self._num_threads -= 1
                     return
                 shard = self._wanted.popleft()
                 self._in_work.add(shard.name)
-                self._make_room()
+            held: HeldFile | None = None
             error: Exception | None = None
             try:
-                for file in shard.files:
-                    self._bring(file)
+                held = self._hold(shard)
             except Exception as raised:  # noqa: BLE001 - `need` raises it, where it is waited for
                 error = raised
             with self._news:
                 self._in_work.discard(shard.name)
-                if error is None:
-                    self._here.add(shard.name)
-                else:
+                if error is not None:
                     self._failed[shard.name] = error
+                elif held is not None and shard.name in self._near() and not self._closed:
+                    self._held[shard.name] = held
+                del held  # or this thread would hold it while it waits
                 self._news.notify_all()
 
-    def _bring(self, file: File) -> None:
-        """Leaves one file in `root`, proven."""
-        name, num_bytes, sha256 = file.name, file.num_bytes, file.sha256
-        if self._store.size(name) == num_bytes:
-            return
-        with self._only_one(name):
-            if self._store.size(name) == num_bytes:
-                return
+    def _hold(self, shard: Shard) -> HeldFile:
+        """Returns a shard, open under a shared lock, once it and its index are in `root`."""
+        path = self.root / shard.name
+        with storage_errors("fetch", path), self._only_one(shard.name):
+            self._bring(shard.files)
+            # Nobody has it to themselves: they would hold the lock of its name.
+            return HeldFile(path, fcntl.LOCK_SH)
+
+    def _bring(self, files: Sequence[File]) -> None:
+        """Leaves files in `root`, proven; the caller holds the lock of their name."""
+        missing = [file for file in files if self._store.size(file.name) != file.num_bytes]
+        if missing:
+            self._make_room(missing)
+        for file in missing:
+            self._fetch(file)
+
+    def _fetch(self, file: File) -> None:
+        """Fills, proves and publishes the temporary file that was made for a file."""
+        name, num_bytes = file.name, file.num_bytes
+        temporary = self._temporary(name)
+        try:
             where = self._remote.where(name)
             stat = self._patiently(name, lambda: self._remote.stat(name))
             if stat.size != num_bytes:
                 raise DataDamagedError(f"{where}: {stat.size:,} bytes, expected {num_bytes:,}")
-            # Ours alone while we hold the lock: what a killed holder left is written over.
-            temporary = self._store.temporary().with_name(name.replace("/", "-"))
-            try:
-                with storage_errors("write", temporary):
-                    opened = self._store.open(
-                        str(temporary.relative_to(self.root)),
-                        os.O_CREAT | os.O_WRONLY | os.O_TRUNC,
-                    )
-                    with os.fdopen(opened, "wb") as empty:
-                        empty.truncate(num_bytes)
-                patience = Patience(where, _RETRIES, self._ended)
-                fetch(self._remote, name, stat, 0, num_bytes, temporary, patience)
-                with open(temporary, "rb") as content:
-                    found = hashlib.file_digest(content, "sha256").hexdigest()
-                if found != sha256:
-                    raise DataDamagedError(
-                        f"{where}: sha256 {found}, the manifest says {sha256}. Prove the source: "
-                        "imagenet-prep replicate --check, and put that file there again."
-                    )
-                self._store.publish(temporary, name)
-            finally:
-                temporary.unlink(missing_ok=True)
+            patience = Patience(where, _RETRIES, self._ended)
+            fetch(self._remote, name, stat, 0, num_bytes, temporary, patience)
+            with open(temporary, "rb") as content:
+                found = hashlib.file_digest(content, "sha256").hexdigest()
+            if found != file.sha256:
+                raise DataDamagedError(
+                    f"{where}: sha256 {found}, the manifest says {file.sha256}. Prove the source: "
+                    "imagenet-prep replicate --check, and put that file there again."
+                )
+            self._store.publish(temporary, name)
+        finally:
+            temporary.unlink(missing_ok=True)
 
-    def _make_room(self) -> None:
-        """Removes shards that are not read now or next, until those in work fit.
+    def _make_room(self, files: Sequence[File]) -> None:
+        """Removes what nobody reads, as far as needed, and makes temporary files of full size.
 
-        The caller holds the lock. What is removed while another rank has it open can still be
-        read there.
+        One at a time on a node, so that what others are about to fetch counts too.
         """
-        if self._limit is None:
-            return
-        there = {}
+        with self._only_one("room"):
+            if self._limit is not None:
+                self._remove_down_to(self._limit - sum(file.num_bytes for file in files))
+            for file in files:
+                # Ours alone while we hold its lock: what a killed holder left is written over.
+                name = str(self._temporary(file.name).relative_to(self.root))
+                opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+                with os.fdopen(opened, "wb") as empty:
+                    empty.truncate(file.num_bytes)
+
+    def _remove_down_to(self, num_bytes: int) -> None:
+        """Removes shards that nobody on this node reads now or next, the oldest first."""
+        with self._news:
+            near = self._near()
+        taken = 0
+        far: list[tuple[float, Shard]] = []
         for shard in self._all_shards:
-            with contextlib.suppress(FileNotFoundError):
-                there[shard.name] = (self.root / shard.name).stat()
-        taken = sum(_size(shard) for shard in self._all_shards if shard.name in there)
-        coming = self._in_work - set(there)
-        taken += sum(_size(shard) for shard in self._all_shards if shard.name in coming)
-        near = {s.name for each in self._windows[self._window : self._window + 2] for s in each}
-        far = [s for s in self._all_shards if s.name in there and s.name not in near]
-        for shard in sorted(far, key=lambda shard: there[shard.name].st_mtime):
-            if taken <= self._limit:
+            for file in shard.files:
+                taken += _num_bytes(self.root / file.name) + _num_bytes(self._temporary(file.name))
+            if shard.name not in near:
+                with contextlib.suppress(FileNotFoundError):
+                    far.append(((self.root / shard.name).stat().st_mtime, shard))
+        for _, shard in sorted(far, key=lambda each: each[0]):
+            if taken <= num_bytes:
                 return
-            # The index goes too: a shard counts with it, and comes back with it.
-            for file in reversed(shard.files):
-                (self.root / file.name).unlink(missing_ok=True)
-            self._here.discard(shard.name)
-            taken -= _size(shard)
+            if self._remove(shard):
+                taken -= _size(shard)
+
+    def _remove(self, shard: Shard) -> bool:
+        """Removes a shard; returns False, and leaves it, where somebody fetches or reads it."""
+        try:
+            with self._only_one(shard.name, fcntl.LOCK_NB):
+                alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The index goes too: a shard counts with it, and comes back with it.
+                for file in shard.files:
+                    (self.root / file.name).unlink(missing_ok=True)
+                del alone
+        except BlockingIOError:
+            return False
+        return True
+
+    def _temporary(self, name: str) -> Path:
+        return self._store.temporary().with_name(name.replace("/", "-"))
 
     @contextlib.contextmanager
-    def _only_one(self, name: str) -> Iterator[None]:
-        """Holds a file's lock among all ranks of the node; the kernel frees a dead holder's."""
-        lock = f"{_LOCKS}/{name.replace('/', '-')}"
-        path = self._store.path(lock)
+    def _only_one(self, name: str, flags: int = 0) -> Iterator[None]:
+        """Holds a lock among all ranks of the node; the kernel frees a dead holder's.
+
+        Args:
+          name: of the file that may be fetched or removed meanwhile.
+          flags: LOCK_NB, for BlockingIOError where it is held.
+        """
         self._store.make_folder(_LOCKS)
-        with storage_errors("create", path):
-            descriptor = self._store.open(lock, os.O_RDWR | os.O_CREAT)
+        lock = f"{_LOCKS}/{name.replace('/', '-')}"
+        descriptor = self._store.open(lock, os.O_RDWR | os.O_CREAT)
         try:
-            with storage_errors("lock", path):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
             yield
         finally:
             os.close(descriptor)
@@ -252,3 +320,11 @@ class NodeCache:
 
 def _size(shard: Shard) -> int:
     return sum(file.num_bytes for file in shard.files)
+
+
+def _num_bytes(path: Path) -> int:
+    """Returns the size of a file, 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

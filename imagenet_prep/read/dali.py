@@ -140,3 +140,8 @@ def to_tensorflow(tensor: Any) -> Any:
     import tensorflow as tf
 
     return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
+
+
+def to_numpy(tensor: Any) -> Any:
+    """Returns a copy of DALI's tensor in this machine's memory."""
+    return np.array(tensor.as_cpu())

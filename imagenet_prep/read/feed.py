@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.example import ImageExample
-from imagenet_prep.core.partition import Order, Steps
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Recipe, Views, central_views, random_views
+from imagenet_prep.read.order import Order, Steps
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -100,7 +100,8 @@ class Feed:
         """Yields this rank's steps of the rest of an epoch.
 
         Raises:
-          DataDamagedError: a record is damaged, and is not to be skipped.
+          DataDamagedError: a record is damaged, and is not to be skipped; or a whole shard.
+          ImagenetPrepError: a disk fails, or a shard cannot be fetched; never skipped either.
         """
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
@@ -143,6 +144,8 @@ class Feed:
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
             return None
+        # Outside of `try`: what is wrong with a whole shard is no bad record, and not skipped.
+        self.records.open_shard(number)
         try:
             return self.records.read(number)
         except DataDamagedError as error:

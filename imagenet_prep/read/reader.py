@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from imagenet_prep.core import schema
-from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.core.manifest import Manifest
-from imagenet_prep.core.partition import Order
-from imagenet_prep.core.placement import Placement
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.decoder import Decoder, open_decoder
+from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
+from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 
-BACKENDS = ("auto", "tfdata", "dali")
-FRAMEWORKS = ("tensorflow", "numpy", "dlpack")
-DTYPES = ("float32", "bfloat16", "float16", "uint8")
 _STATE_VERSION = 1
+# Shards whose examples are shuffled with each other where the set lies elsewhere, by default.
 _REMOTE_WINDOW = 16
-
-
-class Backend(Protocol):
-    """Decodes, crops, resizes."""
-
-    def batches(
-        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields `images`, `class_index` and `mask` of each step."""
 
 
 class Reader:
@@ -46,10 +36,10 @@ class Reader:
       num_classes: class indices are smaller than this.
     """
 
-    def __init__(self, feed: Feed, backend: Backend, convert: Callable[[Any], Any]) -> None:
+    def __init__(self, feed: Feed, decoder: Decoder, convert: Callable[[Any], Any]) -> None:
         """Use make_dataset."""
         self._feed = feed
-        self._backend = backend
+        self._decoder = decoder
         self._convert = convert
         self.epoch = 0
         self.num_classes = len(feed.records.wnids)
@@ -95,23 +85,26 @@ class Reader:
           DataDamagedError: a record or an image is damaged; shard, record and offset are named.
         """
         left = self.steps_left
-        if not left:  # restored where no step of this many ranks is left
+        if not left:
+            # Restored where less is left of the epoch than one step of this many ranks.
             self._begin_epoch()
         while left:
             steps = self._feed.steps(self._examples_read)
-            following = _Following(self._feed, self.epoch, self._examples_read)
-            batches = self._backend.batches(following.batches, steps.count)
-            step = 0
-            while left:
+            diagnosis = Diagnosis(self._feed, self.epoch, self._examples_read)
+            batches = self._decoder.batches(diagnosis.batches, steps.count)
+            for step in range(1, steps.count + 1):
                 try:
                     batch = next(batches)
-                except Exception as error:  # noqa: BLE001 - `explain` raises what it cannot mend
-                    following.explain(error, step)
-                    break  # a bad image is masked from here on: read this step again
-                step += 1
+                except Exception as error:  # noqa: BLE001 - it is raised again, explained
+                    # Returns where the images that do not decode are masked from now on: then
+                    # the epoch goes on from the step that failed.
+                    diagnosis.explain(error, step - 1)
+                    break
                 left -= 1
                 self._examples_read = steps.after(step)
-                if not left:  # now, not when asked for more: who counts steps never asks
+                if not left:
+                    # Now, and not when the next batch is asked for: a trainer that counts its
+                    # steps never asks.
                     self._begin_epoch()
                 yield {name: self._convert(value) for name, value in batch.items()}
 
@@ -169,95 +162,12 @@ class Reader:
         self._feed.close()
 
 
-class _Following:
-    """Remembers what the backend was fed, to name what it could not decode."""
-
-    def __init__(self, feed: Feed, epoch: int, start: int) -> None:
-        self._feed = feed
-        self._epoch = epoch
-        self._start = start
-        self._fed: dict[int, EncodedBatch] = {}
-        self._error: DataDamagedError | None = None
-
-    def batches(self) -> Iterator[EncodedBatch]:
-        try:
-            for step, batch in enumerate(self._feed.batches(self._epoch, self._start)):
-                # Not the images: a dozen steps of them are 100 MB, and read again soon enough.
-                self._fed[step] = batch._replace(encoded=[])
-                self._fed.pop(step - _REMEMBERED_STEPS, None)
-                yield batch
-        except DataDamagedError as error:
-            # Frameworks wrap what a Python callback raises into errors of their own.
-            self._error = error
-            raise
-
-    def explain(self, error: Exception, step: int) -> None:
-        """Masks the image that broke a step, or raises what was behind the framework's error."""
-        if self._error is not None:
-            raise self._error from None
-        found = 0
-        for later in range(step, step + _REMEMBERED_STEPS):
-            batch = self._fed.get(later)
-            if batch is None:
-                continue
-            for number, box in zip(batch.numbers.tolist(), batch.views.boxes, strict=True):
-                if number < 0:
-                    continue
-                encoded = self._feed.records.read(number).encoded
-                problem = _unusable(encoded, box.tolist())
-                if problem is None:
-                    continue
-                where = self._feed.records.where(number)
-                if not self._feed.skip_bad:
-                    raise DataDamagedError(f"{where}: {problem}") from error
-                self._feed.skip(number, f"{where}: {problem}")
-                found += 1
-        if not found:
-            raise error
-
-
-# What a backend holds at most: our own steps ahead, and the prefetching of tf.data or DALI.
-_REMEMBERED_STEPS = 12
-
-
-def _unusable(encoded: bytes, box: list[int]) -> str | None:
-    """Returns what is wrong with a JPEG of which a box should be shown, or None."""
-    import io
-
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
-            image.load()
-            top, left, height, width = box
-            if top + height > image.height or left + width > image.width:
-                return f"the picture is {image.width} x {image.height}, its record says larger"
-    except Exception as error:  # noqa: BLE001 - Pillow raises many kinds for broken files
-        return f"does not decode: {error}"
-    return None
-
-
 def make_dataset(
     data_dir: str | os.PathLike[str],
     split: str,
     batch_size: int,
     image_size: int = 224,
-    *,
-    training: bool | None = None,
-    world: World | None = None,
-    seed: int = 0,
-    backend: str = "auto",
-    framework: str = "tensorflow",
-    recipe: str = "resnet",
-    dtype: str = "float32",
-    layout: str = "NHWC",
-    antialias: bool | None = None,
-    device: str = "cpu",
-    shuffle_window: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_gb: float | None = None,
-    num_threads: int = 0,
-    on_bad_record: str = "raise",
+    **options: Any,
 ) -> Reader:
     """Returns the batches of one rank of a prepared data set.
 
@@ -270,135 +180,67 @@ def make_dataset(
       split: "train" or "validation".
       batch_size: examples a step and rank.
       image_size: height and width of the images in pixels.
-      training: shuffled random crops, or the central crop in record order; by default the
-        train split is for training.
-      world: this process among those that train together; by default what the launcher says.
-      seed: decides order, crops and mirroring, together with epoch and example alone.
-      backend: "tfdata", "dali", or "auto": DALI for a GPU, else tf.data where installed.
-      framework: what batches hold: tensors of "tensorflow", "numpy" arrays, or "dlpack".
-      recipe: "resnet", or "tutorial" as the 2018 tutorial cropped and normalised.
-      dtype: "float32", "bfloat16" (tf.data) or "float16" (DALI) normalised, or "uint8".
-      layout: "NHWC" or "NCHW".
-      antialias: filter before shrinking, as Pillow does; by default in evaluation only.
-      device: "cpu", or "gpu" for DALI on the GPU of this local rank.
-      shuffle_window: shards whose examples are shuffled with each other; 0 is all of them, and
-        the default for a folder. A few keep reads near each other on disks that seek, and let
-        a remote set be read while it is fetched: there the default is 16.
-      cache_dir: where the ranks of a node keep a remote set; by default what
-        IMAGENET_PREP_CACHE names, or ~/.cache/imagenet-prep.
-      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set.
-      num_threads: images decoded at once; 0 is one a core this process may use, shared
-        among the ranks of a host.
-      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`.
+      options: the other fields of `ReadConfig`, by name.
 
     Raises:
       UsageError: no manifest, an unknown choice, a backend that is not installed, or a part of
         a partitioned set that other hosts than its own are to read.
       DataDamagedError: shards are missing or cut.
+      StoreError: the system cannot read them, or the server refuses.
+      IncompleteError: the server fails again and again, or the disk is full.
     """
-    choices: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "split": (split, schema.SPLITS),
-        "backend": (backend, BACKENDS),
-        "framework": (framework, FRAMEWORKS),
-        "recipe": (recipe, tuple(RECIPES)),
-        "dtype": (dtype, DTYPES),
-        "layout": (layout, ("NHWC", "NCHW")),
-        "device": (device, ("cpu", "gpu")),
-        "on_bad_record": (on_bad_record, ("raise", "skip")),
-    }
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
-    numbers = {"batch_size": (batch_size, 1), "image_size": (image_size, 1)}
-    for name, (number, least) in (numbers | {"num_threads": (num_threads, 0)}).items():
-        if number < least:
-            raise UsageError(f"{name}={number}: expected at least {least}")
-    world = world or World.from_environment()
-    training = split == schema.TRAIN if training is None else training
-    records, remote = _open(os.fspath(data_dir), split, cache_dir, cache_gb)
-    _check_world(world, records.placement, data_dir)
-    if shuffle_window is None:
-        shuffle_window = _REMOTE_WINDOW if remote else 0
-    threads = num_threads or max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    return open_reader(ReadConfig(os.fspath(data_dir), split, batch_size, image_size, **options))
+
+
+def open_reader(config: ReadConfig) -> Reader:
+    """Returns what `make_dataset` returns, for a whole configuration.
+
+    Raises:
+      UsageError, DataDamagedError: as for `make_dataset`.
+    """
+    world = config.world or World.from_environment()
+    records = _open_records(config)
+    _check_world(world, records.placement, config.data_dir)
+    window = config.shuffle_window
+    if window is None:
+        window = _REMOTE_WINDOW if config.is_remote else 0
+    order_seed = config.seed if config.is_training else None
     feed = Feed(
         records=records,
-        order=Order(
-            records.examples_per_shard,
-            seed if training else None,
-            shuffle_window,
-            records.placement,
-        ),
+        order=Order(records.examples_per_shard, order_seed, window, records.placement),
         world=world,
-        batch_size=batch_size,
-        training=training,
-        recipe=RECIPES[recipe],
-        seed=seed,
-        skip_bad=on_bad_record == "skip",
+        batch_size=config.batch_size,
+        training=config.is_training,
+        recipe=RECIPES[config.recipe],
+        seed=config.seed,
+        skip_bad=config.on_bad_record == "skip",
     )
-    if shuffle_window < 0:
-        raise UsageError(f"shuffle_window={shuffle_window}: expected 0 or more shards")
-    if training and not feed.steps(0).count:
+    if config.is_training and not feed.steps(0).count:
         raise UsageError(
-            f"{split} has {len(records):,} examples, fewer than one step of {world.size} ranks "
-            f"with {batch_size} each. Choose a smaller batch size."
+            f"{config.split} has {len(records):,} examples, fewer than one step of {world.size} "
+            f"ranks with {config.batch_size} each. Choose a smaller batch size."
         )
-    name = _choose_backend(backend, device)
-    common: dict[str, Any] = {
-        "batch_size": batch_size,
-        "image_size": image_size,
-        "recipe": RECIPES[recipe],
-        "dtype": dtype,
-        "layout": layout,
-        "antialias": not training if antialias is None else antialias,
-        "num_threads": threads,
-    }
-    if name == "tfdata":
-        if dtype == "float16" or device == "gpu" or framework == "dlpack":
-            raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
-        from imagenet_prep.read.tfdata import TfDataBackend
-
-        return Reader(feed, TfDataBackend(**common), _tensor_to(framework))
-    if dtype == "bfloat16":
-        raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
-    from imagenet_prep.read.dali import DaliBackend
-
-    there = records.manifest.splits[split]
-    largest = (there.max_height, there.max_width)
-    device_id = world.local_rank if device == "gpu" else None
-    return Reader(
-        feed, DaliBackend(**common, device_id=device_id, largest=largest), _dali_to(framework)
-    )
+    decoder, convert = open_decoder(config, world, records.manifest.splits[config.split])
+    return Reader(feed, decoder, convert)
 
 
-def _open(
-    data_dir: str,
-    split: str,
-    cache_dir: str | os.PathLike[str] | None,
-    cache_gb: float | None,
-) -> tuple[Records, bool]:
-    """Returns the records of a split, and whether they lie elsewhere."""
-    if "://" not in data_dir:
-        if cache_dir is not None or cache_gb is not None:
-            raise UsageError(f"{data_dir} is a folder: cache_dir and cache_gb are for remote sets")
-        return Records(Path(data_dir).expanduser(), split), False
-    from imagenet_prep.core.remote import check_base
+def _open_records(config: ReadConfig) -> Records:
+    """Returns the records of the split; those that lie elsewhere come through the node's cache."""
+    if not config.is_remote:
+        return Records(Path(config.data_dir).expanduser(), config.split)
     from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE, NodeCache
 
-    try:
-        check_base(data_dir)
-    except ValueError as error:
-        raise UsageError(f"data_dir: {error}") from None
-    folder = Path(cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER).expanduser()
-    limit = None if cache_gb is None else round(cache_gb * 1e9)
-    cache = NodeCache(data_dir, folder, limit)
-    return Records(cache.root, split, cache), True
+    folder = config.cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER
+    limit = None if config.cache_gb is None else round(config.cache_gb * 1e9)
+    cache = NodeCache(config.data_dir, Path(folder).expanduser(), limit)
+    return Records(cache.root, config.split, cache)
 
 
-def _check_world(world: World, placement: Placement, data_dir: str | os.PathLike[str]) -> None:
+def _check_world(world: World, placement: Placement, data_dir: str) -> None:
     """Refuses ranks that would not read each part of the set exactly once."""
     if placement.nodes == 1:
         return
-    where = f"{os.fspath(data_dir)} is {placement}"
+    where = f"{data_dir} is {placement}"
     if world.size != placement.nodes * world.local_size:
         raise UsageError(
             f"{where}: {placement.nodes} hosts with equally many ranks have to read it together, "
@@ -410,38 +252,3 @@ def _check_world(world: World, placement: Placement, data_dir: str | os.PathLike
             f"{where}, but this host is number {world.cross_rank} among those that train. Start "
             "them in the order of the hosts file that replicate was given."
         )
-
-
-def _choose_backend(backend: str, device: str) -> str:
-    installed = {
-        "tfdata": importlib.util.find_spec("tensorflow") is not None,
-        "dali": importlib.util.find_spec("nvidia") is not None
-        and importlib.util.find_spec("nvidia.dali") is not None,
-    }
-    if backend == "auto":
-        order = ("dali",) if device == "gpu" else ("tfdata", "dali")
-        backend = next((name for name in order if installed[name]), order[0])
-    if not installed[backend]:
-        extra = {"tfdata": "tf", "dali": "dali"}[backend]
-        raise UsageError(
-            f"backend {backend!r} is not installed: pip install 'imagenet-prep[{extra}]'"
-        )
-    return backend
-
-
-def _tensor_to(framework: str) -> Callable[[Any], Any]:
-    if framework == "numpy":
-        return lambda tensor: tensor.numpy()
-    return lambda tensor: tensor
-
-
-def _dali_to(framework: str) -> Callable[[Any], Any]:
-    if framework == "dlpack":
-        return lambda tensor: tensor
-    if framework == "numpy":
-        import numpy as np
-
-        return lambda tensor: np.array(tensor.as_cpu())
-    from imagenet_prep.read.dali import to_tensorflow
-
-    return to_tensorflow

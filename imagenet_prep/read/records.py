@@ -16,14 +16,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.core import example, manifest, naming, placement, schema, tfrecord
-from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.core.placement import WHOLE
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
+from imagenet_prep.dataset import example, jpeg, manifest, naming, placement, schema, tfrecord
+from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.read.held import HeldFile
+from imagenet_prep.storage.folder import storage_errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.read.cache import NodeCache
+
+
+# So many digits of an offset or a size fit 63 bits; two of them, a blank and a line's end.
+_INDEX_DIGITS = 18
+_INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
 
 
 class Records:
@@ -50,6 +57,7 @@ class Records:
         Raises:
           UsageError: no manifest, or no such split.
           DataDamagedError: shards or their indexes are missing or cut; all are named.
+          StoreError: the system cannot read them.
         """
         path = root / naming.MANIFEST
         if not path.is_file():
@@ -58,7 +66,9 @@ class Records:
                 "data set with imagenet-prep prepare, or, for TFRecords that are there already: "
                 f"imagenet-prep adopt {root}"
             )
-        self.manifest = manifest.loads(path.read_bytes(), str(path))
+        with storage_errors("read", path):
+            content = path.read_bytes()
+        self.manifest = manifest.loads(content, str(path))
         if split not in self.manifest.splits:
             there = ", ".join(self.manifest.splits)
             raise UsageError(f"{root}: no split {split!r}; there are: {there}")
@@ -69,7 +79,8 @@ class Records:
         self.placement = WHOLE if cache is not None else placement.load(root, self.manifest)
         self.examples_per_shard = tuple(shard.examples for shard in self._shards)
         self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
-        lines = (root / naming.LABELS).read_text("utf-8").splitlines()
+        with storage_errors("read", root / naming.LABELS):
+            lines = (root / naming.LABELS).read_text("utf-8").splitlines()
         self.wnids = tuple(line.partition(" ")[0] for line in lines)
         found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
         if found != self.manifest.classes.digest:
@@ -81,32 +92,43 @@ class Records:
         if cache is None:
             self._check_sizes()
         self._lock = threading.Lock()
-        self._descriptors: dict[int, int] = {}
-        weakref.finalize(self, _close_all, self._descriptors)
+        self._open: dict[int, HeldFile] = {}
         self._indexes: dict[int, npt.NDArray[np.int64]] = {}
-        self._window_of: dict[int, int] = {}
+        if cache is not None:
+            # Its threads know it, so it would outlive a reader that nobody closed.
+            weakref.finalize(self, cache.leave)
         _allow_open_files(len(self._shards))
 
     def __len__(self) -> int:
         return self._first[-1]
 
     def follow(self, windows: Sequence[Sequence[int]]) -> None:
-        """Notes which shards an epoch reads together, one window after the other."""
+        """Notes which shards an epoch reads together, one window after the other.
+
+        Raises:
+          UsageError: the cache may hold too little for them.
+        """
         if self._cache is not None:
-            self._window_of = {s: number for number, each in enumerate(windows) for s in each}
             self._cache.follow([[self._shards[shard] for shard in each] for each in windows])
-            self._close_all_but(set())
 
     def close(self) -> None:
-        """Closes the shards."""
+        """Closes the shards, each once it is not being read."""
         if self._cache is not None:
             self._cache.close()
-        self._close_all_but(set())
-
-    def _close_all_but(self, shards: set[int]) -> None:
         with self._lock:
-            for shard in set(self._descriptors) - shards:
-                os.close(self._descriptors.pop(shard))
+            self._open.clear()
+
+    def open_shard(self, number: int) -> None:
+        """Opens the shard of an example, and proves its index, if that was not done yet.
+
+        Raises:
+          DataDamagedError: the whole shard is damaged, or its index: no single record is to blame.
+          StoreError: the system cannot open it, or what it is fetched from refuses.
+          IncompleteError: it could not be fetched, or the disk is full.
+        """
+        shard, _ = self.place(number)
+        self._index(shard)
+        self._shard(shard)
 
     def will_need(self, numbers: Iterable[int]) -> None:
         """Tells the kernel which examples come soon."""
@@ -117,21 +139,30 @@ class Records:
             offset, size = self._index(shard)[record].tolist()
             # Advice only: a file system that ignores it is merely slower.
             with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor(shard), offset, size, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(
+                    self._shard(shard).descriptor, offset, size, os.POSIX_FADV_WILLNEED
+                )
 
     def read(self, number: int) -> example.ImageExample:
         """Returns one example, its bytes proven by both CRCs and its label by its WNID.
 
         Raises:
           DataDamagedError: the message names shard, record and byte offset.
+          ImagenetPrepError: as for `open_shard`, or the disk fails; that is no bad record.
         """
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
+        held = self._shard(shard)
         try:
-            data = os.pread(self._descriptor(shard), size, offset)
+            data = os.pread(held.descriptor, size, offset)
+        except OSError as error:
+            raise StoreError(f"{self.where(number)}: cannot be read: {error.strerror}") from error
+        try:
             payload = tfrecord.unframe(data, size)
             lacks = self.manifest.lacks
             image = example.decode(payload, lacks)
+            # TensorFlow and DALI decode whatever they are given.
+            jpeg.refuse_bombs(image.encoded)
             if schema.HEIGHT in lacks or schema.WIDTH in lacks:
                 height, width = _size_of(image.encoded)
                 image = image._replace(height=height, width=width)
@@ -143,11 +174,7 @@ class Records:
                 raise DataDamagedError(
                     f"label {image.stored_label} and synset {image.wnid} do not belong together"
                 )
-        except OSError as error:
-            raise DataDamagedError(
-                f"{self.where(number)}: cannot be read: {error.strerror}"
-            ) from error
-        except DataDamagedError as error:
+        except (DataDamagedError, BadImageError) as error:
             raise DataDamagedError(
                 f"{self.where(number)}: {error}. To see all: imagenet-prep verify {self.root}"
             ) from error
@@ -169,11 +196,12 @@ class Records:
         for shard in self.placement.shards(self.manifest, self.split):
             for file in reversed(shard.files):
                 name, num_bytes = file.name, file.num_bytes
-                try:
-                    size = (self.root / name).stat().st_size
-                except FileNotFoundError:
-                    problems.append(f"{name} is missing")
-                    continue
+                with storage_errors("read", self.root / name):
+                    try:
+                        size = (self.root / name).stat().st_size
+                    except FileNotFoundError:
+                        problems.append(f"{name} is missing")
+                        continue
                 if size != num_bytes:
                     problems.append(f"{name} has {size:,} bytes, expected {num_bytes:,}")
         if problems:
@@ -183,17 +211,15 @@ class Records:
                 "same imagenet-prep prepare again to make them anew."
             )
 
-    def _descriptor(self, shard: int) -> int:
-        if self._cache is not None and shard not in self._descriptors:
-            self._cache.need(self._shards[shard])
-            # What the cache removes takes up room as long as it is open.
-            window = self._window_of[shard]
-            self._close_all_but({s for s in self._descriptors if self._window_of[s] >= window})
+    def _shard(self, shard: int) -> HeldFile:
+        if self._cache is not None:
+            return self._cache.need(self._shards[shard])
         with self._lock:
-            if shard not in self._descriptors:
+            if shard not in self._open:
                 path = self.root / self._shards[shard].name
-                self._descriptors[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return self._descriptors[shard]
+                with storage_errors("open", path):
+                    self._open[shard] = HeldFile(path)
+            return self._open[shard]
 
     def _index(self, shard: int) -> npt.NDArray[np.int64]:
         """Returns [records, 2]: offset and size in bytes of each record of a shard."""
@@ -204,28 +230,39 @@ class Records:
 
     def _read_index(self, shard: int) -> npt.NDArray[np.int64]:
         there = self._shards[shard]
-        if self._cache is not None:
-            self._cache.need(there)
         name = naming.index_name(there.name)
         try:
-            numbers = np.array((self.root / name).read_bytes().split(), np.int64)
-        except (OSError, ValueError) as error:
+            words = self._index_bytes(shard).split()
+            # numpy takes each word for what int() takes, which is more than digits.
+            odd = next((w for w in words if not w.isdigit() or len(w) > _INDEX_DIGITS), None)
+            if odd is not None:
+                raise ValueError(f"{odd[:32]!r} is no place in a file")
+            numbers = np.array(words, np.int64)
+        except ValueError as error:
             raise DataDamagedError(f"{self.root / name}: cannot be read: {error}") from error
         index = numbers.reshape(-1, 2) if len(numbers) == 2 * there.examples else None
-        if index is not None:
+        if index is not None and len(index):
             stops = index.sum(axis=1)
             starts = np.concatenate(([0], stops[:-1]))
-            if (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
+            small = (index[:, 1] <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES).all()
+            if small and (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
                 return index
         raise DataDamagedError(
             f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "
             f"{there.num_bytes:,} bytes. Run imagenet-prep verify {self.root}"
         )
 
-
-def _close_all(descriptors: dict[int, int]) -> None:
-    while descriptors:
-        os.close(descriptors.popitem()[1])
+    def _index_bytes(self, shard: int) -> bytes:
+        path = self.root / naming.index_name(self._shards[shard].name)
+        held = self._shard(shard)  # so long a cache leaves the index where it is, too
+        if self._cache is not None and not path.exists():
+            self._cache.forget(self._shards[shard])
+            held = self._shard(shard)
+        most = _INDEX_LINE_BYTES * self._shards[shard].examples + 1
+        with storage_errors("read", path), open(path, "rb") as file:
+            content = file.read(most)
+        del held
+        return content
 
 
 def _size_of(encoded: bytes) -> tuple[int, int]:

@@ -7,19 +7,35 @@ very data set.
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import re
+import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import measures, naming, placement
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
-from imagenet_prep.core.manifest import Manifest, Shard
-from imagenet_prep.core.measures import Origin
-from imagenet_prep.core.placement import Placement
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.dataset import measures, naming, placement, tfrecord
+from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.measures import Origin
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.storage.inside import open_inside
+
+# Of one file of JSON; receipts have some hundred kB. In memory it takes up to twenty times that.
+_MOST_BYTES = 16 << 20
+# A whole list of quarantined images has 300 bytes a line.
+_MOST_LIST_BYTES = 64 << 20
+# What a receipt can say without a plot that has no end: no task takes a year, the years are those
+# of this program, and values lie between 2^-16 and 2^63.
+_MOST_SECONDS, _LAST_S = 366 * 86_400.0, 4_102_444_800.0
+_BINS = range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)
+_MOST_COUNT = 1 << 53
+_STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
@@ -112,6 +128,8 @@ class Facts:
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
         """Returns bytes of the source where it is still at hand, else None."""
+        if not 0 <= size <= MAX_IMAGE_BYTES:
+            return None
         path = Path(self.source_files.get(archive, ""))
         if archive not in self.source_files:
             if self.source_root is None:
@@ -121,7 +139,7 @@ class Facts:
             with open(path, "rb") as file:
                 file.seek(offset)
                 data = file.read(size)
-        except (OSError, ValueError):
+        except (OSError, OverflowError, ValueError):
             return None
         return data if len(data) == size else None
 
@@ -169,10 +187,12 @@ def record_at(facts: Facts, shard: str, index: list[str], number: int) -> bytes:
     """
     try:
         offset, size = map(int, index[number].split())
+        if not 0 <= size <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES:
+            raise ValueError("its index claims more than any record has")
         with open(facts.root / shard, "rb") as file:
             file.seek(offset)
             return file.read(size)
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, OverflowError, ValueError, IndexError) as error:
         raise DataDamagedError(f"{shard}: record {number}: cannot be read: {error}") from error
 
 
@@ -184,7 +204,8 @@ def index_of(facts: Facts, shard: str) -> list[str]:
     """
     name = naming.index_name(shard)
     try:
-        return (facts.root / name).read_text("ascii").splitlines()
+        with open(facts.root / name, "rb") as file:
+            return file.read(_MOST_LIST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError) as error:
         raise DataDamagedError(f"{name}: cannot be read: {error}") from error
 
@@ -197,39 +218,94 @@ def _read_receipts(facts: Facts) -> None:
     # Of a shard that was made twice, e.g. mended, one receipt is enough.
     left = dict(sha256)
     for path in sorted(facts.root.glob(f"{naming.WORK}/*/receipts/*.json")):
+        stage = _STAGE.fullmatch(path.parts[-3])
         receipt = _json(facts.root, str(path.relative_to(facts.root)))
         try:
             task = Task(
-                receipt["start_s"],
-                receipt["seconds"],
-                receipt.get("worker", ""),
-                receipt.get("examples", 0),
+                _number(receipt["start_s"], _LAST_S),
+                _number(receipt["seconds"], _MOST_SECONDS),
+                str(receipt.get("worker", "")),
+                _count(receipt.get("examples", 0)),
             )
             shard = receipt.get("shard")
             if shard is None:
                 is_proof = receipt.get("archive") in archives
-                stages[_PROOF if is_proof else path.parts[-3].partition("-")[0]] += task.seconds
+                if is_proof or stage:
+                    stages[_PROOF if is_proof or not stage else stage[1]] += task.seconds
                 continue
             if left.get(shard) != receipt["sha256"]:
                 continue
-            del left[shard]
-            transform_s = receipt.get("transform_s", 0.0)
-            stages[_CODEC] += transform_s
-            stages[_READ] += max(task.seconds - transform_s, 0.0)
-            facts.tasks.append(task)
-            facts.origins += [(shard, Origin(*row)) for row in receipt.get("origins", [])]
-            if "num_classes" in receipt:
-                facts.num_classes[shard] = receipt["num_classes"]
-            facts.sums.update(receipt.get("sums", {}))
-            for name, counts in receipt.get("histograms", {}).items():
-                histograms.setdefault(name, Counter()).update(
-                    {int(number): count for number, count in counts.items()}
-                )
+            made = _Made.of(receipt)
         except (KeyError, TypeError, ValueError, AttributeError):
             # A damaged receipt is no damage of the data set: it costs a bar of a plot.
             continue
+        del left[shard]
+        stages[_CODEC] += made.transform_s
+        stages[_READ] += max(task.seconds - made.transform_s, 0.0)
+        facts.tasks.append(task)
+        facts.origins += [(shard, origin) for origin in made.origins]
+        if made.num_classes is not None:
+            facts.num_classes[shard] = made.num_classes
+        facts.sums.update(made.sums)
+        for name, counts in made.histograms.items():
+            histograms.setdefault(name, Counter()).update(counts)
     facts.histograms = histograms
     facts.seconds_of = dict(stages)
+
+
+class _Made(NamedTuple):
+    """What the receipt of a shard tells of its images."""
+
+    transform_s: float
+    origins: list[Origin]
+    num_classes: int | None
+    sums: dict[str, float]
+    histograms: measures.Histograms
+
+    @classmethod
+    def of(cls, receipt: dict[str, Any]) -> _Made:
+        """Returns it from a receipt, any part of which may be missing.
+
+        Raises:
+          KeyError, TypeError, ValueError, AttributeError: a part is not what it should be.
+        """
+        num_classes = receipt.get("num_classes")
+        return cls(
+            _number(receipt.get("transform_s", 0.0), _MOST_SECONDS),
+            [_origin(row) for row in receipt.get("origins", [])],
+            None if num_classes is None else _count(num_classes),
+            {name: _number(value, math.inf) for name, value in receipt.get("sums", {}).items()},
+            {
+                str(name): Counter({_bin(key): _count(n) for key, n in counts.items()})
+                for name, counts in receipt.get("histograms", {}).items()
+            },
+        )
+
+
+def _origin(row: Any) -> Origin:
+    record, key, archive, *numbers = row
+    if not isinstance(key, str) or not isinstance(archive, str):
+        raise TypeError("a key or an archive is no text")
+    return Origin(_count(record), key, archive, *map(_count, numbers))
+
+
+def _number(value: Any, most: float) -> float:
+    """Returns a number of seconds or a sum; raises where it is none."""
+    if type(value) not in (int, float) or not 0 <= value <= most or value > 1e300:
+        raise ValueError(f"no number up to {most}")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_COUNT:
+        raise ValueError("no count")
+    return value
+
+
+def _bin(text: str) -> int:
+    if (number := int(text)) not in _BINS:
+        raise ValueError("no bin of a histogram")
+    return number
 
 
 def _classes(root: Path) -> list[ClassName]:
@@ -241,7 +317,11 @@ def _classes(root: Path) -> list[ClassName]:
 
 
 def _replicas(root: Path) -> list[dict[str, Any]]:
-    lines = [line for line in _lines(root, naming.REPLICAS) if isinstance(line.get("where"), str)]
+    lines = [
+        line
+        for line in _lines(root, naming.REPLICAS)
+        if all(isinstance(line.get(name), str) for name in ("where", "when", "digest"))
+    ]
     return list({line["where"]: line for line in lines}.values())
 
 
@@ -254,17 +334,15 @@ def _is_incident(line: dict[str, Any]) -> bool:
         "detail": str,
     }
     kinds |= {"class_index": int, "offset": int, "size": int}
-    return all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+    return all(type(line.get(name)) is kind for name, kind in kinds.items()) and all(
+        0 <= line[name] < _MOST_COUNT for name, kind in kinds.items() if kind is int
+    )
 
 
 def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
-    try:
-        lines = LocalStore(root).read(name).splitlines()
-    except ImagenetPrepError:
-        return
-    for line in lines:
+    for line in _bytes(root, name, _MOST_LIST_BYTES).splitlines():
         try:
-            content = json.loads(line)
+            content = canonical.loads(line) if len(line) <= _MOST_BYTES else None
         except ValueError:
             continue
         if isinstance(content, dict):
@@ -273,7 +351,16 @@ def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
 
 def _json(root: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads(LocalStore(root).read(name))
-    except (ImagenetPrepError, ValueError):
+        content = canonical.loads(_bytes(root, name, _MOST_BYTES))
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _bytes(root: Path, name: str, most: int) -> bytes:
+    """Returns up to `most` bytes of a plain file; none of what is a link, a pipe or not there."""
+    try:
+        with open(open_inside(root, name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except (OSError, ValueError, ImagenetPrepError):
+        return b""

@@ -19,8 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import imagenet_prep
-from imagenet_prep.core import schema
 from imagenet_prep.core.cli import human_bytes
+from imagenet_prep.dataset import schema
 from imagenet_prep.reporting import plots
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.sample import Incident, Tile

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
+from imagenet_prep.dataset import jpeg
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -23,8 +25,8 @@ Image.MAX_IMAGE_PIXELS = None
 _LANCZOS = Image.Resampling.LANCZOS
 # Those that the codec knows, so that no stray file reaches a more exotic decoder.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-# 300 MB of RGB: what was left out for its size is not decoded here either.
-_MOST_PIXELS = 100_000_000
+# Pixels that are compared at a time.
+_BAND_PIXELS = 1 << 20
 
 
 def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
@@ -37,11 +39,13 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
     # Odd metadata makes Pillow warn; whoever looks at the picture needs no such line.
     with _truncated_allowed(), warnings.catch_warnings(action="ignore"):
         try:
+            jpeg.refuse_bombs(data)
             with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+                # What was left out for its size is not decoded here either.
+                if opened.width * opened.height > jpeg.MAX_PIXELS:
+                    return None
                 if smallest is not None:
                     opened.draft("RGB", (smallest, smallest))
-                if opened.width * opened.height > _MOST_PIXELS:
-                    return None
                 return opened.convert("RGB")
         except Exception:  # noqa: BLE001 - bad images are shown, too: plugins raise anything
             return None
@@ -73,8 +77,13 @@ def middle(image: Image.Image, width: int, height: int) -> Image.Image:
 
 def psnr(one: Image.Image, other: Image.Image) -> float | None:
     """Returns the peak signal-to-noise ratio in dB of two RGB images of one size; None if equal."""
-    difference = np.asarray(one, dtype=np.float32) - np.asarray(other, dtype=np.float32)
-    error = float(np.mean(difference * difference))
+    total = 0
+    rows = max(1, _BAND_PIXELS // one.width)
+    for top in range(0, one.height, rows):
+        box = (0, top, one.width, min(top + rows, one.height))
+        bands = (np.asarray(picture.crop(box)).astype(np.int32) for picture in (one, other))
+        total += int(((next(bands) - next(bands)) ** 2).sum(dtype=np.int64))
+    error = total / (3 * one.width * one.height)
     return None if error == 0 else float(10 * np.log10(255.0**2 / error))
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from imagenet_prep.core import measures
 from imagenet_prep.core.cli import human_bytes
-from imagenet_prep.core.manifest import Split
+from imagenet_prep.dataset import measures
+from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
 
 # Colours that no plot would have by chance; the page's own take their place.
@@ -44,6 +44,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.labelcolor": _INK,
     "text.color": _INK,
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "xtick.color": _INK,
     "xtick.labelcolor": _INK,
     "xtick.major.size": 0,

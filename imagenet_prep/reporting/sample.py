@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.image import QUARANTINED
-from imagenet_prep.core.measures import Origin
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.measures import Origin
+from imagenet_prep.dataset.member import QUARANTINED
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import Facts, index_of, record_at
 

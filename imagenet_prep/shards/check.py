@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagenet_prep.core import example, naming, schema, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.core.manifest import Shard
-from imagenet_prep.core.store import Store
+from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.storage.store import Store
 
 MANIFEST = "manifest"
 CRC = "crc"
 DECODE = "decode"
 LEVELS = (MANIFEST, CRC, DECODE)
+
+# Of an index: two numbers of up to 20 digits. Longer ones are damage, and are not shown whole.
+_MAX_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -106,19 +109,20 @@ def _check_content(
 
 
 def _check_index(shard: Shard, index: Path, lines: Sequence[str], report: Report) -> None:
-    content = index.read_bytes()
-    sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 == shard.index_sha256:
-        return
-    name = naming.index_name(shard.name)
-    there = content.decode(errors="replace").splitlines(keepends=True)
-    for number, (line, expected) in enumerate(zip(there, lines, strict=False)):
-        if line != expected:
-            report.problems.append(
-                f"{name}: record {number}: line {line.rstrip()!r}, the shard says "
-                f"{expected.rstrip()!r}"
-            )
+    with open(index, "rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        if sha256 == shard.index_sha256:
             return
+        name = naming.index_name(shard.name)
+        stream.seek(0)
+        for number, expected in enumerate(lines):
+            line = stream.readline(_MAX_LINE_BYTES).decode(errors="replace")
+            if line and line != expected:
+                report.problems.append(
+                    f"{name}: record {number}: line {line.rstrip()!r}, the shard says "
+                    f"{expected.rstrip()!r}"
+                )
+                return
     report.problems.append(f"{name}: sha256 {sha256}, expected {shard.index_sha256}")
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from imagenet_prep.core import canonical, naming
-from imagenet_prep.core.example import ABSENT
-from imagenet_prep.core.image import QUARANTINED, REPAIRED
-from imagenet_prep.core.manifest import (
+from imagenet_prep.core import canonical
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.example import ABSENT
+from imagenet_prep.dataset.manifest import (
     SCHEMA_VERSION,
     Classes,
     File,
@@ -20,9 +20,10 @@ from imagenet_prep.core.manifest import (
     Source,
     Split,
 )
-from imagenet_prep.core.store import Store
+from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
 from imagenet_prep.shards import tfds
 from imagenet_prep.shards.plan import SplitPlan
+from imagenet_prep.storage.store import Store
 
 
 def commit(

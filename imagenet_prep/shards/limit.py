@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from imagenet_prep.core import naming
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.image import QUARANTINED
-from imagenet_prep.core.manifest import Manifest
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.member import QUARANTINED
 
 
 class BadImageLimit:

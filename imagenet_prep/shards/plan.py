@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.image import Member, dump_member, parse_member
-from imagenet_prep.core.store import storage_errors
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.member import Member, dump_member, parse_member
+from imagenet_prep.storage.folder import storage_errors
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import contextlib
 import time
 from collections.abc import Iterable
 
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.manifest import File
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage.folder import LocalStore
 
 LEVELS = ("manifest", "crc", "decode")
 

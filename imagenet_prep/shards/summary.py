@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from imagenet_prep.core import cli
-from imagenet_prep.core.manifest import Manifest
+from imagenet_prep.dataset.manifest import Manifest
 
 
 def summarise(

@@ -9,8 +9,8 @@ import json
 from collections.abc import Container, Sequence
 from typing import Any
 
-from imagenet_prep.core import schema
-from imagenet_prep.core.manifest import Shard
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import Shard
 
 # As tensorflow_datasets calls it.
 IMAGENET = "imagenet2012"

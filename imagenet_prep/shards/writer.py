@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.core.image import QUARANTINED, REPAIRED, Member, PreparedImage
-from imagenet_prep.core.measures import Measures
-from imagenet_prep.core.store import LargeFile, storage_errors
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.measures import Measures
+from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.storage.folder import storage_errors
+from imagenet_prep.storage.large_file import LargeFile
 
 
 def write_shard(
@@ -43,85 +44,123 @@ def write_shard(
       DataDamagedError: a bad image where that must fail, or not one good image.
       IncompleteError: the disk is full.
     """
-    with (
-        _removed_on_failure(shard_path, index_path),
-        storage_errors("write", shard_path),
-    ):
-        incidents: list[dict[str, Any]] = []
-        index: list[str] = []
-        measures = Measures()
-        source_bytes = resized = max_height = max_width = 0
-        transform_s = 0.0
-        with LargeFile(shard_path) as shard_file:
+    with _removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
+        contents = _Contents()
+        with LargeFile(shard_path) as file:
             for member, data in images:
-                source_bytes += member.size
-                start = time.perf_counter()
                 try:
-                    image = transform(data)
+                    image = contents.transformed(transform, data)
                 except BadImageError as error:
-                    incident = _incident(member, QUARANTINED, error.reason, error.detail)
                     if fail_on_bad_image:
                         raise DataDamagedError(
                             f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, "
                             f"{member.size:,} bytes) is {error}. Run without --on-bad-image "
                             "fail to leave such images out and list them."
                         ) from error
-                    incidents.append(incident)
+                    contents.leave_out(member, error)
                     continue
-                finally:
-                    transform_s += time.perf_counter() - start
-                measures.add(member, image)
-                if image.repair is not None:
-                    incidents.append(
-                        _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
-                    )
-                wnid, text = classes[member.class_index]
-                record = tfrecord.frame_parts(
-                    example.encode_parts(
-                        example.ImageExample(
-                            encoded=image.encoded,
-                            height=image.height,
-                            width=image.width,
-                            filename=member.filename,
-                            stored_label=member.class_index + label_offset,
-                            wnid=wnid,
-                            text=text,
-                            boxes=member.boxes,
-                        )
-                    )
-                )
-                index.append(tfrecord.index_line(shard_file.num_bytes, sum(map(len, record))))
+                record = _record(member, image, classes[member.class_index], label_offset)
+                contents.add(member, image, file.num_bytes, sum(map(len, record)))
                 for part in record:
-                    shard_file.append(part)
-                resized += image.resized
-                max_height = max(max_height, image.height)
-                max_width = max(max_width, image.width)
-        if not index:
+                    file.append(part)
+        if not contents.index:
+            first = contents.incidents[0]
             raise DataDamagedError(
-                f"{shard}: not one of its {len(incidents)} images can be used; the first is "
-                f"{incidents[0]['key']}: {incidents[0]['detail']}. Look at the source, or ask for "
-                "fewer shards."
+                f"{shard}: not one of its {len(contents.incidents)} images can be used; the first "
+                f"is {first['key']}: {first['detail']}. Look at the source, or ask for fewer "
+                "shards."
             )
-        index_bytes = "".join(index).encode()
-        with open(index_path, "wb") as file:
-            file.write(index_bytes)
-            file.flush()
-            os.fsync(file.fileno())
+        index = "".join(contents.index).encode()
+        _write_synced(index_path, index)
         return {
             "shard": shard,
-            "examples": len(index),
-            "num_bytes": shard_file.num_bytes,
-            "sha256": shard_file.sha256,
-            "index_bytes": len(index_bytes),
-            "index_sha256": hashlib.sha256(index_bytes).hexdigest(),
-            "source_bytes": source_bytes,
-            "resized": resized,
-            "max_height": max_height,
-            "max_width": max_width,
-            "transform_s": round(transform_s, 3),
-            "incidents": incidents,
-            **measures.content(),
+            "num_bytes": file.num_bytes,
+            "sha256": file.sha256,
+            "index_bytes": len(index),
+            "index_sha256": hashlib.sha256(index).hexdigest(),
+            **contents.receipt(),
         }
+
+
+class _Contents:
+    """What the receipt and the index say of the images of one shard.
+
+    Attributes:
+      index: lines of DALI's index.
+      incidents: images that were left out or repaired.
+    """
+
+    def __init__(self) -> None:
+        self.index: list[str] = []
+        self.incidents: list[dict[str, Any]] = []
+        self._measures = Measures()
+        self._source_bytes = self._resized = self._max_height = self._max_width = 0
+        self._transform_s = 0.0
+
+    def transformed(
+        self, transform: Callable[[bytes], PreparedImage], data: bytes
+    ) -> PreparedImage:
+        """Returns the image to store, and counts the time that it took; raises BadImageError."""
+        start = time.perf_counter()
+        try:
+            return transform(data)
+        finally:
+            self._transform_s += time.perf_counter() - start
+
+    def leave_out(self, member: Member, error: BadImageError) -> None:
+        """Notes an image that is not stored."""
+        self._source_bytes += member.size
+        self.incidents.append(_incident(member, QUARANTINED, error.reason, error.detail))
+
+    def add(self, member: Member, image: PreparedImage, offset: int, size: int) -> None:
+        """Notes an image that is stored as the record of `size` bytes at byte `offset`."""
+        self._source_bytes += member.size
+        self._measures.add(member, image)
+        if image.repair is not None:
+            detail = "encoded as RGB JPEG"
+            self.incidents.append(_incident(member, REPAIRED, image.repair, detail))
+        self.index.append(tfrecord.index_line(offset, size))
+        self._resized += image.resized
+        self._max_height = max(self._max_height, image.height)
+        self._max_width = max(self._max_width, image.width)
+
+    def receipt(self) -> dict[str, Any]:
+        """Returns what the receipt keeps."""
+        return {
+            "examples": len(self.index),
+            "source_bytes": self._source_bytes,
+            "resized": self._resized,
+            "max_height": self._max_height,
+            "max_width": self._max_width,
+            "transform_s": round(self._transform_s, 3),
+            "incidents": self.incidents,
+            **self._measures.content(),
+        }
+
+
+def _record(
+    member: Member, image: PreparedImage, class_names: tuple[str, str], label_offset: int
+) -> tuple[bytes, bytes, bytes]:
+    """Returns the framed record of one image in three parts, the second being its bytes."""
+    wnid, text = class_names
+    stored = example.ImageExample(
+        encoded=image.encoded,
+        height=image.height,
+        width=image.width,
+        filename=member.filename,
+        stored_label=member.class_index + label_offset,
+        wnid=wnid,
+        text=text,
+        boxes=member.boxes,
+    )
+    return tfrecord.frame_parts(example.encode_parts(stored))
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

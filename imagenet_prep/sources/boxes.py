@@ -14,12 +14,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from imagenet_prep.core import canonical, schema
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.core.image import NO_BOXES, Boxes
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.sources import folder, source, tar
 
 ARCHIVES = {
@@ -192,7 +193,7 @@ def _files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _archived(
-    stream: IO[bytes], name: str, allowance: tar.Allowance, depth: int
+    stream: tar.Stream, name: str, allowance: tar.Allowance, depth: int
 ) -> Iterator[tuple[str, bytes]]:
     """Yields the XML files of a tar, and of the packed tars in it."""
     reader = tar.Forward(stream, allowance)

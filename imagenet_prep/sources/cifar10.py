@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, source, tar
 from imagenet_prep.sources.source import IndexTask, PackedImage
 
@@ -283,9 +283,10 @@ def _check_bounds(data: bytes) -> None:
     for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
         if number > _MAX_OPERATIONS:
             raise ValueError(f"it has more than {_MAX_OPERATIONS:,} operations")
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > number:
-            raise ValueError(f"it asks for a memo of {argument:,} places")
-        if operation.name == "FRAME" and argument > len(data):
+        places = operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0)
+        if places > number:
+            raise ValueError(f"it asks for a memo of {places:,} places")
+        if operation.name == "FRAME" and int(argument or 0) > len(data):
             raise ValueError(f"it announces {argument:,} bytes and has {len(data):,}")
 
 

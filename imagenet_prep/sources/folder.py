@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import File, IndexTask
 
@@ -44,19 +45,23 @@ class FileReader:
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns the bytes of a file, `size` of them from `offset` 0.
 
+        Of files that are too large for an image the beginning may be asked for.
+
         Raises:
           SourceError: it cannot be read, or has another size than when it was listed.
         """
         path = self._root / archive
         try:
-            data = path.read_bytes()
+            with open(path, "rb") as file:
+                there = os.fstat(file.fileno()).st_size
+                data = file.read(offset + size)
         except OSError as error:
             raise SourceError(
                 f"{path}: cannot be read: {error.strerror}. Check the disk that holds it."
             ) from error
-        if len(data) != offset + size:
+        if there < size or (there > size and size <= MAX_IMAGE_BYTES):
             raise SourceError(
-                f"{path}: has {len(data):,} bytes, had {size:,} when it was listed. "
+                f"{path}: has {there:,} bytes, had {size:,} when it was listed. "
                 "Leave the source as it is while it is read, then run this again."
             )
         return data

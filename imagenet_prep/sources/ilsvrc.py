@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member
-from imagenet_prep.core.store import ArchiveReader
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source, tar
 from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.storage.archive import ArchiveReader
 
 ARCHIVES = {
     schema.TRAIN: "ILSVRC2012_img_train.tar",

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import canonical, schema
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 
@@ -34,6 +35,8 @@ _APPENDED_WNID = re.compile(r"^(?P<stem>.+)_(?P<wnid>n\d{8})(?P<suffix>\.[A-Za-z
 # the 100 rows a group that `datasets` writes today, 110 MB at the 1,000 of older files.
 _BATCH_ROWS = 64
 _PAGE_BUFFER_BYTES = 1 << 20
+# 1,000 rows a group of images three times as large as ImageNet's.
+_MAX_GROUP_BYTES = 384 << 20
 # Rows whose names decide whether the class list is the official one.
 _PROBE_ROWS = 100
 
@@ -150,7 +153,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     num_bytes = {}
     for name, path in files.items():
         with _opened(path) as file:
-            num_bytes[name] = _image_bytes(file)
+            num_bytes[name] = _image_bytes(file, path)
     classes = _classes(next(iter(files.values())))
     parts = tuple(source.file_part(path) for path in files.values())
     return Parquet(classes, parts, files, found, absent, num_bytes)
@@ -174,7 +177,7 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
                     "image {bytes, path} and label, as Hugging Face's image data sets have them."
                 )
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(
             f"{path}: cannot be read as Parquet: {error}. "
             "It is damaged or not whole: download it again."
@@ -186,9 +189,14 @@ def _rows(file: ParquetFile, columns: Sequence[str]) -> Iterator[tuple[Any, ...]
         yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
 
-def _image_bytes(file: ParquetFile) -> int:
+def _image_bytes(file: ParquetFile, path: Path) -> int:
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    if any(not 0 <= c.total_uncompressed_size <= _MAX_GROUP_BYTES for c in columns):
+        raise SourceError(
+            f"{path}: a group of rows claims more than {_MAX_GROUP_BYTES:,} bytes, which would lie "
+            "in memory at once. Save the data set with fewer rows a group."
+        )
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == "image.bytes")
 
 

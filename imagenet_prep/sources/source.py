@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
-from imagenet_prep.core.image import Member
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.labels import ClassList
 
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")

@@ -12,9 +12,9 @@ import contextlib
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from imagenet_prep.core.errors import SourceError
 
@@ -36,7 +36,18 @@ _MAX_DIGITS = 19
 
 # What unpacking raises where bytes are not what they should be.
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-_PACKERS = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}
+_PACKERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ": lzma.open,
+    b"BZh": bz2.open,
+}
+
+
+class Stream(Protocol):
+    """An open file, packed or not."""
+
+    def read(self, size: int, /) -> bytes:
+        """Returns up to `size` bytes."""
 
 
 class Reader(Protocol):
@@ -191,7 +202,7 @@ class Forward:
     # The unpacked size is not known; a member beyond the end is found when it is read.
     END = 1 << 62
 
-    def __init__(self, stream: IO[bytes], allowance: Allowance) -> None:
+    def __init__(self, stream: Stream, allowance: Allowance) -> None:
         """Takes an open stream at its start; every byte that is read of it is counted."""
         self._stream = stream
         self._allowance = allowance
@@ -222,7 +233,7 @@ class Forward:
 
 
 @contextlib.contextmanager
-def unpacked(path: Path) -> Iterator[IO[bytes]]:
+def unpacked(path: Path) -> Iterator[Stream]:
     """Yields the bytes of a file that may be packed by gzip, xz or bzip2.
 
     Raises:

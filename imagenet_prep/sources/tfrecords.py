@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import example, manifest, naming, schema, tfrecord
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, SourceError, UsageError
-from imagenet_prep.core.image import NO_BOXES, Boxes, Member
+from imagenet_prep.dataset import example, manifest, naming, schema, tfrecord
+from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import ClassList, official_classes
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
+# Appended to the name of a damaged one: it counts no more, and is there for who wants to know why.
+_DAMAGED = ".damaged"
 _FACTS = "facts"
 
 
@@ -56,7 +58,9 @@ def step_of(text: str) -> int | None:
 
 
 def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep: int) -> None:
-    """Publishes a checkpoint and removes all but the last `keep`.
+    """Publishes a checkpoint and removes all but the last `keep` sound ones.
+
+    Older ones are proven before any is removed; damaged ones are said and set aside.
 
     Raises:
       IncompleteError: the disk is full; earlier checkpoints are kept.
@@ -75,8 +79,13 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
             f"{folder / name(step)}: the disk is full ({error.__cause__}). Earlier checkpoints are "
             "kept. Free some space, then run the same command again to go on from the last."
         ) from error
-    for stale in steps(folder)[:-keep]:
-        (folder / name(stale)).unlink(missing_ok=True)
+    sound = 0
+    for there in reversed(steps(folder)):
+        path = folder / name(there)
+        if sound == keep:
+            path.unlink(missing_ok=True)
+        elif there == step or _is_sound(path):
+            sound += 1
 
 
 def steps(folder: Path) -> list[int]:
@@ -86,17 +95,26 @@ def steps(folder: Path) -> list[int]:
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """Returns the last sound checkpoint, or None where there is none; says which are damaged.
+    """Returns the last sound checkpoint, or None where there is none.
+
+    Damaged ones after it are said and set aside. Where none is sound, all stay as they are.
 
     Raises:
       DataDamagedError: there are checkpoints, and none is sound.
     """
     there = steps(folder)
+    damaged: list[Path] = []
     for step in reversed(there):
+        path = folder / name(step)
         try:
-            return load(folder / name(step))
+            found = load(path)
         except DataDamagedError as error:
-            print(f"imagenet-prep: {error} Trying the one before.", file=sys.stderr, flush=True)
+            _say(f"{error} Trying the one before.")
+            damaged.append(path)
+        else:
+            for path in damaged:
+                _set_aside(path)
+            return found
     if there:
         raise DataDamagedError(
             f"{folder}: none of its {len(there)} checkpoints can be read, see above. "
@@ -124,3 +142,27 @@ def load(path: Path) -> Checkpoint:
         raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        load(path)
+    except DataDamagedError as error:
+        _say(str(error))
+        _set_aside(path)
+        return False
+    except StoreError as error:  # it may be sound, so it stays, and does not count
+        _say(str(error))
+        return False
+    return True
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(path.name + _DAMAGED)
+    with storage_errors("rename", path):
+        path.replace(aside)
+    _say(f"{path}: set aside as {aside.name}.")
+
+
+def _say(text: str) -> None:
+    print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)

@@ -11,8 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
+
+# Where reading stands, or an error's message: a few hundred bytes.
+_MAX_OBJECT_BYTES = 1 << 20
 
 
 class Comm(Protocol):
@@ -35,7 +39,14 @@ class Comm(Protocol):
         """Sets each variable to what it is on rank 0."""
 
     def broadcast_object(self, value: Any) -> Any:
-        """Returns what `value` is on rank 0."""
+        """Returns what `value` is on rank 0, as JSON has it: a tuple becomes a list.
+
+        Never a pickle, as Horovod's own: that would run whatever another rank says. What is no
+        JSON travels as variables.
+
+        Raises:
+          ImagenetPrepError: what came is no JSON, or more than 1 MiB of it.
+        """
 
     def close(self) -> None:
         """Waits for all ranks and parts from them."""
@@ -61,8 +72,8 @@ class Alone:
         """Leaves them as they are."""
 
     def broadcast_object(self, value: Any) -> Any:
-        """Returns the value itself."""
-        return value
+        """Returns the value as it would arrive."""
+        return canonical.loads(canonical.dumps(value))
 
     def close(self) -> None:
         """Does nothing."""
@@ -118,8 +129,31 @@ class Horovod:
         self._hvd.broadcast_variables(variables, root_rank=0)
 
     def broadcast_object(self, value: Any) -> Any:
-        """Returns what `value` is on rank 0."""
-        return self._hvd.broadcast_object(value, root_rank=0)
+        """Returns what `value` is on rank 0, as JSON has it."""
+        import numpy as np
+
+        data = canonical.dumps(value) if self.world.rank == 0 else b""
+        num_bytes = int(self._from_first("object.size", np.array([len(data)], np.int32))[0])
+        if not 0 < num_bytes <= _MAX_OBJECT_BYTES:
+            raise ImagenetPrepError(
+                f"rank 0 announces an object of {num_bytes:,} bytes, expected 1 to "
+                f"{_MAX_OBJECT_BYTES:,}. Run the same version on every host."
+            )
+        room = np.frombuffer(data.ljust(num_bytes, b"\0"), np.uint8)
+        came = self._from_first("object.bytes", room).tobytes()
+        try:
+            return canonical.loads(came)
+        except ValueError as error:
+            raise ImagenetPrepError(
+                f"what rank 0 sent is no JSON: {error}. Run the same version on every host, in a "
+                "network where nobody else can speak to the ranks."
+            ) from error
+
+    def _from_first(self, name: str, array: Any) -> Any:
+        """Returns what an array is on rank 0; it has the same shape on every rank."""
+        import tensorflow as tf
+
+        return self._hvd.broadcast(tf.constant(array), root_rank=0, name=name).numpy()
 
     def close(self) -> None:
         """Waits for all ranks and parts from them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import cli, remote
+from imagenet_prep.core import address, cli
 from imagenet_prep.trainer import schedule
 
 MODELS = ("resnet50", "tiny")
@@ -131,7 +131,7 @@ class Config:
         if self.mirror is not None:
             if not self.mirror.startswith("s3://"):
                 raise ValueError(f"--mirror {self.mirror}: expected s3://bucket/prefix")
-            remote.check_base(self.mirror)
+            address.check_base(self.mirror)
 
     def _check_numbers(self) -> None:
         least = {"batch_size": 1, "display_every": 1, "checkpoint_every": 1, "keep": 1}

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import checkpoint, device, evaluation, model, recipe
 from imagenet_prep.trainer.comm import Comm, connect, lost_rank
 from imagenet_prep.trainer.config import Config
@@ -139,17 +140,16 @@ class _Training:
             f"{plan.schedule.warmup_steps:,} steps of warm-up, {plan.precision}"
         )
         found: dict[str, Any] | None = None
-        failure: ImagenetPrepError | None = None
+        failure: list[str] | None = None
         if self._leads:
             # What rank 0 finds wrong, all ranks must learn of: they would wait for ever.
             try:
                 found = self._restore()
             except ImagenetPrepError as error:
-                failure = error
+                failure = _told(error)
         place = self._reader.state() if found is None else found["reader"]
         found, place, failure = self._comm.broadcast_object((found, place, failure))
-        if failure is not None:
-            raise failure
+        _raise(failure)
         # Also at the start: a rank that would read another set, or another order, is told so.
         self._reader.restore(place)
         if found is not None:
@@ -229,7 +229,7 @@ class _Training:
                 if ends and not is_last:
                     self._end_together()
                     raise IncompleteError(
-                        f"asked to stop (SIGTERM): step {self._step:,} of "
+                        f"asked to stop: step {self._step:,} of "
                         f"{plan.total_steps:,} is saved in {self._folder}. "
                         "Run the same command again to resume."
                     )
@@ -296,17 +296,16 @@ class _Training:
         if self._saved_step == self._step:
             return
         self._comm.average_variables(self._statistics)
-        failure: ImagenetPrepError | None = None
+        failure: list[str] | None = None
         if self._leads:
             arrays = {f"variable_{n:04d}": v.numpy() for n, v in enumerate(self._variables)}
             facts = {"run": self._plan.facts(), "reader": self._reader.state()}
             try:
                 checkpoint.save(self._folder, self._step, facts, arrays, keep=self._config.keep)
             except ImagenetPrepError as error:
-                failure = error
+                failure = _told(error)
         self._saved_at, failure = self._comm.broadcast_object((time.time(), failure))
-        if failure is not None:
-            raise failure
+        _raise(failure)
         self._saved_step = self._step
         self._flush()
 
@@ -329,6 +328,18 @@ class _Training:
         self._log.evaluation(self._step, self._plan.epoch(self._step), score, self._saved_at)
         self._flush()
         return score
+
+
+def _told(error: ImagenetPrepError) -> list[str]:
+    """Returns an error as it travels to the other ranks: its class and its message."""
+    return [type(error).__name__, str(error)]
+
+
+def _raise(told: list[str] | None) -> None:
+    """Raises what `_told` told of, if anything; the exit code is the same on every rank."""
+    if told is not None:
+        name, message = told
+        raise errors.by_name(name)(message)
 
 
 def _export(network: Any, path: Path) -> None:
@@ -365,17 +376,14 @@ class _Timer:
 
 @contextlib.contextmanager
 def _stop_asked() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether SIGTERM came; a second one ends the process."""
+    """Yields a function that tells whether SIGTERM or SIGHUP came; a second ends the process."""
     came = False
 
     def remember(signum: int, frame: FrameType | None) -> None:
         nonlocal came
-        if came and callable(before):
-            before(signum, frame)
+        if came and callable(earlier := before[signal.Signals(signum)]):
+            earlier(signum, frame)
         came = True
 
-    before = signal.signal(signal.SIGTERM, remember)
-    try:
+    with signals.handled(remember) as before:
         yield lambda: came
-    finally:
-        signal.signal(signal.SIGTERM, before)

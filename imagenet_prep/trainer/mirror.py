@@ -15,11 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.aws import S3
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.remote import Stat, UnavailableError
-from imagenet_prep.core.store import LocalStore, storage_errors
-from imagenet_prep.core.transfer import Answer, Patience, fetch, patiently
+from imagenet_prep.storage.fetch import fetch
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.remote import Stat, UnavailableError
+from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.s3 import S3
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.log import LOG, SCALARS
 

@@ -1,51 +1,74 @@
-"""Where ranks of several hosts meet without ssh: Horovod's own server, and who each rank is.
+"""Where ranks of several hosts meet without ssh: a store of short values, and who each rank is.
 
-What horovodrun does over ssh, for hosts that each start their own ranks.
+What horovodrun does over ssh, for hosts that each start their own ranks. Horovod's ranks leave
+the addresses of their connections here, so whoever could write here would be among them: every
+request carries the job's token, and a stranger is refused before more than a line of what he
+says is read. The token is part of the path, since that is all of a request that Horovod lets us
+choose: it makes its URLs of an "address", a port, a scope and a key.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import http.client
+import http.server
+import re
+import socket
+import socketserver
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.hosts import Host
+from imagenet_prep.hosts.hosts_file import Host
+
+# What a token may be: it stands in URLs.
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 # Horovod names ranks that others wait for after the first, and ends the job after the second.
 _STALL_WARNING_S, _STALL_TIMEOUT_S = 30, 600
 # How long ranks look for each other once all hosts are there, and Gloo waits for a frozen one.
 _MEETING_S = 120
 _REQUEST_S, _POLL_S = 10.0, 0.5
+# Gloo's largest value is a rank's addresses for all others: 150 kB at 1,024 ranks. Of values it
+# leaves three a rank, and our hosts two each.
+_MAX_VALUE_BYTES, _VALUES_EACH = 1 << 20, 16
+# Connections that may be open without having shown the token; beyond that, and one a rank, the
+# oldest is closed. A rank shows it within milliseconds.
+_STRANGERS = 256
+_REFUSED = b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
+_LENGTH = re.compile(r"[0-9]{1,9}")
 
 
-@contextmanager
-def serving(hosts: Sequence[Host], address: str, port: int) -> Iterator[int]:
-    """Yields the port of a server at which the ranks of `hosts` meet; 0 takes a free one.
+class Place(NamedTuple):
+    """Where the ranks of one job meet; a port of 0 takes a free one."""
+
+    address: str
+    port: int
+    token: str
+
+
+@contextlib.contextmanager
+def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
+    """Yields the place, with its port, at which a server waits for the ranks of `hosts`.
 
     Raises:
-      ImagenetPrepError: Horovod is missing, or the port is taken.
+      ImagenetPrepError: the port is taken.
     """
     try:
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-    except ImportError as error:
-        raise ImagenetPrepError(
-            f"several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
-        ) from error
-    try:
-        server = RendezvousHTTPServer((address, port), RendezvousHandler, 0)
+        server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
     except OSError as error:
         raise ImagenetPrepError(
-            f"{address}:{port}: {error.strerror}: the ranks cannot meet there. "
+            f"{place.address}:{place.port}: {error.strerror}: the ranks cannot meet there. "
             "Does another job run on this host?"
         ) from error
-    server.init(_plan(hosts))
     thread = threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True)
     thread.start()
     try:
-        yield server.server_address[1]
+        yield place._replace(port=server.server_address[1])
     finally:
         server.shutdown()
         server.server_close()
@@ -53,20 +76,30 @@ def serving(hosts: Sequence[Host], address: str, port: int) -> Iterator[int]:
 
 
 def environments(
-    hosts: Sequence[Host], host: str, address: str, port: int, interface: str
+    hosts: Sequence[Host], host: str, place: Place, interface: str
 ) -> list[dict[str, str]]:
     """Returns the variables of each rank of `host`, for Horovod and NCCL.
 
     Args:
       hosts: all of them, with their ranks as slots, in the same order everywhere.
       host: whose ranks these are.
-      address, port: of the server.
+      place: of the server.
       interface: the network interface that all hosts share.
-    """
-    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 
+    Raises:
+      ImagenetPrepError: Horovod is missing.
+    """
+    try:
+        from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    except ImportError as error:
+        raise ImagenetPrepError(
+            f"several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
+        ) from error
     shared = {
-        **create_run_env_vars(address, [interface], port),
+        # Horovod asks for http://ADDRESS:PORT/SCOPE/KEY: with this one for /TOKEN:PORT/SCOPE/KEY.
+        **create_run_env_vars(
+            f"{place.address}:{place.port}/{place.token}", [interface], place.port
+        ),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": _MEETING_S,
         "HOROVOD_STALL_CHECK_TIME_SECONDS": _STALL_WARNING_S,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": _STALL_TIMEOUT_S,
@@ -79,7 +112,7 @@ def environments(
 
 
 def exchange(
-    about: str, mine: str, hosts: Sequence[Host], host: str, address: str, port: int, limit_s: float
+    about: str, mine: str, hosts: Sequence[Host], host: str, place: Place, limit_s: float
 ) -> dict[str, str]:
     """Tells all hosts something through the server, and returns what each of `hosts` has told.
 
@@ -87,21 +120,22 @@ def exchange(
       about: what is told, a word; once a job.
       mine: what this host tells.
       hosts: who is waited for.
-      host, address, port: as for `environments`.
+      host, place: as for `environments`.
       limit_s: seconds that the others have.
 
     Raises:
-      ImagenetPrepError: some have not come in time; they are named.
+      ImagenetPrepError: some have not come in time; they are named. Or the server has another
+        token.
     """
     patience = time.monotonic() + limit_s
     told: dict[str, str] = {}
     sent = False
     while True:
         try:
-            sent = sent or _ask(address, port, "PUT", f"/{about}/{host}", mine) is not None
+            sent = sent or _ask(place, "PUT", f"{about}/{host}", mine) is not None
             for other in hosts:
                 if other.address not in told:
-                    answer = _ask(address, port, "GET", f"/{about}/{other.address}")
+                    answer = _ask(place, "GET", f"{about}/{other.address}")
                     if answer is not None:
                         told[other.address] = answer
         except OSError:  # the first host is not there yet
@@ -111,25 +145,140 @@ def exchange(
             return told
         if time.monotonic() > patience:
             raise ImagenetPrepError(
-                f"{host}: no word from {', '.join(late) or address} in {limit_s:g} s, at "
-                f"{address}:{port}. Do the hosts' security groups let them reach each other on "
-                "all ports?"
+                f"{host}: no word from {', '.join(late) or place.address} in {limit_s:g} s, at "
+                f"{place.address}:{place.port}. Do the hosts' security groups let them reach each "
+                "other on all ports?"
             )
         time.sleep(_POLL_S)
 
 
-def _ask(address: str, port: int, method: str, path: str, body: str = "") -> str | None:
+def _ask(place: Place, method: str, name: str, body: str = "") -> str | None:
     """Returns what the server answers; None where it has nothing."""
-    connection = http.client.HTTPConnection(address, port, timeout=_REQUEST_S)
+    connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
-        connection.request(method, path, body.encode())
+        connection.request(method, f"/{place.token}:{place.port}/{name}", body.encode())
         answer = connection.getresponse()
-        text = answer.read().decode()
+        text = answer.read(_MAX_VALUE_BYTES).decode(errors="replace")
+        if answer.status == 403:
+            raise ImagenetPrepError(
+                f"{place.address}:{place.port}: does not take this host's token: what listens "
+                "there belongs to another job. Give all containers of a job the same token."
+            )
         return text if answer.status == 200 else None
     except http.client.HTTPException as error:
         raise OSError(str(error)) from error
     finally:
         connection.close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Keeps values by "scope/key", for whoever has the token."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    # All ranks come at once.
+    request_queue_size = 1024
+
+    def __init__(self, place: Place, size: int) -> None:
+        """Listens at `place`, for `size` ranks and hosts."""
+        super().__init__((place.address, place.port), _Handler)
+        self._token = place.token.encode()
+        self._most_values = _VALUES_EACH * size
+        self._most_strangers = _STRANGERS + size
+        self._lock = threading.Lock()
+        self._values: dict[str, bytes] = {}
+        self._strangers: dict[Any, None] = {}  # connections, the oldest first
+
+    def admits(self, connection: Any, line: bytes) -> bool:
+        """Returns whether a request's first line shows the token; its connection then stays."""
+        shown = line[:1024].partition(b" /")[2].partition(b":")[0]
+        if not hmac.compare_digest(shown, self._token):
+            return False
+        with self._lock:
+            self._strangers.pop(connection, None)
+        return True
+
+    def value(self, name: str) -> bytes | None:
+        """Returns what was put under a name, or None."""
+        with self._lock:
+            return self._values.get(name)
+
+    def put(self, name: str, value: bytes) -> bool:
+        """Keeps a value; returns False where there are more than a job can have."""
+        with self._lock:
+            if name not in self._values and len(self._values) >= self._most_values:
+                return False
+            self._values[name] = value
+            return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a connection; closes the oldest stranger where there are too many."""
+        with self._lock:
+            self._strangers[request] = None
+            oldest = next(iter(self._strangers))
+            crowded = len(self._strangers) > self._most_strangers
+            if crowded:
+                del self._strangers[oldest]
+        if crowded:
+            with contextlib.suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forgets a connection that has ended."""
+        with self._lock:
+            self._strangers.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of connections that broke."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    raw_requestline: bytes
+    timeout = _REQUEST_S
+
+    def parse_request(self) -> bool:
+        # Before any header is read.
+        if not self.server.admits(self.request, self.raw_requestline):
+            self.close_connection = True
+            self.wfile.write(_REFUSED)
+            return False
+        return super().parse_request()
+
+    def do_GET(self) -> None:
+        value = self.server.value(self._name)
+        self._answer(404 if value is None else 200, value or b"")
+
+    def do_PUT(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not _LENGTH.fullmatch(length) or int(length) > _MAX_VALUE_BYTES:
+            self.close_connection = True
+            self._answer(413)
+            return
+        value = self.rfile.read(int(length))
+        whole = len(value) == int(length)
+        self._answer(200 if whole and self.server.put(self._name, value) else 400)
+
+    def do_DELETE(self) -> None:
+        # A rank has met all others: nobody is told, since a job meets once.
+        self._answer(200)
+
+    @property
+    def _name(self) -> str:
+        return self.path[1:].partition("/")[2]
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing: each request would be a line, with the token in it."""
 
 
 def _plan(hosts: Sequence[Host]) -> list:  # type: ignore[type-arg]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import example, schema, tfrecord
+from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, everything

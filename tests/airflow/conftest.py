@@ -48,6 +48,7 @@ class Airflow:
         self.python, self.home = python, home
         self.dag_file = home / "dags" / DAG_FILE.name
         self.program = program
+        self.env: dict[str, str] = {}
 
     def use(self, *argv: str | Path) -> None:
         """Lets IMAGENET_PREP_COMMAND be `argv`, with the task's arguments after it."""
@@ -61,6 +62,7 @@ class Airflow:
             "AIRFLOW_HOME": str(self.home),
             "IMAGENET_PREP_COMMAND": str(self.program),
         }
+        env |= self.env
         with command.started(*arguments, program=program, python=self.python, env=env) as running:
             yield running
 

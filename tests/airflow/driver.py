@@ -74,7 +74,23 @@ def draw(dag_file: str, picture: str) -> None:
     Path(picture).write_bytes(graph.pipe("svg"))
 
 
-def command(dag_file: str) -> None:
+def trigger(dag_file: str, *confs: str) -> None:
+    """Asks for a run with each conf, says how each is refused, and how many runs there are."""
+    from airflow.models.dagrun import DagRun
+    from airflow.sdk.exceptions import ParamValidationError
+    from airflow.utils.session import create_session
+
+    dag = load(dag_file)
+    for conf in confs:
+        try:
+            dag.test(run_conf=json.loads(conf))
+        except ParamValidationError as error:
+            print("refused:", str(error).partition(":")[0])
+    with create_session() as session:
+        print("runs:", session.query(DagRun).count())
+
+
+def command(dag_file: str, *words: str) -> None:
     """Runs one command of ours, which SIGALRM ends as Airflow's time-outs do."""
     from airflow.sdk.exceptions import AirflowTaskTimeout
 
@@ -82,12 +98,14 @@ def command(dag_file: str) -> None:
         raise AirflowTaskTimeout("timed out")
 
     signal.signal(signal.SIGALRM, end)
-    runpy.run_path(dag_file)["run"]("prepare")
+    runpy.run_path(dag_file)["run"]("prepare", *words)
 
 
 def main(what: str, *arguments: str) -> None:
     """Runs the function that is named first."""
-    {"run": run, "describe": describe, "draw": draw, "command": command}[what](*arguments)
+    {"run": run, "describe": describe, "draw": draw, "trigger": trigger, "command": command}[what](
+        *arguments
+    )
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TASKS = ["download", "prepare", "verify", "replicate", "report", "train"]
 FLAGS = ["--train-shards=4", "--validation-shards=2"]
+SECRET = "open-sesame-7f3a"
 HOSTILE = '/data/it\'s "one" $(touch owned); rm -rf `pwd` {{ params.out }} --json\n数据'
 
 
@@ -165,6 +166,7 @@ def test_a_damaged_archive_fails_at_once_with_our_message(
 
 def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake: Fake) -> None:
     out = str(fake.out)
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "1"}
     ended = airflow.test(
         source=HOSTILE,
         download_from=HOSTILE,
@@ -197,6 +199,48 @@ def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake:
         ],
     ]
     assert ended.xcoms["train.digest"] == "d1ge57"
+
+
+def test_options_that_start_programs_need_the_administrators_word(
+    airflow: Airflow, fake: Fake
+) -> None:
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "0"}
+    flags = ["--train-shards=4", "--", "--environment_type=PROCESS"]
+    ended = airflow.test(out=str(fake.out), prepare_flags=flags)
+
+    assert ended.state == "failed"
+    assert ended.tasks["prepare"] == ("failed", 1)
+    assert "AirflowFailException: prepare_flags: -- begins options for Apache Beam" in ended.log
+    assert not (fake.folder / "calls.jsonl").exists()
+
+
+def test_an_address_with_a_password_is_refused_before_a_run_is_made(
+    airflow: Airflow, fake: Fake
+) -> None:
+    confs: list[dict[str, Any]] = [
+        {"download_from": f"https://ann:{SECRET}@mirror.edu/"},
+        {"replicate_to": f"s3://ann:{SECRET}@bucket/set"},
+        {"train_flags": ["--recipe=tutorial", f"--mirror=s3://ann:{SECRET}@bucket/run"]},
+        {"prepare_flags": [f"--source=https://ann:{SECRET}/x@mirror.edu/"]},
+    ]
+    words = [json.dumps({"out": str(fake.out), **conf}) for conf in confs]
+    asked = airflow.call((DRIVER,), "trigger", airflow.dag_file, *words)
+
+    said = [line for line in asked.out.splitlines() if line.startswith(("refused: ", "runs: "))]
+    refused = [f"refused: Invalid input for param {next(iter(conf))}" for conf in confs]
+    assert said == [*refused, "runs: 0"], asked
+    assert SECRET not in asked.out + asked.err
+    kept = [path for path in airflow.home.rglob("*") if path.is_file()]
+    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake) -> None:
+    word = f"--base-url=https://ann:{SECRET}@mirror.edu/"
+    refused = airflow.call((DRIVER,), "command", airflow.dag_file, word)
+
+    assert "AirflowFailException: prepare: an address in the parameters holds" in refused.err
+    assert SECRET not in refused.out + refused.err
+    assert not (fake.folder / "calls.jsonl").exists()
 
 
 def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:

@@ -8,17 +8,19 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 from collections import Counter
 from importlib import util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from benchmarks import codec, download, measure, read, replicate, scale, write
-from imagenet_prep.core import schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels
+from tests.kit.command import wait_until
 
+PHASES = {"start-up", "index", "plan", "launch", "shards", "commit", "end"}
 SMALL = ["--size", "96", "72", "--short-side", "48"]
 
 
@@ -37,14 +39,41 @@ def test_members_are_what_the_archive_holds(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_all_processes_of_the_tree() -> None:
-    child = "x = bytearray(b'x') * 100_000_000; import time; time.sleep(1)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    run = measure.run([sys.executable, "-c", code])
+    code = "import subprocess; subprocess.run(['cat'], start_new_session=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
+    ) as parent:
+        wait_until(lambda: len(measure.tree(parent.pid)) == 2, "the child is seen")
+        assert parent.pid in measure.tree(os.getpid())
+        assert parent.stdin is not None
+        parent.stdin.close()  # ends both
 
-    assert 100 < run.peak().pss_mb < 250
-    assert run.peak().rss_mb >= run.peak().pss_mb
-    assert run.peak(time.time() + 1).pss_mb == 0.0
-    assert run.wall_s > 1.0
+    run = measure.run([sys.executable, "-c", "print('heard')"])
+    assert run.stdout == "heard\n"
+    assert run.samples
+
+
+@pytest.mark.parametrize(("bench", "program"), [(replicate, "rsync"), (download, "curl")])
+def test_a_missing_program_is_said_in_a_sentence(
+    bench: ModuleType, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def which(name: str, **_: object) -> str | None:
+        return None if name == program else f"/usr/bin/{name}"
+
+    monkeypatch.setattr(shutil, "which", which)
+    with pytest.raises(SystemExit, match=f"needs {program}, not installed.*apt-get install"):
+        bench.main([f"--scratch={tmp_path}"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_peaks_are_those_between_two_moments() -> None:
+    samples = [measure.Sample(1.0, 10, 30), measure.Sample(2.0, 20, 25), measure.Sample(3.0, 5, 6)]
+    run = measure.Run(0.0, samples=samples)
+
+    assert run.peak()[1:] == (20, 30)
+    assert run.peak(1.5)[1:] == (20, 25)
+    assert run.peak(2.5, 3.5)[1:] == (5, 6)
+    assert run.peak(4.0)[1:] == (0, 0)
 
 
 def test_a_failing_program_is_named_with_its_words() -> None:
@@ -98,13 +127,12 @@ def test_write_measures_floors_and_ours(tmp_path: Path, capsys: pytest.CaptureFi
     for name, (result,) in results.items():
         assert f"| {name} " in printed
         assert result["images"] == 40
-        assert 0 < result["clock_s"] <= result["wall_s"]
+        assert 0 < result["clock_s"] <= result["wall_s"], "the one is within the other"
         assert bool(result["bytes_out"]) != name.startswith(("R floor", "R codec"))
         if "ours" in name:
             assert 0 < result["shards_s"] <= result["clock_s"]
-            assert result["pss_mb"] > 20
-            assert sum(result["phases"].values()) == pytest.approx(result["wall_s"], abs=0.1)
-            assert min(result["phases"].values()) > -0.05
+            assert result["pss_mb"] > 0
+            assert set(result["phases"]) == PHASES
     assert {path.name for path in tmp_path.iterdir()} == {"corpus-40-96x72", "raw.json"}
 
 
@@ -198,7 +226,7 @@ def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixtur
     results = json.loads(raw.read_text())["raw"]
 
     assert [result["images"] for result in results.values()] == [1000, 1100]
-    assert all(result["pss_mb"] > 20 for result in results.values())
+    assert all(result["pss_mb"] > 0 for result in results.values())
     assert "Seconds, and peak PSS in MB" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 

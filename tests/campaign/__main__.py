@@ -82,7 +82,9 @@ class Place:
 
     def _process(self, which: str) -> warm.Warm:
         if which not in self._warm:
-            more = {"verbs": (), "s3": ("boto3", "imagenet_prep.core.bucket"), "train": ()}[which]
+            more = {"verbs": (), "s3": ("boto3", "imagenet_prep.storage.bucket"), "train": ()}[
+                which
+            ]
             modules = [*warm.VERBS, *more]
             if which == "train":
                 modules = ["imagenet_prep.train", "imagenet_prep.trainer.loop", "tensorflow"]

@@ -25,7 +25,7 @@ def main() -> None:
     if told.get("small"):
         _shorten(told.get("official", {}))
     if told.get("blind"):
-        from imagenet_prep.core.store import LocalStore
+        from imagenet_prep.storage.folder import LocalStore
 
         LocalStore.free_bytes = lambda _: 1 << 50  # type: ignore[method-assign]
     _count_changes(told)
@@ -71,10 +71,10 @@ def _shorten(official: dict[str, str]) -> None:
       official: hex of each archive's md5 by its name.
     """
     from imagenet_prep import download
-    from imagenet_prep.core import transfer
+    from imagenet_prep.storage import retry
 
     download._MIB = 1 << 16
-    transfer._FIRST_DELAY_S = 0.005
+    retry._FIRST_DELAY_S = 0.005
     for what, archive in list(download.ARCHIVES.items()):
         if archive.name in official:
             known = archive._replace(md5=official[archive.name], size=None)

@@ -7,7 +7,7 @@ import random
 import time
 from pathlib import Path
 
-from imagenet_prep.core import naming
+from imagenet_prep.dataset import naming
 from imagenet_prep.download import ARCHIVES
 from tests.campaign import commands
 from tests.campaign.story import Story, hold

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from imagenet_prep.core import naming
+from imagenet_prep.dataset import naming
 from tests.campaign.story import INTERRUPTED, KILL, Story, hold, hold_whole_or_absent
 from tests.kit import faults
 from tests.kit.command import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from imagenet_prep.core import naming
+from imagenet_prep.dataset import naming
 from tests.campaign.story import KILL, Story, hold, hold_whole_or_absent
 from tests.kit import faults
 from tests.kit.dataset import contents

@@ -8,10 +8,11 @@ import simplejpeg
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.image import PreparedImage
+from imagenet_prep.dataset.member import PreparedImage
 from tests.codec import mutations
 
-REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format", "too_many_pixels"}
+REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format"}
+REASONS |= {"too_many_pixels", "too_many_scans"}
 REPAIRS = {None, "gray", "cmyk", "ycck", "surplus_data"}
 # A size made up by a flipped bit is decoded up to here: memory and time of the test.
 MAX_PIXELS = 4_000_000

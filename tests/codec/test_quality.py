@@ -12,7 +12,7 @@ from PIL import Image
 
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE
+from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE
 from tests.kit.miniature import Miniature
 
 MAX_LOSS_DB = 0.3

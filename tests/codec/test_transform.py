@@ -14,8 +14,8 @@ from PIL import Image
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.image import PreparedImage
-from imagenet_prep.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE, SourceImage
+from imagenet_prep.dataset.member import PreparedImage
+from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE, SourceImage
 from tests.codec import mutations
 from tests.kit.miniature import Miniature
 

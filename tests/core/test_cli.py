@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -133,6 +135,7 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("raise errors.BusyError('taken')", 1, "imagenet-prep: taken\n"),
         ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
+        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),
         ("raise BrokenPipeError", 0, ""),
         ("sys.exit(2)", 2, ""),
         ("raise KeyError('x')", 70, "this is a bug"),
@@ -156,6 +159,31 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
     assert says or not done.stderr
     if body != "raise BrokenPipeError":
         assert done.stdout == "so far\n"
+
+
+def test_a_lost_terminal_interrupts_and_what_is_still_said_harms_nothing(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys, time
+from imagenet_prep.core import cli
+def main():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("to a terminal that is gone", flush=True)
+        open(sys.argv[1], "w").close()
+cli.finish(main)
+"""
+    ours, theirs = os.openpty()
+    # setsid gives the program a session whose terminal this is.
+    argv = ["setsid", "--ctty", sys.executable, "-c", program, str(tmp_path / "tidied")]
+    process = subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert b"ready" in os.read(ours, 100)
+    os.close(ours)
+
+    assert process.wait(50) == 130
+    assert (tmp_path / "tidied").exists()
 
 
 def test_more_ctrl_c_while_the_first_is_being_told_change_nothing() -> None:
@@ -210,3 +238,38 @@ def test_all_spellings_of_a_flag_are_the_same_field(argv: str) -> None:
     config = cli.parse(Aliased, argv.split(), verb="try", description="Tries.", examples="  try")
 
     assert config == Aliased(9)
+
+
+OBEYED = "\x1b]0;title\x07 \x9b31m \u202ereversed\u2069 \x7f\x08\r\0 é 猫"
+SHOWN = r"\x1b]0;title\x07 \u009b31m \u202ereversed\u2069 \u007f\x08\x0d\x00 é 猫"
+
+
+def test_names_from_data_become_one_line_that_no_terminal_obeys() -> None:
+    assert cli.printable(OBEYED) == SHOWN
+    assert cli.printable("a\nb\tc") == r"a\x0ab\x09c"
+    assert cli.printable("C:\\n 100 %") == "C:\\n 100 %"
+
+
+def test_whatever_a_command_prints_is_escaped() -> None:
+    program = (
+        "import json, sys\n"
+        "from imagenet_prep.core import cli, errors\n"
+        f"TEXT = {OBEYED!r}\n"
+        "def main():\n"
+        "    print(f'a\\tb\\n{TEXT}')\n"
+        "    print(json.dumps(TEXT, ensure_ascii=False))\n"
+        "    print('\\udcff')\n"
+        "    sys.stderr.write('\\r 50 %')\n"
+        "    raise errors.SourceError(TEXT)\n"
+        "cli.finish(main)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=50
+    )
+    lines = done.stdout.decode().split("\n")
+
+    assert done.returncode == 3
+    assert lines[:2] == ["a\tb", SHOWN]
+    assert json.loads(lines[2]) == OBEYED
+    assert lines[3] == r"\udcff"
+    assert done.stderr.decode() == f"\r 50 %imagenet-prep: {SHOWN}\n"

@@ -17,7 +17,7 @@ TRAIN_ONLY = ("--what", "train", "--allow-other")
 # The program as it is, but for the estimate: a disk may also fill up behind its back.
 BLIND = (
     "import sys\n"
-    "from imagenet_prep.core.store import LocalStore\n"
+    "from imagenet_prep.storage.folder import LocalStore\n"
     "LocalStore.free_bytes = lambda self: 1 << 50\n"
     "from imagenet_prep import download\n"
     "download.main(sys.argv[1:])\n"

@@ -13,7 +13,7 @@ import pytest
 
 from imagenet_prep import download
 from imagenet_prep.core.errors import BusyError, SourceError, StoreError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.storage.folder import LocalStore
 from tests.download.conftest import DEVKIT, FILES, MIB, TRAIN, VALIDATION, archives, arguments
 from tests.kit import command
 from tests.kit.dataset import everything

@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep import download
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.core.remote import open_remote
+from imagenet_prep.storage.store import open_remote
 from tests.download.conftest import DEVKIT, FILES, TRAIN, archives, arguments
 from tests.kit import command
 from tests.kit.http_server import serve

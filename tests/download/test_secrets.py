@@ -15,18 +15,18 @@ SECRET = "open-sesame-7f3a"
 BASIC = "YW5uOm9wZW4tc2VzYW1lLTdmM2E="  # base64 of ann:open-sesame-7f3a
 
 
-def make_token(_folder: Path) -> dict[str, str]:
-    return {"IMAGENET_PREP_TOKEN": SECRET}
+def make_token(_folder: Path, url: str) -> dict[str, str]:
+    return {"IMAGENET_PREP_TOKEN": f"{url.removeprefix('http://')}={SECRET}"}
 
 
-def make_cookies(folder: Path) -> dict[str, str]:
+def make_cookies(folder: Path, _url: str) -> dict[str, str]:
     cookies = folder / "cookies.txt"
     line = f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{line}\n")
     return {"IMAGENET_PREP_COOKIES": str(cookies)}
 
 
-def make_netrc(folder: Path) -> dict[str, str]:
+def make_netrc(folder: Path, _url: str) -> dict[str, str]:
     netrc = folder / "netrc"
     netrc.write_text(f"machine 127.0.0.1 login ann password {SECRET}\n")
     netrc.chmod(0o600)
@@ -67,7 +67,7 @@ def test_credentials_open_the_door_and_are_never_seen(
     with serve({TRAIN: FILES[TRAIN]}, plan=plan, authorized=holds_secret) as server:
         # As a signed address would be, after a redirect.
         flags = arguments(into, server.url, "--allow-other", "--what", "train", "--retries", "2")
-        result = command.run("download", *flags, env=make(tmp_path))
+        result = command.run("download", *flags, env=make(tmp_path, server.url))
 
     assert bool(result.code) == bool(fault), result
     assert archives(into) == ({} if fault else {TRAIN: FILES[TRAIN]})

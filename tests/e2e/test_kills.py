@@ -22,13 +22,13 @@ from tests.kit.dataset import (
     shard_names,
     stamps,
 )
+from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 
 KINDS = ("threads", "processes")
 SHARDS = ("--train-shards", "24", "--validation-shards", "4")
 SETTINGS = (*SHARDS, "--short-side", "64", "--allow-subset", "--workers", "2")
 NUM_SHARDS = 28
-NUM_KILLS = {"threads": 20, "processes": 12}
 
 
 class Whole:
@@ -78,13 +78,15 @@ def in_the_middle(many: Miniature, out: Path, kind: str) -> Iterator[command.Run
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+# How many, and how many of them at least between the first shard and the last.
+@pytest.mark.parametrize(("num_kills", "num_inside"), long_but([(3, 1)], [(3, 1), (16, 5)]))
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
-    many: Miniature, kind: str, whole: Whole, tmp_path: Path
+    many: Miniature, kind: str, whole: Whole, tmp_path: Path, num_kills: int, num_inside: int
 ) -> None:
     rng = random.Random(f"kills of {kind}")
     kills = in_the_middle = number = 0
     out = tmp_path / "out-0"
-    while kills < NUM_KILLS[kind] or in_the_middle < 5:
+    while kills < num_kills or in_the_middle < num_inside:
         number += 1
         assert number < 100, f"only {kills} kills, {in_the_middle} of them in the middle"
         before = stamps(out)
@@ -187,12 +189,13 @@ def test_an_interrupted_run_says_so_and_resumes(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("interrupts", long_but([3], [3, 12]))
 def test_a_run_interrupted_at_random_moments_never_looks_like_a_bug(
-    many: Miniature, kind: str, whole: Whole, tmp_path: Path
+    many: Miniature, kind: str, whole: Whole, tmp_path: Path, interrupts: int
 ) -> None:
     rng = random.Random(f"interrupts of {kind}")
     out = tmp_path / "out-0"
-    for number in range(1, 13):
+    for number in range(1, interrupts + 1):
         with command.started(*prepare(many.root, out, kind)) as run:
             # Before the lock is there Python itself is still starting.
             command.wait_until(lambda o=out, r=run: holds_lock(o, r) or r.ended, "the lock")

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from imagenet_prep import resize
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.dataset import naming
+from imagenet_prep.preparation.config import Config as Prepare
 from imagenet_prep.replicate import Config as Replicate
 from imagenet_prep.replicate import replicate
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import Config as Verify
 from imagenet_prep.verify import verify
-from pipelines.prepare import Config as Prepare
 from pipelines.prepare import prepare
 from tests.kit import command
 from tests.kit.dataset import everything
@@ -116,6 +117,17 @@ def test_prepare_follows_no_link_in_a_planted_work_folder(
 
     with pytest.raises(StoreError, match="is a link or not what this program makes there"):
         prepare(Prepare(str(mini.root), str(out), workers=1, **SETTINGS))
+    assert unchanged(home, out) == before
+
+
+def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) -> None:
+    out = home / "data" / "out"
+    out.mkdir()
+    (out / naming.WORK).symlink_to(home / ".ssh")
+    before = unchanged(home, out)
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        prepare(Prepare("http://127.0.0.1:9", str(out), **SETTINGS))
     assert unchanged(home, out) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,11 @@ def test_a_bucket_gets_the_bytes_that_a_folder_gets(
     assert result.code == 0, result
     assert f"manifest: s3://{BUCKET}/same/dataset.json" in result.out
     assert dataset(s3, "same") == reference.contents
+    # Whoever may read the bucket learns nothing of this machine.
+    told = b"".join(objects(s3.client(), "same/.work").values())
+    assert b'"worker":"' in told
+    for word in (f'"{socket.gethostname()}', str(machine.tmp), str(reference.source)):
+        assert word.encode() not in told
     for name, data in reference.contents.items():
         head = s3.client().head_object(Bucket=BUCKET, Key=f"same/{name}", ChecksumMode="ENABLED")
         assert head["Metadata"]["sha256"] == hashlib.sha256(data).hexdigest()

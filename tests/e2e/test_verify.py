@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from imagenet_prep.core import example, manifest, tfrecord
+from imagenet_prep.dataset import example, manifest, tfrecord
 from tests.e2e.conftest import Reference
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents, everything, records, shard_names

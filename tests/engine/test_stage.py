@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.storage.folder import LocalStore
 
 
 class Task(NamedTuple):

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from imagenet_prep.core import naming
+from imagenet_prep.dataset import naming
 
 # Below `.work`, of whichever verb; what lies in a stage's folder comes from the stage itself.
 FILES = (

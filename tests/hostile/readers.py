@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from imagenet_prep.core import cli
-from imagenet_prep.core.partition import Order
 from imagenet_prep.core.world import World
 from imagenet_prep.read import reader
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.order import Order
 
 
 def read() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from imagenet_prep.core import example, tfrecord
-from imagenet_prep.core.example import ImageExample
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.example import ImageExample
 from tests.hostile import images, manifests
 from tests.kit.tfrecords import picture, plain, wnid
 

@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from imagenet_prep.core import manifest, naming, schema
 from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.dataset import manifest, naming, schema
 from tests.hostile import manifests
 from tests.hostile.arena import Arena
 from tests.kit.http_server import serve

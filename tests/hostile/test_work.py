@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import naming
+from imagenet_prep.dataset import naming
 from tests.hostile import links
 from tests.hostile.arena import Arena
 from tests.kit.miniature import Miniature

@@ -142,7 +142,7 @@ class Cluster:
         self, *arguments: str | Path, stdout: int, stderr: int
     ) -> subprocess.Popen[bytes]:
         """Starts the verb on the leader."""
-        argv = [sys.executable, "-m", "imagenet_prep", "replicate", *arguments]
+        argv = [sys.executable, "-P", "-m", "imagenet_prep", "replicate", *arguments]
         return self.leader.popen(argv, stdout=stdout, stderr=stderr)
 
 

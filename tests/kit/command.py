@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAM = ("-m", "imagenet_prep")
+PROGRAM = ("-P", "-m", "imagenet_prep")
 
 # A bound, not a measure: on a busy machine everything is slow, and what hangs hangs forever.
 PATIENCE_S = 90.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagenet_prep.core import example, tfrecord
+from imagenet_prep.dataset import example, tfrecord
 
 # Small and quick, and still several shards of every split.
 SETTINGS = (

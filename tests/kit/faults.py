@@ -62,7 +62,7 @@ def dying(function):
         return function(*args, **kwargs)
     return call
 from imagenet_prep.__main__ import main
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.storage.folder import LocalStore
 changes = {os: ("rename", "replace", "link"), pathlib.Path: ("rmdir", "unlink")}
 for where, names in {**changes, LocalStore: ("remove",)}.items():
     for name in names:

@@ -119,10 +119,7 @@ class Cluster:
             self._java("org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint")
         )
         environment = command.environment(**self._environment)
-        # The pool starts `python`, whichever comes first.
-        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-        module = "apache_beam.runners.worker.worker_pool_main"
-        argv = [sys.executable, "-m", module, f"--service_port={self._pool}"]
+        argv = [sys.executable, "-P", "-m", "imagenet_prep.engine.pool", f"--port={self._pool}"]
         self._others.append(self._process("pool", argv, environment))
         for _ in range(NUM_TASK_MANAGERS):
             self._add_task_manager()
@@ -303,7 +300,7 @@ def _down(folder: Path) -> int:
 
 def _ours(pid: str) -> bool:
     text = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b"org.apache.flink" in text or b"worker_pool_main" in text
+    return b"org.apache.flink" in text or b"imagenet_prep.engine.pool" in text
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from imagenet_prep import miniature
-from imagenet_prep.miniature import (
+from imagenet_prep.testing import miniature
+from imagenet_prep.testing.miniature import (
     Miniature,
     SourceImage,
     Synset,

@@ -6,10 +6,10 @@ import hashlib
 import random
 from pathlib import Path
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.manifest import Classes, Manifest, Producer, Shard, Split
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Classes, Manifest, Producer, Shard, Split
 from imagenet_prep.shards import commit
+from imagenet_prep.storage.folder import LocalStore
 
 
 def make_dataset(

@@ -28,7 +28,8 @@ class Proxy:
     Attributes:
       url: where clients find it.
       left: faults still to come.
-      rate: chance of a request to meet one.
+      rate: chance of a request to meet one. Some of them succeed all the same.
+      down: nothing succeeds: every connection is closed without an answer.
       done: faults that happened, by kind.
     """
 
@@ -36,11 +37,14 @@ class Proxy:
     left: int
     rate: float
     rng: random.Random
+    down: bool = False
     done: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_fault(self) -> str:
         with self._lock:
+            if self.down:
+                return "refused"
             if not self.left or self.rng.random() >= self.rate:
                 return ""
             self.left -= 1

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.core import example, naming, tfrecord
-from imagenet_prep.core.example import ImageExample
-from imagenet_prep.core.manifest import Classes, File, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset import example, naming, tfrecord
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
 
 # Shades a channel, far enough apart for JPEG; three channels name 512 numbers.
 _SHADES = 8

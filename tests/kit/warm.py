@@ -29,10 +29,20 @@ from tests.kit.command import PATIENCE_S, REPOSITORY, environment
 VERBS = (
     *("imagenet_prep.adopt", "imagenet_prep.download", "imagenet_prep.replicate"),
     *("imagenet_prep.report", "imagenet_prep.resize", "imagenet_prep.show", "imagenet_prep.verify"),
-    *("imagenet_prep.rewrite", "imagenet_prep.survey", "imagenet_prep.reporting.page"),
+    *(
+        "imagenet_prep.preparation.rewrite",
+        "imagenet_prep.preparation.survey",
+        "imagenet_prep.reporting.page",
+    ),
     *("imagenet_prep.reporting.compare", "imagenet_prep.distribute.replica"),
     *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
-    *("pipelines.prepare", "pipelines.tasks", "pipelines.output", "pyarrow.parquet", "scipy.io"),
+    *(
+        "pipelines.prepare",
+        "imagenet_prep.preparation.tasks",
+        "imagenet_prep.preparation.output",
+        "pyarrow.parquet",
+        "scipy.io",
+    ),
 )
 PROGRAM = "imagenet_prep.__main__:main"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
-from imagenet_prep.core import example, schema
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.example import Boxes, ImageExample
+from imagenet_prep.dataset import example, schema
+from imagenet_prep.dataset.example import Boxes, ImageExample
 
 pytestmark = pytest.mark.tf
 

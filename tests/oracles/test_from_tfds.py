@@ -103,7 +103,7 @@ def test_labels_names_and_sizes_are_the_truth(
 
 def _without_odd_files(built: Built, small: Miniature, tmp_path: Path) -> Path:
     """Returns the set without the records that hold no JPEG."""
-    from imagenet_prep.core import tfrecord
+    from imagenet_prep.dataset import tfrecord
     from imagenet_prep.sources.tfrecords import parse
 
     odd = {i.key.rpartition("/")[2] for i in small.images if i.kind in ("png", "empty")}

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from imagenet_prep.core import example, tfrecord
-from imagenet_prep.core.image import Member, PreparedImage
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
 from tests.oracles.test_example import with_tensorflow
 

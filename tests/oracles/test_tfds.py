@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import manifest
+from imagenet_prep.dataset import manifest
 from tests.kit.miniature import Miniature
 
 pytestmark = [

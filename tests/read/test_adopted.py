@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.partition import Order
 from imagenet_prep.core.world import World
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from tests.kit import command, foreign
 from tests.resize.conftest import ForeignSet, foreign_set, mini, stored

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
+import gc
 import hashlib
 import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical, naming
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -23,12 +27,13 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.core.partition import Order
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import naming
 from imagenet_prep.read import cache
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.s3_server import serve_s3
@@ -49,20 +54,27 @@ def server(colours: Path) -> Iterator[Server]:
 
 
 def open_feed(
-    address: str, folder: Path, world: World | None = None, *, window: int = 2, limit: Any = None
+    address: str, folder: Path, world: World | None = None, *, window: int = 2, **more: Any
 ) -> Feed:
+    limit, seed, skip = more.get("limit"), more.get("seed", 3), more.get("skip", False)
     copy = NodeCache(address, folder, limit)
     records = Records(copy.root, "train", copy)
     return Feed(
         records=records,
-        order=Order(records.examples_per_shard, 3, window),
+        order=Order(records.examples_per_shard, seed, window),
         world=world or World(),
         batch_size=4,
         training=True,
         recipe=RECIPES["resnet"],
         seed=3,
-        skip_bad=False,
+        skip_bad=skip,
     )
+
+
+def two_windows(root: Path) -> int:
+    """Returns what two windows of one shard each take at most, with their indexes."""
+    sizes = sorted(p.stat().st_size for p in shards_in(root).values())
+    return sum(sizes[-2:]) + sum(p.stat().st_size for p in (root / "index").glob("train-*"))
 
 
 def read(feed: Feed, epoch: int = 0, start: int = 0) -> list[int]:
@@ -73,6 +85,21 @@ def read(feed: Feed, epoch: int = 0, start: int = 0) -> list[int]:
         assert all(encoded.startswith(b"\xff\xd8") for encoded in batch.encoded)
         numbers += batch.numbers.tolist()
     return numbers
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Returns once something has become true; the test's time limit is the bound."""
+    while not true():
+        time.sleep(0.01)
+
+
+def open_files() -> list[str]:
+    """Returns the files that this process holds open."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(entry))
+    return found
 
 
 def shards_in(folder: Path) -> dict[str, Path]:
@@ -126,9 +153,7 @@ def test_a_second_run_fetches_no_shard_again(server: Server, tmp_path: Path) -> 
 def test_a_bounded_cache_never_holds_more_and_reads_the_same(
     colours: Path, server: Server, tmp_path: Path
 ) -> None:
-    sizes = sorted(p.stat().st_size for p in shards_in(colours).values())
-    indexes = sum(p.stat().st_size for p in (colours / "index").glob("train-*"))
-    limit = sum(sizes[-2:]) + indexes
+    limit = two_windows(colours)
     feed = open_feed(server.url, tmp_path, window=1, limit=limit)
     most, numbers = 0, []
     for epoch in range(3):
@@ -151,6 +176,131 @@ def test_a_cache_smaller_than_two_windows_is_refused(server: Server, tmp_path: P
 
     with pytest.raises(UsageError, match=r"shuffle_window"):
         read(feed)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_one_rank_is_about_to_read_no_other_removes(
+    colours: Path, server: Server, tmp_path: Path, skip: bool
+) -> None:
+    limit = two_windows(colours)
+    slow = open_feed(server.url, tmp_path, window=1, limit=limit, skip=skip)
+    quick = open_feed(server.url, tmp_path, window=1, limit=limit, seed=4)
+    batches = slow.batches(0, 0)
+    numbers = next(batches).numbers.tolist()
+    # Three steps are read ahead; the window of the last of them, and the next, are held.
+    (reached,) = [
+        number
+        for number, window in enumerate(slow.order.windows(0))
+        if slow.records.place(int(slow.order.epoch(0)[11]))[0] in window
+    ]
+    near = slow.order.windows(0)[reached : reached + 2]
+    coming = [SHARDS[shard] for window in near for shard in window]
+    wait_until(lambda: set(coming) <= set(shards_in(tmp_path)))
+    for epoch in range(3):
+        read(quick, epoch)
+        assert set(coming) <= set(shards_in(tmp_path))
+    server.requests.clear()
+
+    numbers += [n for batch in batches for n in batch.numbers.tolist()]
+    assert numbers == slow.order.epoch(0)[: NUM_TRAIN // 4 * 4].tolist()
+    assert not slow.skipped
+    assert not [r for name in coming for r in server.reads(f"/{name}")]
+
+
+def test_what_its_reader_lets_go_makes_room(colours: Path, server: Server, tmp_path: Path) -> None:
+    limit = two_windows(colours)
+    first = open_feed(server.url, tmp_path, window=1, limit=limit)
+    read(first)
+    held = set(shards_in(tmp_path))
+    first.close()
+    second = open_feed(server.url, tmp_path, window=1, limit=limit, seed=4)
+    for epoch in range(2):
+        read(second, epoch)
+
+    there = shards_in(tmp_path)
+    assert sum(path.stat().st_size for path in there.values()) <= limit
+    assert held != set(there)
+
+
+def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path) -> None:
+    feed = open_feed(server.url, tmp_path, window=0)
+    batches = feed.batches(0, 0)
+    next(batches)
+    wait_until(lambda: set(shards_in(tmp_path)) == set(SHARDS))
+    for name in SHARDS:
+        for file in (name, naming.index_name(name)):
+            (feed.records.root / file).unlink()
+
+    assert len(list(batches)) == NUM_TRAIN // 4 - 1
+    assert len(read(feed, 1)) == NUM_TRAIN // 4 * 4
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOENT], ids=errno.errorcode.get)
+def test_a_disk_that_fails_is_no_bad_record(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skip: bool, code: int
+) -> None:
+    feed = open_feed(server.url, tmp_path, skip=skip)
+
+    def failing(*_: int) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(StoreError, match=f"record .*cannot be read: {os.strerror(code)}"):
+        read(feed)
+    assert not feed.skipped
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (errno.EMFILE, StoreError),
+        (errno.EIO, StoreError),
+        (errno.ENOLCK, StoreError),
+        (errno.ENOSPC, IncompleteError),
+    ],
+    ids=str,
+)
+def test_what_the_system_refuses_while_fetching_is_no_bad_record(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    expected: type[Exception],
+) -> None:
+    feed = open_feed(server.url, tmp_path, skip=True)
+
+    def refused(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(expected, match=f"cannot fetch .*train-.*{os.strerror(code)}"):
+        read(feed)
+    assert not feed.skipped
+
+
+def test_a_reader_that_is_dropped_leaves_neither_threads_nor_files(
+    server: Server, tmp_path: Path
+) -> None:
+    before = set(threading.enumerate())
+    feed = open_feed(server.url, tmp_path)
+    batches = feed.batches(0, 0)
+    next(batches)
+    assert any(path.startswith(str(tmp_path)) for path in open_files())
+
+    del batches, feed
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert not any(path.startswith(str(tmp_path)) for path in open_files())
+
+
+def test_a_closed_reader_may_go_on(server: Server, tmp_path: Path) -> None:
+    feed = open_feed(server.url, tmp_path)
+    first = read(feed)
+    feed.close()
+    assert not any(path.startswith(str(tmp_path)) for path in open_files())
+
+    assert read(feed) == first
 
 
 def test_going_on_in_mid_epoch_fetches_only_what_is_left(server: Server, tmp_path: Path) -> None:
@@ -182,13 +332,14 @@ def test_passing_faults_are_waited_for(
 
 
 @pytest.mark.parametrize("name", [SHARDS[2], naming.index_name(SHARDS[2])])
-def test_a_damaged_file_at_the_source_is_named_and_never_kept(
-    server: Server, tmp_path: Path, name: str
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_damaged_file_at_the_source_is_named_and_never_kept_nor_skipped(
+    server: Server, tmp_path: Path, name: str, skip: bool
 ) -> None:
     data = bytearray(server.files[f"/{name}"])
     data[len(data) // 2] ^= 1
     server.files[f"/{name}"] = bytes(data)
-    feed = open_feed(server.url, tmp_path)
+    feed = open_feed(server.url, tmp_path, skip=skip)
 
     with pytest.raises(DataDamagedError, match=f"{name}: sha256 .*the manifest says"):
         read(feed)
@@ -237,8 +388,7 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
 
     reader = threading.Thread(target=run)
     reader.start()
-    while not [r for r in server.requests if "dataset" in r.path]:
-        pass
+    wait_until(lambda: bool([r for r in server.requests if "train-" in r.path]))
     feed.records.close()
     reader.join(20)
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core import naming
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.core.example import ImageExample
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import faults
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import schema
 from imagenet_prep.read import make_dataset
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature, miniature_for_tests

@@ -1,238 +1,252 @@
-"""Each example once, in the order of core.partition, and on from anywhere; both backends."""
-
 from __future__ import annotations
 
-import itertools
-import json
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.partition import Order, Steps
-from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, make_dataset
-from tests.kit.tfrecords import numbers_of
-from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
+from imagenet_prep.read.order import Order, Steps, mix, stream
 
-WORLDS = [(1, 8), (2, 5), (3, 4), (7, 3), (8, 2)]
+M64 = (1 << 64) - 1
 
-
-def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
-    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
-    return make_dataset(root, split, batch, 16, backend=backend, **settings | more)
+shards = st.lists(st.integers(1, 40), min_size=1, max_size=24)
+worlds = st.sampled_from((1, 2, 7, 8, 24, 32)) | st.integers(1, 40)
+batches = st.sampled_from((1, 3, 8, 32)) | st.integers(1, 50)
 
 
-def seen(batch: dict[str, Any]) -> list[int]:
-    """Returns the examples of a batch by the colours shown, which must agree with its labels."""
-    mask = batch["mask"]
-    numbers = numbers_of(batch["images"][mask])
-    assert batch["class_index"][mask].tolist() == numbers
-    assert (batch["class_index"][~mask] == 0).all()
-    return numbers
+def splitmix64(state: int) -> int:
+    """The published algorithm on Python's integers."""
+    state = (state + 0x9E3779B97F4A7C15) & M64
+    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & M64
+    state = ((state ^ state >> 27) * 0x94D049BB133111EB) & M64
+    return state ^ state >> 31
 
 
-@pytest.mark.parametrize(("world", "batch"), WORLDS)
-def test_training_reads_every_example_once_in_equal_steps(
-    colours: Path, backend: str, world: int, batch: int
-) -> None:
-    readers = [
-        open_set(colours, "train", batch, backend, world=World(rank, world), seed=5)
-        for rank in range(world)
+def read(order: list[int], steps: Steps) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns what every rank reads of an epoch's order, and what every step does."""
+    by_rank: list[list[int]] = [[] for _ in range(steps.world_size)]
+    by_step = []
+    for step in range(steps.count):
+        mine = [[order[p] for p in steps.positions(step, rank)] for rank in range(steps.world_size)]
+        by_step.append([number for numbers in mine for number in numbers])
+        for rank, numbers in enumerate(mine):
+            by_rank[rank] += numbers
+    return by_rank, by_step
+
+
+def test_mix_is_splitmix64_as_published() -> None:
+    # The first outputs of the reference generator seeded with 1234567.
+    states = np.array([1234567 + n * 0x9E3779B97F4A7C15 & M64 for n in range(5)], np.uint64)
+
+    assert mix(states).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
     ]
-    for epoch in range(2):
-        order = Order(TRAIN, 5).epoch(epoch).tolist()
-        steps = Steps(0, NUM_TRAIN, world, batch, drop_tail=True)
-        by_rank = [[seen(b) for b in reader] for reader in readers]
-
-        assert {len(batches) for batches in by_rank} == {steps.count}
-        assert by_rank == [
-            [[order[p] for p in steps.positions(step, rank)] for step in range(steps.count)]
-            for rank in range(world)
-        ]
-        flat = [n for batches in by_rank for numbers in batches for n in numbers]
-        assert len(set(flat)) == len(flat) == NUM_TRAIN - readers[0].dropped_per_epoch
-        assert {len(reader) for reader in readers} == {steps.count}
 
 
-@pytest.mark.parametrize(("world", "batch"), [*WORLDS, (32, 8)])
-def test_evaluation_counts_every_example_exactly_once(
-    colours: Path, backend: str, world: int, batch: int
+@given(st.lists(st.integers(0, M64), min_size=1, max_size=20))
+def test_mix_agrees_with_integers_of_any_size(values: list[int]) -> None:
+    mixed = mix(np.array(values, np.uint64))
+
+    assert mixed.tolist() == [splitmix64(value) for value in values]
+
+
+def test_an_order_is_the_same_for_ever() -> None:
+    # States that were saved go on only in the order in which they were saved.
+    orders = [Order((4, 5, 3), seed=42).epoch(epoch).tolist() for epoch in (0, 1)]
+
+    assert orders[0] == [6, 11, 10, 5, 1, 0, 8, 2, 9, 7, 3, 4]
+    assert orders[1] == [4, 10, 5, 11, 2, 8, 9, 6, 1, 0, 3, 7]
+    assert Order((4, 5, 3), 42, 2).epoch(0).tolist() == [6, 5, 1, 0, 8, 2, 7, 3, 4, 11, 10, 9]
+    assert Order((4, 5, 3), seed=None).epoch(7).tolist() == list(range(12))
+
+
+@given(st.integers(0, M64), st.integers(0, 99))
+def test_an_order_sorts_examples_by_hashes_that_anyone_can_compute(seed: int, epoch: int) -> None:
+    key = splitmix64(splitmix64(splitmix64(seed) ^ epoch) ^ 1)
+    expected = sorted(range(12), key=lambda number: splitmix64(number ^ key))
+
+    assert Order((4, 5, 3), seed).epoch(epoch).tolist() == expected
+
+
+@given(st.integers(-(1 << 63), M64 - 1), st.integers(0, 1000), st.integers(1, 5))
+def test_streams_of_a_seed_do_not_meet(seed: int, epoch: int, part: int) -> None:
+    here = stream(seed, epoch, part)
+
+    assert here == stream(seed, epoch, part)
+    assert here not in (
+        stream(seed, epoch + 1, part),
+        stream(seed, epoch, part + 1),
+        stream(seed + 1, epoch, part),
+        stream(seed, part, epoch) if part != epoch else None,
+    )
+
+
+@given(shards, st.none() | st.integers(0, M64), st.integers(0, 30), st.integers(0, 5))
+def test_an_epoch_holds_every_example_once(
+    counts: list[int], seed: int | None, window: int, epoch: int
 ) -> None:
-    counted: list[int] = []
-    lengths, padded = set(), 0
-    for rank in range(world):
-        reader = open_set(colours, "validation", batch, backend, world=World(rank, world))
-        batches = list(reader)
-        lengths.add(len(batches))
-        padded += sum(int((~b["mask"]).sum()) for b in batches)
-        counted += [n for b in batches for n in seen(b)]
-        assert all(b["images"].shape == (batch, 16, 16, 3) for b in batches)
+    order = Order(tuple(counts), seed, window)
+    numbers = order.epoch(epoch)
 
-    assert lengths == {-(-NUM_VALIDATION // (world * batch))}
-    assert sorted(counted) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
-    assert padded == lengths.pop() * world * batch - NUM_VALIDATION
+    assert order.num_examples == sum(counts)
+    assert sorted(numbers.tolist()) == list(range(sum(counts)))
+    assert numbers.tolist() == order.epoch(epoch).tolist()
 
 
-def test_a_window_of_shards_is_read_in_the_order_of_core_partition(
-    colours: Path, backend: str
+@given(shards, st.integers(0, M64), st.integers(1, 30), st.integers(0, 5))
+def test_a_window_reads_its_shards_before_the_next_ones(
+    counts: list[int], seed: int, window: int, epoch: int
 ) -> None:
-    reader = open_set(colours, "train", 5, backend, seed=2, shuffle_window=2)
-    order = Order(TRAIN, 2, 2).epoch(0).tolist()
+    shard_of = np.repeat(np.arange(len(counts)), counts)
+    seen = shard_of[Order(tuple(counts), seed, window).epoch(epoch)].tolist()
+    first = {shard: seen.index(shard) for shard in seen}
+    last = {shard: len(seen) - 1 - seen[::-1].index(shard) for shard in seen}
 
-    assert [n for batch in reader for n in seen(batch)] == order
-
-
-def test_evaluation_keeps_the_order_of_the_records(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "train", 8, backend, training=False)
-    numbers = [n for batch in reader for n in seen(batch)]
-
-    assert numbers == list(range(NUM_TRAIN))
-    assert reader.dropped_per_epoch == 0
+    # At any place no more shards are begun and unfinished than a window holds.
+    for place in range(len(seen)):
+        begun = [s for s in first if first[s] <= place <= last[s]]
+        assert len(begun) <= window or window >= len(counts)
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
-
-
-def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: str) -> None:
-    def reader() -> Reader:
-        return open_set(scenes, "train", 7, backend, world=World(1, 2), seed=3)
-
-    whole = reader()
-    states, batches = [whole.state()], []
-    for _ in range(2):
-        for batch in whole:
-            states.append(whole.state())
-            batches.append(batch)
-    assert len(batches) == 6
-
-    for done, state in enumerate(states):
-        again = reader()
-        again.restore(json.loads(json.dumps(state)))
-        epochs = [list(again) for _ in range(2 - again.epoch)]
-        rest = list(itertools.chain(*epochs))
-        assert len(json.dumps(state)) < 300
-        assert len(rest) == 6 - done
-        assert all(map(same, rest, batches[done:]))
-
-
-def test_a_state_taken_before_the_last_step_is_trained_on_counts_it_as_read(
-    colours: Path, backend: str
+@given(shards, worlds, batches, st.booleans(), st.data())
+def test_every_example_comes_once_over_all_ranks_and_steps_are_equal(
+    counts: list[int], world: int, batch: int, drop_tail: bool, data: st.DataObject
 ) -> None:
-    reader = open_set(colours, "train", 10, backend)
-    steps = iter(reader)
-    first = seen(next(steps))
-    state = reader.state()
-    second = seen(next(steps))
-    other = open_set(colours, "train", 10, backend)
-    other.restore(state)
+    order = Order(tuple(counts), 3).epoch(0).tolist()
+    start = data.draw(st.integers(0, len(order)))
+    steps = Steps(start, len(order), world, batch, drop_tail)
+    by_rank, by_step = read(order, steps)
+    left = order[start:]
+    taken = left[: len(left) - steps.dropped]
 
-    assert state["examples_read"] == 10
-    assert seen(next(iter(other))) == second != first
+    assert [number for numbers in by_step for number in numbers] == taken
+    assert sorted(number for numbers in by_rank for number in numbers) == sorted(taken)
+    assert 0 <= steps.dropped < steps.global_batch
+    if drop_tail:
+        assert all(len(numbers) == batch * steps.count for numbers in by_rank)
+    else:
+        assert steps.dropped == 0
+        assert all(len(numbers) <= batch * steps.count for numbers in by_rank)
+        assert 0 <= steps.count * steps.global_batch - len(left) < steps.global_batch
+    assert [steps.after(n) - start for n in range(steps.count + 1)] == [
+        sum(map(len, by_step[:n])) for n in range(steps.count + 1)
+    ]
 
 
-def test_iterating_anew_goes_on_in_the_middle_of_an_epoch(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "train", 10, backend)
-    first = [seen(batch) for batch in itertools.islice(reader, 2)]
-    rest = [seen(batch) for batch in reader]
-
-    assert (len(first), len(rest), reader.epoch) == (2, 3, 1)
-    assert sorted(itertools.chain(*first, *rest)) == list(range(NUM_TRAIN))
-
-
-@pytest.mark.parametrize(("world", "batch"), [(1, 6), (3, 5), (5, 2)])
-def test_another_number_of_ranks_reads_the_rest_of_the_epoch(
-    colours: Path, backend: str, world: int, batch: int
+@given(shards, st.lists(st.tuples(worlds, batches, st.integers(0, 5)), max_size=4), st.booleans())
+def test_a_run_may_go_on_with_other_ranks_again_and_again(
+    counts: list[int], parts: list[tuple[int, int, int]], drop_tail: bool
 ) -> None:
-    before: list[int] = []
-    states = []
-    for rank in range(2):
-        reader = open_set(colours, "train", 4, backend, world=World(rank, 2), seed=8)
-        before += [n for b in itertools.islice(reader, 2) for n in seen(b)]
-        states.append(reader.state())
-    assert states[0] == states[1]
+    order = Order(tuple(counts), 9, 4).epoch(2).tolist()
+    start, seen = 0, []
+    for world, batch, wanted in parts:
+        steps = Steps(start, len(order), world, batch, drop_tail)
+        done = min(wanted, steps.count)
+        _, by_step = read(order, steps)
+        seen += [number for numbers in by_step[:done] for number in numbers]
+        start = steps.after(done)
+    rest = Steps(start, len(order), 1, 1, drop_tail=False)
+    seen += [number for numbers in read(order, rest)[1] for number in numbers]
 
-    after: list[int] = []
-    for rank in range(world):
-        reader = open_set(colours, "train", batch, backend, world=World(rank, world), seed=8)
-        reader.restore(states[0])
-        expected = reader.steps_left
-        batches = list(reader)
-        assert len(batches) == expected == (NUM_TRAIN - 16) // (world * batch)
-        after += [n for b in batches for n in seen(b)]
-    tail = (NUM_TRAIN - 16) % (world * batch)
-
-    assert len(before + after) == len(set(before + after)) == NUM_TRAIN - tail
-    order = Order(TRAIN, 8).epoch(0).tolist()
-    assert set(before + after) == set(order[: NUM_TRAIN - tail])
+    assert seen == order
 
 
-def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "validation", 4, backend)
-    before = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]
-    after: list[int] = []
-    for rank in range(3):
-        other = open_set(colours, "validation", 3, backend, world=World(rank, 3))
-        other.restore(reader.state())
-        after += [n for batch in other for n in seen(batch)]
+@given(shards, worlds, batches, st.booleans(), st.integers(0, 5))
+def test_the_same_ranks_go_on_as_if_they_had_not_stopped(
+    counts: list[int], world: int, batch: int, drop_tail: bool, done: int
+) -> None:
+    order = list(range(sum(counts)))
+    whole = Steps(0, len(order), world, batch, drop_tail)
+    done = min(done, whole.count)
+    rest = Steps(whole.after(done), len(order), world, batch, drop_tail)
 
-    assert sorted(before + after) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
+    assert whole.count == done + rest.count
+    assert read(order, whole)[1][done:] == read(order, rest)[1]
+
+
+def test_50000_validation_images_are_padded_to_equal_steps() -> None:
+    counted = {}
+    for world in (1, 7, 8, 24, 32, 256):
+        steps = Steps(0, 50_000, world, 256, drop_tail=False)
+        counted[world] = sum(
+            len(steps.positions(step, rank)) for step in range(steps.count) for rank in range(world)
+        )
+
+    assert set(counted.values()) == {50_000}
+    assert Steps(0, 50_000, 256, 256, drop_tail=False).count == 1
+    # The last ranks have nothing left to count and still make the step.
+    assert len(Steps(0, 50_000, 256, 256, drop_tail=False).positions(0, 255)) == 0
+
+
+def test_the_tail_of_training_is_another_one_each_epoch() -> None:
+    order = Order((100,) * 10, 0)
+    steps = Steps(0, 1000, 7, 16, drop_tail=True)
+    tails = [set(order.epoch(epoch)[-steps.dropped :].tolist()) for epoch in range(3)]
+
+    assert (steps.count, steps.dropped) == (8, 104)
+    assert all(len(a & b) < 30 for a, b in pairwise(tails))  # 11 are expected
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"seed": 1}, {"shuffle_window": 2}, {"split": "validation"}],
-    ids=["seed", "window", "split"],
+    ("start", "world", "batch"), [(-1, 1, 1), (11, 1, 1), (0, 0, 1), (0, 1, 0)]
 )
-def test_the_state_of_another_order_is_refused(
-    colours: Path, backend: str, other: dict[str, Any]
-) -> None:
-    state = open_set(colours, "train", 4, backend).state()
-    reader = open_set(colours, **{"split": "train"} | other, batch=4, backend=backend)
-
-    with pytest.raises(UsageError, match="the state has"):
-        reader.restore(state)
-    assert (reader.epoch, reader.state()["examples_read"]) == (0, 0)
+def test_what_cannot_be_dealt_is_refused(start: int, world: int, batch: int) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        Steps(start, 10, world, batch, drop_tail=True)
 
 
-def test_the_state_of_another_data_set_is_refused(
-    colours: Path, scenes: Path, backend: str
-) -> None:
-    state = open_set(colours, "train", 4, backend).state()
-
-    with pytest.raises(UsageError, match="dataset"):
-        open_set(scenes, "train", 4, backend).restore(state)
+# How well orders are mixed: 64 shards of 320 examples of 100 classes, each shard a fair sample of
+# all classes, as shards/plan deals them out.
+SHARDS, PER_SHARD, CLASSES = 64, 320, 100
 
 
-def test_both_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: Any) -> None:
-    numbers, states = [], []
-    for name in ("tfdata", "dali"):
-        reader = open_set(colours, "train", 6, name, world=World(2, 3), seed=4)
-        numbers.append([seen(batch) for _ in range(2) for batch in reader])
-        states.append(reader.state())
-
-    assert numbers[0] == numbers[1]
-    assert states[0] == states[1]
+def labels() -> np.ndarray:
+    line = np.arange(SHARDS * PER_SHARD)
+    return (line * CLASSES // len(line))[np.argsort(line % SHARDS, kind="stable")]
 
 
-def test_a_state_is_understood_by_the_other_backend(colours: Path, tf: Any, dali: Any) -> None:
-    first = open_set(colours, "train", 6, "tfdata", seed=4)
-    before = [n for batch in itertools.islice(first, 3) for n in seen(batch)]
-    second = open_set(colours, "train", 4, "dali", seed=4)
-    second.restore(first.state())
-    after = [n for batch in second for n in seen(batch)]
-
-    assert before + after == Order(TRAIN, 4).epoch(0).tolist()
+def order_of(window: int, epoch: int) -> np.ndarray:
+    return Order((PER_SHARD,) * SHARDS, 1, window).epoch(epoch)
 
 
-def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "train", 8, backend, seed=3)
-    counted = [[seen(batch) for batch in itertools.islice(reader, len(reader))] for _ in range(2)]
-    iterated = open_set(colours, "train", 8, backend, seed=3)
+@pytest.mark.parametrize("window", [0, 8, 16])
+def test_consecutive_epochs_are_as_far_apart_as_permutations(window: int) -> None:
+    for epoch in range(4):
+        before, after = np.argsort(order_of(window, epoch)), np.argsort(order_of(window, epoch + 1))
+        distance = np.abs(before - after) / len(before)
 
-    assert counted == [[seen(batch) for batch in iterated] for _ in range(2)]
-    assert reader.epoch == 2
-    assert reader.state()["examples_read"] == 0
+        # Two independent uniform places are 1/3 apart, and within 0.01 of each other in 2 %.
+        assert distance.mean() == pytest.approx(1 / 3, abs=0.01 if window == 0 else 0.12)
+        assert (distance < 0.01).mean() < 0.06
+        if window == 0:
+            assert abs(np.corrcoef(before, after)[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("window", [0, 8, 16])
+def test_batches_hold_as_many_classes_as_those_of_a_permutation(window: int) -> None:
+    batch = 64
+    rng = np.random.default_rng(0)
+
+    def mixed(order: np.ndarray) -> float:
+        rows = labels()[order].reshape(-1, batch)
+        return float(np.mean([len(np.unique(row)) for row in rows]))
+
+    expected = mixed(rng.permutation(SHARDS * PER_SHARD))
+    found = [mixed(order_of(window, epoch)) for epoch in range(3)]
+
+    # A window of stratified shards is drawn without replacement from fair samples.
+    assert min(found) > expected * 0.99
+    assert max(found) < expected * 1.05
+
+
+def test_without_a_window_shards_do_not_show_in_the_order() -> None:
+    shard_of = np.repeat(np.arange(SHARDS), PER_SHARD)
+    same = (np.diff(shard_of[order_of(0, 0)]) == 0).mean()
+
+    assert same == pytest.approx(1 / SHARDS, abs=0.005)

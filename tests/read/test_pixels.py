@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import schema
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from tests.kit.dataset import split_records

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.example import ImageExample
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.records import Records

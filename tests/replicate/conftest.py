@@ -28,6 +28,7 @@ if [ -e "$address.down" ]; then
   exit 255
 fi
 export HOME=$FAKE_HOSTS/$address
+if [ -e "$HOME/instead" ]; then . "$HOME/instead"; fi
 exec bash -c "$command"
 """
 NO_ROUTE = "ssh: connect to host {}: No route to host\n"
@@ -67,6 +68,10 @@ class Hosts:
         """Makes a host unreachable, and kills what runs there."""
         (self.root / f"{address}.down").write_text(complaint.format(address))
         self.kill(address)
+
+    def instead(self, address: str, script: str) -> None:
+        """Has a host's shell run this first; `$command` is what it was to run."""
+        (self.root / address / "instead").write_text(script)
 
     def up(self, address: str) -> None:
         (self.root / f"{address}.down").unlink()

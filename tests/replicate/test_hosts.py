@@ -7,13 +7,13 @@ import json
 import random
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents
+from tests.kit.lengths import long_but
 from tests.kit.replicas import make_dataset
 from tests.replicate.conftest import Hosts
 
@@ -246,14 +246,31 @@ def fill(folder: Path) -> Path:
     return folder / "filler"
 
 
+def wait_for_bytes(replica: Path, dataset: Path, rng: random.Random, run: command.Running) -> None:
+    """Returns at any moment of a replication, whatever the speed of this machine.
+
+    That is when a replica has some number of bytes, what is arriving included.
+    """
+    wanted = rng.randrange(sum(map(len, contents(dataset).values())))
+
+    def there() -> int:
+        found = 0
+        for path in replica.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found += path.stat().st_size if path.is_file() else 0
+        return found
+
+    command.wait_until(lambda: there() >= wanted or run.ended, "bytes arrive")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_but(range(3), range(10)))
 def test_a_leader_killed_at_any_moment_leaves_nothing_behind(
     hosts: Hosts, large: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
     with hosts.started(large, "--bandwidth-limit", "4") as running:
-        time.sleep(rng.uniform(0.2, 2.5))
+        wait_for_bytes(hosts.replica(rng.choice(hosts.addresses)), large, rng, running)
         running.kill()
         command.wait_until(lambda: not running.workers(), "what it started on the hosts ends")
     for address in hosts.addresses:
@@ -264,16 +281,18 @@ def test_a_leader_killed_at_any_moment_leaves_nothing_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_but(range(3), range(10)))
 def test_a_host_killed_at_any_moment_is_whole_in_the_end(
     hosts: Hosts, large: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
     victim = rng.choice(hosts.addresses)
     with hosts.started(large, "--bandwidth-limit", "4", "--json") as running:
-        time.sleep(rng.uniform(0.2, 2.0))
+        wait_for_bytes(hosts.replica(rng.choice(hosts.addresses)), large, rng, running)
         hosts.down(victim)
-        time.sleep(rng.uniform(0.0, 1.0))
+        if rng.random() < 0.5:
+            others = [address for address in hosts.addresses if address != victim]
+            wait_for_bytes(hosts.replica(rng.choice(others)), large, rng, running)
         for address in hosts.addresses:
             assert_nothing_half_visible(hosts.replica(address), contents(large))
         hosts.up(victim)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import naming
-from imagenet_prep.core.placement import Placement
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.verify import load_manifest
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import example
+from imagenet_prep.dataset import example
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, records, shard_names
@@ -78,7 +78,7 @@ def assert_is(
 @pytest.mark.tf
 def test_tensorflow_reads_all_keys(resized: Resized) -> None:
     tf = pytest.importorskip("tensorflow")
-    from imagenet_prep.core import schema
+    from imagenet_prep.dataset import schema
 
     path = resized.out / "train-00000-of-00006"
     payloads = [r.numpy() for r in tf.data.TFRecordDataset(str(path))]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.core.manifest import Shard
-from imagenet_prep.core.store import LocalStore
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
+from imagenet_prep.storage.folder import LocalStore
 
 WNIDS = ("n01440764", "n01443537", "n01484850")
 FIRST, SECOND = "train-00000-of-00002", "train-00001-of-00002"

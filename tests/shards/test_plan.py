@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagenet_prep.core import schema
-from imagenet_prep.core.image import Member
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards import plan
 from tests.golden import regenerate
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import example, tfrecord
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError
-from imagenet_prep.core.image import Member, PreparedImage
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish"))

@@ -14,7 +14,7 @@ import pytest
 import scipy.io
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import boxes, cifar10, folder, labels, mat, tar
+from imagenet_prep.sources import boxes, cifar10, folder, labels, mat, parquet, tar
 from imagenet_prep.sources.boxes import BoxTask
 from tests.hostile import archives, pickles, xml
 from tests.hostile.bounds import little_memory
@@ -242,3 +242,15 @@ def test_a_solution_of_giant_fields_is_refused(tmp_path: Path, text: str) -> Non
     with little_memory(), pytest.raises(SourceError, match=folder.SOLUTION) as caught:
         folder._read_solution(path)
     assert len(str(caught.value)) < 500
+
+
+def test_a_parquet_group_that_would_lie_in_memory_whole_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"image": {"bytes": bytes(5000), "path": "a.JPEG"}, "label": 0}] * 20
+    layouts.write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names=["a", "b"])
+    assert parquet.find(tmp_path, ["train"]).num_bytes
+
+    monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 1000)
+    with pytest.raises(SourceError, match="claims more than 1,000 bytes"):
+        parquet.find(tmp_path, ["train"])

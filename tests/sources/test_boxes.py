@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.core.image import Boxes
+from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.sources import boxes
 from imagenet_prep.sources.boxes import BoxTask, Found
 from tests.kit.layouts import voc_xml, write, write_tgz

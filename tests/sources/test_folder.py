@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import folder, labels
 from imagenet_prep.sources.folder import Folder
 from tests.kit.layouts import write

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import schema
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.core.image import Member
-from imagenet_prep.core.store import ArchiveReader
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.storage.archive import ArchiveReader
 from tests.kit.miniature import (
     Miniature,
     edit_train_tar,

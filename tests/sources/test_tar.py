@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.core.store import ArchiveReader
 from imagenet_prep.sources import tar
+from imagenet_prep.storage.archive import ArchiveReader
 
 BLOCK = tarfile.BLOCKSIZE
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

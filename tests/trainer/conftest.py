@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core.example import ImageExample
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.trainer.config import Config
 from tests.kit.tfrecords import jpeg, wnid, write_set
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.trainer import checkpoint
 
 ARRAYS = {"a": np.arange(600, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
@@ -56,6 +56,8 @@ def test_any_damage_to_the_latest_falls_back_to_the_one_before_and_says_so(
     for damaged in [*damages, whole[: len(whole) // 2], whole[:-1], b""]:
         path.write_bytes(damaged)
         found = checkpoint.load_latest(tmp_path)
+        assert checkpoint.steps(tmp_path) == [1]
+        assert (tmp_path / "checkpoint-00000002.npz.damaged").read_bytes() == damaged
         assert found is not None
         assert found.step == 1
         assert "checkpoint-00000002.npz: damaged" in capsys.readouterr().err
@@ -65,8 +67,49 @@ def test_damage_to_all_is_an_error_not_a_new_start(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / checkpoint.name(1)).write_bytes(b"x")
 
-    with pytest.raises(DataDamagedError, match="none of its 1 checkpoints"):
-        checkpoint.load_latest(tmp_path)
+    for _ in range(2):
+        with pytest.raises(DataDamagedError, match="none of its 1 checkpoints"):
+            checkpoint.load_latest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damaged", [(20,), (30,), (20, 30), (10, 20, 40), (10, 20, 30, 40)], ids=str
+)
+def test_damaged_ones_are_not_among_those_that_are_kept(
+    tmp_path: Path, damaged: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step, keep=4)
+    for step in damaged:
+        (tmp_path / checkpoint.name(step)).write_bytes(b"x")
+    # As after going on from an earlier one: what is saved now is not the last by its number.
+    save(tmp_path, 35, keep=2)
+    sound = sorted({10, 20, 30, 35, 40}.difference(damaged))[-2:]
+
+    assert checkpoint.steps(tmp_path) == sound
+    for step in sound:
+        checkpoint.load(tmp_path / checkpoint.name(step))
+    said = capsys.readouterr().err
+    for path in tmp_path.glob("*.damaged"):
+        assert f"set aside as {path.name}" in said
+
+
+def test_one_that_the_disk_does_not_give_is_neither_counted_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        save(tmp_path, step, keep=3)
+    load = checkpoint.load
+
+    def failing(path: Path) -> checkpoint.Checkpoint:
+        if path.name == checkpoint.name(30):
+            raise StoreError(f"{path}: cannot be read: Input/output error")
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load", failing)
+    save(tmp_path, 40, keep=2)
+
+    assert checkpoint.steps(tmp_path) == [20, 30, 40]
 
 
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Stands before the server; passes all on until `rate` is raised."""
+    """Stands before the server; passes all on until it is `down`."""
     with proxied(server.url, seed=1, faults=1_000_000, rate=0.0) as standing:
         for name, value in {**server.environment, "AWS_ENDPOINT_URL": standing.url}.items():
             monkeypatch.setenv(name, value)
@@ -114,7 +114,7 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
     save = checkpoint.save
 
     def save_without_network(*words: Any, **more: Any) -> None:
-        proxy.rate = 1.0
+        proxy.down = True
         save(*words, **more)
 
     monkeypatch.setattr(checkpoint, "save", save_without_network)
@@ -126,7 +126,7 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
     assert said.count("Training goes on, this is tried again") == 1
     assert f"s3://{BUCKET}/{prefix} lacks 5 files of this run: train.jsonl, " in said
     assert rows(tmp_path / "run", "evaluation")[-1]["examples"] == NUM_VALIDATION
-    proxy.rate = 0.0
+    proxy.down = False
     train(tmp_path / "run", **settings)
     assert objects(server, prefix) == files(tmp_path / "run")
 
@@ -143,14 +143,14 @@ def test_a_mirror_catches_up_while_training_goes_on(
     (tmp_path / "train.jsonl").write_text("{}\n")
     copy = mirror.Mirror(f"s3://{BUCKET}/{prefix}", tmp_path, tmp_path / "tensorboard", None)
     copy.fetch()
-    proxy.rate = 1.0
+    proxy.down = True
     copy.flush()
     said = ""
     patience = time.monotonic() + 60
     while "after all" not in said and time.monotonic() < patience:
         said += capsys.readouterr().err
         if "tried again" in said:
-            proxy.rate = 0.0
+            proxy.down = False
         time.sleep(0.02)
 
     assert "all has arrived after all" in said
@@ -164,7 +164,7 @@ def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
     with pytest.raises(StoreError, match=r"s3://no-such-bucket/run.*404 NoSuchBucket"):
         train(tmp_path / "run", mirror="s3://no-such-bucket/run")
     monkeypatch.setattr(mirror, "_RETRIES", 1)
-    proxy.rate = 1.0
+    proxy.down = True
     with pytest.raises(IncompleteError, match="Nothing was trained yet"):
         train(tmp_path / "run", mirror=f"s3://{BUCKET}/{prefix}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -105,7 +106,7 @@ def running_ranks(running: Any) -> dict[int, int]:
         except OSError:
             continue
         rank = [line.partition(b"=")[2] for line in environment if line.startswith(b"HOROVOD_RANK")]
-        # A shell stands between horovodrun and each rank.
+        # The environment alone is also that of what a rank starts.
         if rank and b"imagenet_prep" in words:
             found[int(rank[0])] = pid
     return found
@@ -149,9 +150,20 @@ def test_sigterm_to_the_launcher_saves_on_all_ranks_and_exits_4(
 ) -> None:
     run = tmp_path / "run"
     settings = flags(shades, run, batch_size=4, num_epochs=4000.0, display_every=1)
-    with started("launch", "-np", "2", "--", "train", *arguments(settings)) as running:
+    secret = {"AWS_SECRET_ACCESS_KEY": "hunter2-of-this-test"}
+    command = ("launch", "-np", "2", "--", "train", *arguments(settings))
+    with started(*command, env=secret) as running:
         log = run / "train.jsonl"
-        wait_for(lambda: log.exists() and '"step": 5,' in log.read_text(), running)
+
+        def far_enough() -> bool:
+            for pid in [running.pid, *running.workers()]:
+                with contextlib.suppress(OSError):
+                    assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            return log.exists() and '"step": 5,' in log.read_text()
+
+        wait_for(far_enough, running)
+        for pid in running_ranks(running).values():
+            assert b"hunter2" in Path(f"/proc/{pid}/environ").read_bytes()
         running.send(signal.SIGTERM)
         finished = running.finish(PATIENCE_S)
         assert running.workers() == []

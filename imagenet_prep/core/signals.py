@@ -1,0 +1,53 @@
+"""Signals that ask this process to end in order: SIGTERM, and SIGHUP from a lost terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]:
+    """Lets `handler` answer SIGTERM, SIGHUP and `more`; returns what answered them before.
+
+    A process that was started with SIGHUP ignored, as nohup does, goes on ignoring it.
+    """
+
+    def hung_up(signum: int, frame: FrameType | None) -> None:
+        _leave_terminal()
+        handler(signum, frame)
+
+    before: dict[signal.Signals, Any] = {}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up)
+    for number in (signal.SIGTERM, *more):
+        before[number] = signal.signal(number, handler)
+    return before
+
+
+@contextlib.contextmanager
+def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Signals, Any]]:
+    """Does as `handle`, and gives the signals back to who answered them before, its value."""
+    before = handle(handler, *more)
+    try:
+        yield before
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _leave_terminal() -> None:
+    """Sends to /dev/null what would go to a terminal that is gone, where writing fails."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                    os.dup2(null, number)
+        os.close(null)

@@ -1,0 +1,299 @@
+"""tf.train.Example without TensorFlow: protobuf's own reader and writer, and the schema's checks.
+
+The messages are those of tensorflow/core/example/*.proto, in a pool of their own so that
+they do not collide with TensorFlow's. Equal examples have equal bytes: entries of the features
+map are sorted by key, as protobuf's deterministic serialization does.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.member import NO_BOXES, Boxes
+
+Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
+
+ABSENT, EMPTY, UNTRUE = "absent", "empty", "untrue"
+NOTHING: Mapping[str, str] = types.MappingProxyType({})
+
+_BYTES, _FLOAT, _INT64 = "bytes_list", "float_list", "int64_list"
+_KIND_NAMES = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
+_KIND_OF_KEY = (
+    dict.fromkeys(schema.BYTES_KEYS, _BYTES)
+    | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
+    | dict.fromkeys(schema.INT64_KEYS, _INT64)
+)
+_TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
+_CONSTANTS = ((schema.FORMAT, b"JPEG"), (schema.COLORSPACE, b"RGB"), (schema.CHANNELS, 3))
+_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
+
+
+class ImageExample(NamedTuple):
+    """One example of the data set.
+
+    Attributes:
+      encoded: JPEG bytes, RGB.
+      height, width: pixels of `encoded`.
+      filename: base name of the source image.
+      stored_label: class index + label offset.
+      wnid: WordNet id of the class.
+      text: the class in words.
+      boxes: bounding boxes; each carries the image's label.
+    """
+
+    encoded: bytes
+    height: int
+    width: int
+    filename: str
+    stored_label: int
+    wnid: str
+    text: str
+    boxes: Boxes = NO_BOXES
+
+
+def encode(example: ImageExample) -> bytes:
+    """Returns the serialized tf.train.Example with all 15 keys of the schema."""
+    return b"".join(encode_parts(example))
+
+
+def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
+    """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy.
+
+    A serialized map is its entries one after the other, so what recurs is serialized once: the
+    entries that sort before the image depend on the class alone, those behind it on the file
+    name, the size and the boxes.
+    """
+    before = _class_entries(example.stored_label, example.wnid, example.text)
+    image_head = _image_entry_head(len(example.encoded))
+    filename = _entries({schema.FILENAME: (example.filename.encode(),)})
+    # Not from a cache where there are boxes: -0.0 equals 0.0 and has other bytes.
+    rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
+    behind = filename + rest(example.height, example.width, example.stored_label, example.boxes)
+    size = len(before) + len(image_head) + len(example.encoded) + len(behind)
+    return _tag(1) + _varint(size) + before + image_head, example.encoded, behind
+
+
+def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
+    """Returns the example in `payload`, checked against the schema.
+
+    Args:
+      payload: of one record.
+      lacks: what the manifest says that records of this set do not hold, by key: an "absent"
+        one reads as empty or 0, and no constant is held against the schema.
+
+    Raises:
+      DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
+        or does not hold exactly one value where the schema has one.
+    """
+    features = decode_features(payload)
+    for key in lacks:
+        if lacks[key] == ABSENT:
+            features.setdefault(key, _absent(key, features))
+    if features.keys() != _KIND_OF_KEY.keys():
+        if missing := [key for key in schema.ALL_KEYS if key not in features]:
+            raise DataDamagedError(f"keys missing: {', '.join(missing)}")
+        unknown = sorted(set(features) - set(schema.ALL_KEYS))
+        raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
+    for key, values in features.items():
+        kind = _KIND_OF_KEY[key]
+        for value in values:
+            if type(value) is not _TYPES[kind]:
+                raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
+    for key, expected in _CONSTANTS:
+        if key not in lacks and (found := _one(features, key)) != expected:
+            raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
+    label = _int(features, schema.LABEL)
+    boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in _SIDES))
+    if len({*map(len, boxes), len(features[schema.BBOX_LABEL])}) != 1:
+        raise DataDamagedError("the bounding box lists differ in length")
+    return ImageExample(
+        encoded=_bytes(features, schema.ENCODED),
+        height=_int(features, schema.HEIGHT),
+        width=_int(features, schema.WIDTH),
+        filename=_text(features, schema.FILENAME),
+        stored_label=label,
+        wnid=_text(features, schema.SYNSET),
+        text=_text(features, schema.TEXT),
+        boxes=boxes,
+    )
+
+
+def _absent(key: str, features: Mapping[str, Value]) -> Value:
+    if key == schema.BBOX_LABEL:
+        return (0,) * len(features.get(schema.BBOX_XMIN, ()))
+    if key in schema.FLOAT_KEYS:
+        return ()
+    return (b"",) if key in schema.BYTES_KEYS else (0,)
+
+
+def encode_features(features: Mapping[str, Value]) -> bytes:
+    """Returns a serialized tf.train.Example; the schema decides each key's type.
+
+    Raises:
+      KeyError: a key outside the schema (its type could not be known for empty lists).
+    """
+    entries = _entries(features)
+    return _tag(1) + _varint(len(entries)) + entries
+
+
+def decode_features(payload: bytes | memoryview) -> dict[str, Value]:
+    """Returns the feature lists of any tf.train.Example.
+
+    Raises:
+      DataDamagedError: the bytes are not a tf.train.Example.
+    """
+    example = _Example()
+    try:
+        example.MergeFromString(payload)
+    except (message.DecodeError, UnicodeDecodeError) as error:
+        raise DataDamagedError(f"not a tf.train.Example: {error}") from error
+    features: dict[str, Value] = {}
+    for key, feature in example.features.feature.items():
+        kind = feature.WhichOneof("kind")
+        values = getattr(feature, kind) if kind else None
+        if len(UnknownFieldSet(values or feature)):
+            raise DataDamagedError(f"not a tf.train.Example: unexpected fields in {key}")
+        features[key] = tuple(values.value) if values else ()
+    if len(UnknownFieldSet(example)) or len(UnknownFieldSet(example.features)):
+        raise DataDamagedError("not a tf.train.Example: unexpected fields")
+    return features
+
+
+def _entries(features: Mapping[str, Value]) -> bytes:
+    """Returns the entries of a features map, sorted by key."""
+    whole = _Features()
+    for key, values in features.items():
+        getattr(whole.feature[key], _KIND_OF_KEY[key]).value.extend(values)
+        # An empty list is there all the same, and says which type it has.
+        getattr(whole.feature[key], _KIND_OF_KEY[key]).SetInParent()
+    serialized: bytes = whole.SerializeToString(deterministic=True)
+    return serialized
+
+
+# As many as a worker meets soon again: classes, and the sizes of images.
+@functools.lru_cache(maxsize=1 << 12)
+def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
+    """Returns the entries whose keys sort before image/encoded."""
+    return _entries(
+        {
+            schema.CHANNELS: (3,),
+            schema.LABEL: (stored_label,),
+            schema.SYNSET: (wnid.encode(),),
+            schema.TEXT: (text.encode(),),
+            schema.COLORSPACE: (b"RGB",),
+        }
+    )
+
+
+def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Boxes) -> bytes:
+    """Returns the entries whose keys sort behind image/filename."""
+    return _entries(
+        {
+            schema.FORMAT: (b"JPEG",),
+            schema.HEIGHT: (height,),
+            schema.WIDTH: (width,),
+            **{key: tuple(side) for key, side in zip(_SIDES, boxes, strict=True)},
+            schema.BBOX_LABEL: (stored_label,) * len(boxes.xmin),
+        }
+    )
+
+
+_size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
+
+
+def _image_entry_head(size: int) -> bytes:
+    """Returns the entry of the image, of `size` bytes, up to the image itself.
+
+    By hand: protobuf would copy the image once for each of the four messages around it.
+    """
+    head = _tag(1) + _varint(size)
+    for number in (1, 2):
+        head = _tag(number) + _varint(len(head) + size) + head
+    key = schema.ENCODED.encode()
+    head = _tag(1) + _varint(len(key)) + key + head
+    return _tag(1) + _varint(len(head) + size) + head
+
+
+def _tag(number: int) -> bytes:
+    """Returns the tag of a length-delimited field."""
+    return bytes((number << 3 | 2,))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _messages() -> tuple[Any, Any]:
+    """Returns the classes of Example and Features."""
+    number = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="imagenet_prep/example.proto", package="imagenet_prep", syntax="proto3"
+    )
+    lists = (("BytesList", number.TYPE_BYTES), ("FloatList", number.TYPE_FLOAT))
+    for name, kind in (*lists, ("Int64List", number.TYPE_INT64)):
+        kind_list = file.message_type.add(name=name)
+        kind_list.field.add(name="value", number=1, type=kind, label=number.LABEL_REPEATED)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for index, (field, name) in enumerate(
+        zip((_BYTES, _FLOAT, _INT64), ("BytesList", "FloatList", "Int64List"), strict=True), start=1
+    ):
+        feature.field.add(
+            name=field, number=index, type_name=name, type=number.TYPE_MESSAGE, oneof_index=0
+        )
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry", options={"map_entry": True})
+    entry.field.add(name="key", number=1, type=number.TYPE_STRING)
+    entry.field.add(name="value", number=2, type=number.TYPE_MESSAGE, type_name="Feature")
+    features.field.add(
+        name="feature",
+        number=1,
+        type=number.TYPE_MESSAGE,
+        type_name="Features.FeatureEntry",
+        label=number.LABEL_REPEATED,
+    )
+    example = file.message_type.add(name="Example")
+    example.field.add(name="features", number=1, type=number.TYPE_MESSAGE, type_name="Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made = (pool.FindMessageTypeByName(f"imagenet_prep.{name}") for name in ("Example", "Features"))
+    whole, inner = map(message_factory.GetMessageClass, made)
+    return whole, inner
+
+
+_Example, _Features = _messages()
+
+
+def _one(features: Mapping[str, Value], key: str) -> bytes | float | int:
+    values = features[key]
+    if len(values) != 1:
+        raise DataDamagedError(f"{key} holds {len(values)} values, expected 1")
+    return values[0]
+
+
+def _bytes(features: Mapping[str, Value], key: str) -> bytes:
+    return cast("bytes", _one(features, key))
+
+
+def _text(features: Mapping[str, Value], key: str) -> str:
+    try:
+        return _bytes(features, key).decode()
+    except UnicodeDecodeError as error:
+        raise DataDamagedError(f"{key} is not UTF-8: {error}") from error
+
+
+def _int(features: Mapping[str, Value], key: str) -> int:
+    return cast("int", _one(features, key))

@@ -1,0 +1,82 @@
+"""What a JPEG would cost, from its markers alone: looked at before any decoder sees it.
+
+A header of a few bytes can claim 4 billion pixels, and each scan of a progressive file makes a
+decoder go through all coefficients again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from imagenet_prep.core.errors import BadImageError
+
+# ImageNet's largest image is 5980 x 6430 = 38 MP (MLPerf's nvJPEG hints); beyond this a
+# header claims more than any of them, and decoding would take > 192 MB.
+MAX_PIXELS = 64_000_000
+# Encoders make about ten. At 64 MP each takes libjpeg 50 ms, whatever it holds.
+MAX_SCANS = 100
+# Comments and metadata, in pieces of 64 kB, come before the first scan; tables before each.
+_MAX_SEGMENTS = 10_000
+
+_SOI = b"\xff\xd8\xff"
+# As libjpeg looks for the next marker: past fill bytes, stuffed zeros and what is left over.
+# Restart markers have no content, and are many.
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_SOS, _EOI, _SOI_MARKER = 0xDA, 0xD9, 0xD8
+# DHT, JPG and DAC lie between the frame headers.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
+
+
+def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+    """Makes sure that a JPEG is one that can be decoded in seconds and megabytes.
+
+    Only files with several scans are gone through; of others the header alone is looked at.
+    What is no JPEG, or a broken one, is left to its decoder.
+
+    Args:
+      data: an image file.
+      max_pixels: that its header may claim.
+
+    Raises:
+      BadImageError: "too_many_pixels" or "too_many_scans".
+    """
+    if not data.startswith(_SOI):
+        return
+    position, scans, components, progressive = 2, 0, 0, False
+    for _ in range(_MAX_SEGMENTS):
+        found = _MARKER.search(data, position)
+        if found is None:
+            return
+        position = found.end()
+        marker = data[position - 1]
+        if marker == _EOI:
+            return
+        if marker < 0xC0 or marker == _SOI_MARKER:
+            # Without content, or reserved: then libjpeg may go on right behind it, too.
+            continue
+        if marker in _FRAMES:
+            height = int.from_bytes(data[position + 3 : position + 5], "big")
+            width = int.from_bytes(data[position + 5 : position + 7], "big")
+            if height * width > max_pixels:
+                raise BadImageError(
+                    "too_many_pixels", f"{width} x {height}, at most {max_pixels:,} pixels"
+                )
+            components = data[position + 7] if position + 7 < len(data) else 0
+            progressive = marker in _PROGRESSIVE
+        elif marker == _SOS:
+            scans += 1
+            in_scan = data[position + 2] if position + 2 < len(data) else 0
+            if scans == 1 and not progressive and in_scan >= components:
+                return  # all there is to come is one scan
+            if scans > MAX_SCANS:
+                _refuse_scans()
+        position += int.from_bytes(data[position : position + 2], "big")
+    _refuse_scans()
+
+
+def _refuse_scans() -> NoReturn:
+    raise BadImageError(
+        "too_many_scans", f"more than {MAX_SCANS} scans or {_MAX_SEGMENTS:,} segments"
+    )

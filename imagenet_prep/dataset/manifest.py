@@ -1,0 +1,283 @@
+"""dataset.json: the commit point of a data set and its chain of custody.
+
+Archive digests, member and class counts, shard digests, settings. It is written last and
+carries its own digest; readers, verify and replicate start from it. Equal input and
+settings give an equal manifest: it holds no time, host or path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.dataset import naming, schema
+
+SCHEMA_VERSION = 1
+# Of settings. What is nested deeper is nobody's, and too deep for what copies and compares it.
+_MAX_DEPTH = 20
+
+
+@dataclass(frozen=True)
+class Producer:
+    """Who made the data set.
+
+    Attributes:
+      name, version: this program.
+      libraries: versions that decide bytes, e.g. {"simplejpeg": "1.9.0"}.
+    """
+
+    name: str
+    version: str
+    libraries: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The class list, whole in `labels.txt`.
+
+    Attributes:
+      count: number of classes; class indices are 0 ... count - 1.
+      digest: sha256 of the sorted WNIDs, one a line.
+      official: the list is ILSVRC2012's.
+    """
+
+    count: int
+    digest: str
+    official: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """One archive the examples came from.
+
+    Attributes:
+      name: file name of the archive.
+      num_bytes: its size.
+      md5: of the whole archive; None where `--check header` trusted it unread.
+      members: images used or quarantined from it.
+    """
+
+    name: str
+    num_bytes: int
+    md5: str | None
+    members: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One TFRecord file and its DALI index."""
+
+    name: str
+    examples: int
+    num_bytes: int
+    sha256: str
+    index_bytes: int
+    index_sha256: str
+
+    @property
+    def files(self) -> tuple[File, File]:
+        """The index and the shard itself, named as they lie in the data set."""
+        index = File(naming.index_name(self.name), self.index_bytes, self.index_sha256)
+        return index, File(self.name, self.num_bytes, self.sha256)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split.
+
+    Attributes:
+      examples: records over all shards.
+      num_bytes: bytes over all shards.
+      examples_per_class: by class index.
+      resized: examples whose pixels were resampled.
+      max_height, max_width: pixels of the largest stored sides, for decoders' buffers.
+      shards: in order of their names, numbers 0 ... N - 1 of N.
+    """
+
+    examples: int
+    num_bytes: int
+    examples_per_class: list[int]
+    resized: int
+    max_height: int
+    max_width: int
+    shards: list[Shard]
+
+
+@dataclass(frozen=True)
+class File:
+    """A small file beside the shards."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that is proven of one data set.
+
+    Attributes:
+      config: resolved settings that decide bytes; `config_digest` is theirs.
+      plan_digest: of the assignment of members to shards.
+      label_offset: stored label = class index + this.
+      subset: True where counts are not ILSVRC2012's official ones.
+      quarantined, repaired: counts by reason; each image is a line of quarantine.jsonl.
+      lacks: what records that others wrote and `adopt` kept do not hold, by key: "absent",
+        "empty" or "untrue". Left out of the file where records are whole.
+    """
+
+    schema_version: int
+    producer: Producer
+    config: dict[str, Any]
+    config_digest: str
+    plan_digest: str
+    label_offset: int
+    subset: bool
+    classes: Classes
+    sources: list[Source]
+    splits: dict[str, Split]
+    quarantined: dict[str, int]
+    repaired: dict[str, int]
+    files: list[File]
+    lacks: dict[str, str] = field(default_factory=dict)
+
+    def files_of(self, splits: Iterable[str]) -> list[File]:
+        """Returns the small files, and every index and shard of some splits."""
+        shards = (shard for split in splits for shard in self.splits[split].shards)
+        return [*self.files, *(file for shard in shards for file in shard.files)]
+
+    def dumps(self) -> bytes:
+        """Returns the file's bytes, its own digest included."""
+        return _render(self._content())
+
+    @property
+    def digest(self) -> str:
+        """The sha256 that names this exact data set."""
+        return canonical.digest(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        content = dataclasses.asdict(self)
+        if not self.lacks:
+            del content["lacks"]
+        return content
+
+
+def loads(data: bytes, where: str) -> Manifest:
+    """Returns the manifest in `data`, proven by its own digest.
+
+    Args:
+      data: the bytes of dataset.json.
+      where: how errors call it.
+
+    Raises:
+      ManifestError: damaged, of a newer schema version, with unknown fields, or with names
+        that no data set of this program has.
+    """
+    advice = "Fetch it again from where the data set was made, or run prepare again."
+    try:
+        content = canonical.loads(data)
+        canonical.dumps(content)  # what cannot be written was not written by this program
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(
+            f"{where}: not JSON ({error}). The file is damaged. {advice}"
+        ) from error
+    if not isinstance(content, dict) or "schema_version" not in content:
+        raise ManifestError(f"{where}: not a manifest of imagenet-prep. {advice}")
+    version = content["schema_version"]
+    if version != SCHEMA_VERSION:
+        raise ManifestError(
+            f"{where}: schema version {version!r}, this program knows {SCHEMA_VERSION}. "
+            "If the data set is newer, upgrade imagenet-prep; if not, the file is damaged."
+        )
+    stated = content.pop("digest", None)
+    if stated != canonical.digest(content):
+        raise ManifestError(
+            f"{where}: its digest is {canonical.digest(content)}, expected {stated!r}. "
+            f"The file is damaged or was edited. {advice}"
+        )
+    # The digest covers values; this covers the bytes between them.
+    if _render(content) != data:
+        raise ManifestError(f"{where}: not written as this program writes it. {advice}")
+    manifest = _parse(Manifest, content, where)
+    assert isinstance(manifest, Manifest)
+    if (problem := _names_problem(manifest)) is not None:
+        raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
+    return manifest
+
+
+def _names_problem(manifest: Manifest) -> str | None:
+    """Returns what is wrong with a name: names become paths here and objects in buckets."""
+    for name, split in manifest.splits.items():
+        if name not in schema.SPLITS:
+            return f"the split {name!r}, expected one of {', '.join(schema.SPLITS)}"
+        total = len(split.shards)
+        if not 0 < total <= naming.MAX_SHARDS:
+            return f"{total:,} shards of {name}, expected 1 to {naming.MAX_SHARDS:,}"
+        for number, shard in enumerate(split.shards):
+            if shard.name != (expected := naming.shard_name(name, number, total)):
+                return f"the shard {shard.name!r} of {name}, expected {expected}"
+    seen = set()
+    for file in manifest.files:
+        if not naming.is_small_file(file.name):
+            return f"{file.name!r} is no name of a file beside it"
+        if file.name in seen:
+            return f"the file {file.name!r} comes twice"
+        seen.add(file.name)
+    return None if naming.LABELS in seen else f"it names no {naming.LABELS}"
+
+
+def _render(content: dict[str, Any]) -> bytes:
+    whole = {**content, "digest": canonical.digest(content)}
+    return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+
+def _parse(kind: Any, value: Any, where: str) -> Any:
+    """Builds `kind` from JSON, refusing what does not fit its annotations."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict):
+            raise ManifestError(f"{where}: expected an object, got {value!r}")
+        if unknown := sorted(set(value) - set(hints)):
+            raise ManifestError(
+                f"{where}: unknown fields {', '.join(unknown)}. Upgrade imagenet-prep."
+            )
+        optional = {
+            f.name for f in dataclasses.fields(kind) if f.default_factory is not dataclasses.MISSING
+        }
+        if missing := sorted(set(hints) - set(value) - optional):
+            raise ManifestError(f"{where}: missing fields {', '.join(missing)}")
+        return kind(**{k: _parse(hints[k], value[k], f"{where}: {k}") for k in value})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        if _depth(value) > _MAX_DEPTH:
+            raise ManifestError(f"{where}: nested more than {_MAX_DEPTH} deep")
+        return value
+    if origin is list and isinstance(value, list):
+        return [_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {k: _parse(arguments[1], v, f"{where}[{k!r}]") for k, v in value.items()}
+    allowed = arguments if origin is types.UnionType else (kind,)
+    if type(value) in allowed:
+        return value
+    raise ManifestError(f"{where}: expected {kind}, got {value!r}")
+
+
+def _depth(value: Any) -> int:
+    """Returns how deep lists and objects of JSON are nested in a value."""
+    depth, level = 0, [value]
+    while level := [inner for each in level for inner in _inside(each)]:
+        depth += 1
+    return depth
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,95 @@
+"""What travels between sources, codec and shards: a member's place, and a prepared image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import DataDamagedError
+
+KEPT = "kept"
+REPAIRED = "repaired"
+QUARANTINED = "quarantined"
+
+
+class Boxes(NamedTuple):
+    """Bounding boxes of one image, relative to its sides, each value in [0, 1]."""
+
+    xmin: Sequence[float]
+    xmax: Sequence[float]
+    ymin: Sequence[float]
+    ymax: Sequence[float]
+
+
+NO_BOXES = Boxes((), (), (), ())
+
+# ImageNet's largest file has 15 MB. What has more is no image, and is not read whole: several
+# are in memory at a time.
+MAX_IMAGE_BYTES = 128 << 20
+
+
+class Member(NamedTuple):
+    """Where one source image lies; the bytes stay there until a shard is written.
+
+    Attributes:
+      key: unique name, the same whatever layout the image came from, e.g.
+        "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
+      archive: name of the archive that holds the bytes.
+      offset, size: byte range of the image in the archive.
+      class_index: 0-based position in the sorted WNID list.
+      boxes: bounding boxes; resizing does not change them.
+    """
+
+    key: str
+    archive: str
+    offset: int
+    size: int
+    class_index: int
+    boxes: Boxes = NO_BOXES
+
+    @property
+    def filename(self) -> str:
+        """Base name of the source image, the value of image/filename."""
+        return self.key.rpartition("/")[2]
+
+
+def dump_member(member: Member) -> bytes:
+    """Returns a member as one line of JSON; most have no boxes, and then none are written."""
+    return canonical.dumps(member if member.boxes.xmin else member[:5]) + b"\n"
+
+
+def parse_member(line: bytes | bytearray) -> Member:
+    """Returns the member that `dump_member` wrote.
+
+    Raises:
+      DataDamagedError: it did not write that line.
+    """
+    try:
+        key, archive, offset, size, class_index, *boxes = canonical.loads(line)
+        sides = map(tuple, boxes[0]) if boxes else NO_BOXES
+        return Member(key, archive, offset, size, class_index, Boxes(*sides))
+    except (ValueError, TypeError, LookupError) as error:
+        raise DataDamagedError(
+            f"a list of images below .work is damaged ({error}). Remove the folder .work of the "
+            "output, then run the same command again."
+        ) from error
+
+
+class PreparedImage(NamedTuple):
+    """An RGB JPEG ready to be stored.
+
+    Attributes:
+      encoded: JPEG bytes.
+      height, width: pixels of `encoded`.
+      resized: the pixels were resampled.
+      repair: why the image had to be changed beyond a resize, e.g. "cmyk"; None for most.
+      source_size: (height, width) in pixels before; None where it is the same.
+    """
+
+    encoded: bytes
+    height: int
+    width: int
+    resized: bool
+    repair: str | None
+    source_size: tuple[int, int] | None = None

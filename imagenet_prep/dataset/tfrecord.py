@@ -1,0 +1,133 @@
+"""TFRecord framing: length, masked CRC32C, payload, masked CRC32C; and DALI's index of it.
+
+The format is that of tensorflow/core/lib/io/record_writer.h. Compression is not
+supported: every ImageNet consumer reads uncompressed files, and JPEG does not shrink.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, NamedTuple
+
+import crc32c
+
+from imagenet_prep.core.errors import DataDamagedError
+
+_LENGTH = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_HEAD = struct.Struct("<QI")
+FRAMING_BYTES = 16
+# Length and its CRC: what lies before a payload.
+HEAD_BYTES = _HEAD.size
+# Larger than any image we accept with its boxes; a longer claim is a damaged length, not a
+# record, and may not decide how much is read.
+MAX_PAYLOAD_BYTES = 256 << 20
+
+
+class Record(NamedTuple):
+    """One record: number in the shard, byte offset of its frame, and payload."""
+
+    number: int
+    offset: int
+    payload: bytes
+
+
+def masked_crc(*parts: bytes | memoryview) -> int:
+    """Returns TensorFlow's masked CRC32C (crc32c.h: rotate right by 15, add a constant)."""
+    crc = 0
+    for part in parts:
+        crc = crc32c.crc32c(part, crc)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """Returns `payload` as one record; its size is len(payload) + 16."""
+    return b"".join(frame_parts((b"", payload, b"")))
+
+
+def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
+    """Returns the record whose payload is `parts` joined; the second part is not copied."""
+    first, second, third = parts
+    length = _LENGTH.pack(len(first) + len(second) + len(third))
+    head = length + _CRC.pack(masked_crc(length)) + first
+    return head, second, third + _CRC.pack(masked_crc(first, second, third))
+
+
+def index_line(offset: int, size: int) -> str:
+    """Returns DALI's index line of a record; `size` counts the framing, as tfrecord2idx does."""
+    return f"{offset} {size}\n"
+
+
+def unframe(data: bytes, size: int) -> memoryview:
+    """Returns the payload of one record of `size` bytes, proven by both of its CRCs; no copy.
+
+    Raises:
+      DataDamagedError: short, or a length or CRC that does not fit.
+    """
+    if len(data) < size:
+        raise DataDamagedError(f"the file ends after {len(data):,} of {size:,} bytes")
+    length, length_crc = _HEAD.unpack_from(data)
+    if length_crc != (expected := masked_crc(data[: _LENGTH.size])):
+        raise DataDamagedError(f"length CRC {length_crc:#010x}, expected {expected:#010x}")
+    if length + FRAMING_BYTES != size:
+        raise DataDamagedError(f"holds {length:,} bytes, its index says {size - FRAMING_BYTES:,}")
+    payload = memoryview(data)[_HEAD.size : -_CRC.size]
+    (data_crc,) = _CRC.unpack_from(data, size - _CRC.size)
+    if data_crc != (expected := masked_crc(payload)):
+        raise DataDamagedError(f"data CRC {data_crc:#010x}, expected {expected:#010x}")
+    return payload
+
+
+def read_records(
+    stream: BinaryIO,
+    name: str,
+    on_damage: Callable[[DataDamagedError], None] | None = None,
+) -> Iterator[Record]:
+    """Yields every record of an open shard, each proven by both of its CRCs.
+
+    Args:
+      stream: open for reading at the start of the shard.
+      name: how errors call the shard.
+      on_damage: is given the error of a record whose payload alone is damaged, which is then
+        left out; without it the error is raised.
+
+    Raises:
+      DataDamagedError: a CRC differs or the file ends inside a record; the message
+        names shard, record number and byte offset.
+    """
+    offset = number = 0
+    while head := stream.read(_HEAD.size):
+        where = f"{name}: record {number} at byte {offset:,}"
+        if len(head) < _HEAD.size:
+            raise DataDamagedError(
+                f"{where}: the file ends after {len(head)} of {_HEAD.size} header bytes"
+            )
+        length, length_crc = _HEAD.unpack(head)
+        expected = masked_crc(head[: _LENGTH.size])
+        if length_crc != expected:
+            raise DataDamagedError(
+                f"{where}: length CRC {length_crc:#010x}, expected {expected:#010x}"
+            )
+        if length > MAX_PAYLOAD_BYTES:
+            raise DataDamagedError(f"{where}: claims {length:,} bytes")
+        payload = stream.read(length)
+        tail = stream.read(_CRC.size)
+        if len(payload) < length or len(tail) < _CRC.size:
+            raise DataDamagedError(
+                f"{where}: the file ends inside the record "
+                f"({len(payload) + len(tail):,} of {length + _CRC.size:,} bytes left)"
+            )
+        (data_crc,) = _CRC.unpack(tail)
+        expected = masked_crc(payload)
+        if data_crc != expected:
+            error = DataDamagedError(
+                f"{where}: data CRC {data_crc:#010x}, expected {expected:#010x}"
+            )
+            if on_damage is None:
+                raise error
+            on_damage(error)
+        else:
+            yield Record(number, offset, payload)
+        offset += length + FRAMING_BYTES
+        number += 1

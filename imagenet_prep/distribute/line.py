@@ -1,0 +1,146 @@
+"""What a neighbour lacks, and what goes to it next; no process, no file is touched."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.distribute.chain import MAX_WRONG
+from imagenet_prep.distribute.messages import BrokenError
+
+
+class Phase(enum.Enum):
+    """How far the neighbour is."""
+
+    ASKED = "it is saying what it lacks"
+    GIVEN = "it is being given that"
+
+
+class Next(NamedTuple):
+    """A file that is to go.
+
+    Attributes:
+      file: it.
+      start: bytes of it that the neighbour has.
+    """
+
+    file: File
+    start: int
+
+
+class Line:
+    """The files that one neighbour lacks. The caller keeps threads apart.
+
+    A file is *lacking*, then *offered* as soon as it is here or arriving here, then taken by
+    `next`, then stored there. An index goes before its shard: whoever sees a shard there finds
+    its index.
+
+    Attributes:
+      phase: how far the neighbour is.
+    """
+
+    def __init__(self, files: Sequence[File]) -> None:
+        """Begins with nothing lacking; `files` are all that the data set has."""
+        self.phase = Phase.ASKED
+        self._files = {file.name: file for file in files}
+        self._lacking: dict[str, File] = {}
+        self._begun: dict[str, int] = {}
+        self._offered: set[str] = set()
+        self._ready: deque[str] = deque()
+        # Offered shards that wait for their index, by the index's name.
+        self._held: dict[str, str] = {}
+        self._going: set[str] = set()
+        self._wrong: Counter[str] = Counter()
+
+    def lacks(self, name: str, begun: int) -> None:
+        """Takes that the neighbour lacks a file, of which it has the first `begun` bytes.
+
+        Raises:
+          BrokenError: it cannot be so.
+        """
+        file = self._files.get(name)
+        if self.phase is not Phase.ASKED or file is None or name in self._lacking:
+            raise BrokenError(f"it lacks {name}, which cannot be")
+        if begun > file.num_bytes:
+            raise BrokenError(f"{name}: it has {begun:,} bytes of {file.num_bytes:,}")
+        self._lacking[name] = file
+        if begun:
+            self._begun[name] = begun
+
+    def lacks_no_more(self, files: int) -> None:
+        """Takes that the neighbour has named all `files` that it lacks.
+
+        Raises:
+          BrokenError: it has not.
+        """
+        if self.phase is not Phase.ASKED or files != len(self._lacking):
+            raise BrokenError(f"it lacks {files:,} files and has named {len(self._lacking):,}")
+        self.phase = Phase.GIVEN
+
+    def offer(self, names: Iterable[str]) -> None:
+        """Takes that files are here, or have begun to arrive; others than lacking are no matter."""
+        for name in names:
+            if name in self._lacking and name not in self._offered:
+                self._offered.add(name)
+                self._ready.append(name)
+
+    def next(self) -> Next | None:
+        """Takes the first offered file out of the line; None where there is none yet."""
+        if self.phase is Phase.ASKED:
+            return None
+        while self._ready:
+            name = self._ready.popleft()
+            index = naming.index_name(name)
+            if index in self._lacking:
+                self._held[index] = name
+                continue
+            if (shard := self._held.pop(name, None)) is not None:
+                self._ready.appendleft(shard)
+            self._offered.discard(name)
+            self._going.add(name)
+            # Once: where the beginning turns out to be wrong, all of it is sent.
+            return Next(self._lacking.pop(name), self._begun.pop(name, 0))
+        return None
+
+    def put_back(self, name: str) -> None:
+        """Takes that a file that is no longer here did not go; it is to be offered anew."""
+        if name in self._going:
+            self._going.remove(name)
+            self._lacking[name] = self._files[name]
+
+    def stored(self, name: str) -> None:
+        """Takes that a file is proven there.
+
+        Raises:
+          BrokenError: it cannot be.
+        """
+        if name not in self._going:
+            raise BrokenError(f"it stored {name}, which was not sent")
+        self._going.remove(name)
+
+    def wrong(self, name: str) -> bool:
+        """Takes that a file arrived wrong; it goes again. True where it is wrong here.
+
+        Raises:
+          BrokenError: it did not go.
+        """
+        if name not in self._going:
+            raise BrokenError(f"{name} arrived wrong, which was not sent")
+        self.put_back(name)
+        self.offer([name])
+        self._wrong[name] += 1
+        return self._wrong[name] >= MAX_WRONG
+
+    def finish(self) -> None:
+        """Takes that the neighbour is whole.
+
+        Raises:
+          BrokenError: it cannot be.
+        """
+        left = len(self._lacking) + len(self._going)
+        if self.phase is not Phase.GIVEN or left:
+            raise BrokenError(f"it is whole, and lacks {left:,} files")

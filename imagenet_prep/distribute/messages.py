@@ -1,0 +1,220 @@
+"""The messages between hosts: which end may send which, and what each must hold.
+
+Whoever is at the other end may be broken, or hostile. So each end takes only the messages that
+the other may send, each with exactly its fields, within their bounds.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.placement import Placement
+
+# What both ends must have in common; another one is refused with what to upgrade.
+PROTOCOL = 3
+
+CHUNK_BYTES = 1 << 20
+MAX_TEXT = 4000
+# A manifest of 99,999 shards has 40 MB.
+_MAX_MANIFEST_BYTES = 128 << 20
+# Beyond any file, and still an exact number in every JSON reader.
+_MAX_COUNT = 1 << 53
+
+
+class Cause(enum.StrEnum):
+    """Why a receiver is gone."""
+
+    ENDED = "ended"  # without a verdict
+    UNREACHED = "unreached"  # ssh itself failed
+    SILENT = "silent"
+    UNREADABLE = "unreadable"  # it sent what no receiver sends
+
+
+class BrokenError(Exception):
+    """The other end fell silent, or sent what no end of ours sends.
+
+    Attributes:
+      cause: SILENT or UNREADABLE.
+    """
+
+    def __init__(self, message: str, cause: Cause = Cause.UNREADABLE) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class OtherVersionError(BrokenError):
+    """The other end speaks another protocol."""
+
+
+class Kind(NamedTuple):
+    """What a message of one kind must hold.
+
+    Attributes:
+      fields: for each, what returns its value or raises ValueError.
+      max_body_bytes: of what follows it.
+    """
+
+    fields: Mapping[str, Callable[[Any], Any]] = {}
+    max_body_bytes: int = 0
+
+
+# The messages that one end may send, by kind.
+Messages = Mapping[str, Kind]
+
+
+def count(value: Any) -> int:
+    """Returns a number of bytes or things; ValueError unless it is one."""
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError("expected a whole number from 0 on")
+    return value
+
+
+def sentence(value: Any) -> str:
+    """Returns a text for people, in one plain line; ValueError unless it is a text."""
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return plain(value)[:MAX_TEXT]
+
+
+def plain(text: str) -> str:
+    """Returns a text whose control characters are question marks, and whose lines are one."""
+    line = " ".join(text.splitlines())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value or len(value) > MAX_TEXT:
+        raise ValueError(f"expected a text of at most {MAX_TEXT} characters")
+    return value
+
+
+def _name(value: Any) -> str:
+    return naming.check_inside(_word(value))
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def _rate(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("expected a number from 0 on")
+    return float(value)
+
+
+def _placement(value: Any) -> Placement:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError("expected node, nodes and copies")
+    return Placement(*map(count, value))
+
+
+def _origin(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"origin-[0-9a-f]{32}", value):
+        raise ValueError("expected origin- and 32 hex digits")
+    return value
+
+
+_ALIVE = {"alive": Kind()}
+_VERDICT = {"error": Kind({"error": _word, "message": sentence})}
+_TO_STORE = {"protocol": count, "origin": _origin, "prove": _flag, "placement": _placement}
+
+TO_GIVER: Messages = _ALIVE | {
+    "give": Kind(
+        {
+            **_TO_STORE,
+            "root": _word,
+            "trusted": _flag,
+            "address": _word,
+            "path": _word,
+            "python": _word,
+            "limit": _rate,
+        },
+        _MAX_MANIFEST_BYTES,
+    ),
+}
+TO_RECEIVER: Messages = _ALIVE | {
+    "store": Kind(_TO_STORE, _MAX_MANIFEST_BYTES),
+    "look": Kind({"protocol": count, "prove": _flag, "placement": _placement}, _MAX_MANIFEST_BYTES),
+    "file": Kind({"name": _name, "start": count}),
+    "chunk": Kind({}, CHUNK_BYTES),
+    "end": Kind(),
+    "abandon": Kind(),
+}
+_PROGRESS = {
+    "stored": Kind({"name": _name}),
+    "wrong": Kind({"name": _name, "message": sentence}),
+    "whole": Kind(),
+}
+# Of a receiver that is to store.
+FROM_STORING: Messages = (
+    _ALIVE
+    | _VERDICT
+    | _PROGRESS
+    | {
+        "lacking": Kind({"name": _name, "begun": count}),
+        "lacks": Kind({"files": count}),
+    }
+)
+# Of a receiver that is only to look.
+FROM_LOOKING: Messages = (
+    _ALIVE
+    | _VERDICT
+    | {
+        "problem": Kind({"text": sentence, "is_missing": _flag}),
+        "looked": Kind({"lacking_bytes": count}),
+    }
+)
+FROM_GIVER: Messages = (
+    _ALIVE
+    | _VERDICT
+    | _PROGRESS
+    | {
+        "lacks": Kind({"files": count}),
+        "spoiled": Kind({"name": _name}),
+        "lost": Kind({"cause": Cause, "why": sentence}),
+    }
+)
+
+
+def checked(
+    messages: Messages, name: str, size: Any, fields: Any
+) -> tuple[str, int, dict[str, Any]]:
+    """Returns kind, size of the body and fields of a message, checked.
+
+    Args:
+      messages: that this end may send.
+      name, size, fields: what came as that.
+
+    Raises:
+      OtherVersionError: this end is of another version.
+      ValueError: it is no such message.
+    """
+    if not isinstance(fields, dict):
+        raise ValueError("expected fields by name")
+    if fields.get("protocol", PROTOCOL) != PROTOCOL:
+        theirs = plain(str(fields["protocol"])[:20])
+        raise OtherVersionError(
+            f"imagenet-prep speaks protocol {PROTOCOL} at one end, {theirs} at the other. Install "
+            "the same version on every host."
+        )
+    kind = messages.get(name)
+    if kind is None:
+        raise ValueError("not a message that this end may send")
+    if count(size) > kind.max_body_bytes:
+        raise ValueError(f"announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
+    if fields.keys() != kind.fields.keys():
+        raise ValueError(f"expected the fields {sorted(kind.fields)}")
+    values = {}
+    for field, check in kind.fields.items():
+        try:
+            values[field] = check(fields[field])
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from None
+    return name, size, values

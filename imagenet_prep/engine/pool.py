@@ -1,0 +1,83 @@
+"""`python -m imagenet_prep.engine.pool`: Beam's pool of workers, for this machine alone.
+
+A TaskManager of Flink asks the pool beside it to start Python workers
+(`--environment_type=EXTERNAL`). Beam's own pool listens at all addresses, and a request to it is
+a command line: whoever reaches it runs code as its user. This one listens on loopback. It also
+starts the Python that it runs in, whatever leads PATH, and workers take no modules from their
+current folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+# What docs and images give as --environment_config=localhost:50000.
+_PORT = 50_000
+_ADDRESS = "127.0.0.1"
+
+
+def serve(port: int, container_executable: str | None) -> None:
+    """Starts workers on request until SIGTERM or SIGINT, then ends them.
+
+    Args:
+      port: to listen at, on loopback; 0 takes a free one, which is printed.
+      container_executable: Beam's boot program, where a container has one; it starts each worker.
+
+    Raises:
+      OSError: the port is taken.
+    """
+    import grpc
+    from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
+    from apache_beam.runners.worker import worker_pool_main
+    from apache_beam.utils import thread_pool_executor
+
+    os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    # As Beam's own pool has them: its clients ping often.
+    options = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0)]
+    options.append(("grpc.so_reuseport", 0))
+    server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=options)
+    pool = worker_pool_main.BeamFnExternalWorkerPoolServicer(
+        use_process=True, container_executable=container_executable, data_buffer_time_limit_ms=-1
+    )
+    api.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
+    try:
+        port = server.add_insecure_port(f"{_ADDRESS}:{port}")
+    except RuntimeError as error:
+        raise OSError(f"{_ADDRESS}:{port}: {error}") from error
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    server.start()
+    print(f"workers are started at {_ADDRESS}:{port}", flush=True)
+    ended.wait()
+    server.stop(0)
+    for worker in pool._worker_processes.values():
+        worker_pool_main.kill_process_gracefully(worker)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the pool; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m imagenet_prep.engine.pool",
+        description="Beam's pool of workers, on loopback, for --environment_type=EXTERNAL.",
+    )
+    parser.add_argument("--port", type=int, default=_PORT, help="default: %(default)s")
+    parser.add_argument("--container_executable", help="Beam's boot program, in its images")
+    flags = parser.parse_args(argv)
+    try:
+        serve(flags.port, flags.container_executable)
+    except OSError as error:
+        print(f"imagenet-prep: {error}. Give another --port.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

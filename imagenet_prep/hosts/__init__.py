@@ -1,0 +1,1 @@
+"""Other machines: the hosts file, and ssh to them."""

@@ -1,0 +1,197 @@
+"""First contact with many hosts: which keys they have, and which of them ssh knows already."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import os
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.hosts.hosts_file import Host
+
+KNOWN, NEW, CHANGED, SILENT = "known", "new", "CHANGED", "no answer"
+
+_AT_A_TIME = 32
+# Best first: the one that is shown and added, as ssh itself would take it.
+_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
+
+
+class Key(NamedTuple):
+    """A host's public key, as known_hosts has it: "ssh-ed25519" and base64."""
+
+    kind: str
+    data: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Returns it as `ssh-keygen -l` shows it."""
+        digest = hashlib.sha256(base64.b64decode(self.data)).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+class Contact(NamedTuple):
+    """What was found out about one host.
+
+    Attributes:
+      address: of the hosts file.
+      state: KNOWN, NEW, CHANGED or SILENT.
+      key: that it shows, None where it is SILENT.
+      reason: why it is.
+      name: what ssh looks for in known_hosts.
+      file: the user's known_hosts.
+      hashed: whether ssh is to hide names there.
+    """
+
+    address: str
+    state: str
+    key: Key | None = None
+    reason: str = ""
+    name: str = ""
+    file: Path = Path()
+    hashed: bool = False
+
+
+def look(hosts: Sequence[Host], timeout_s: float) -> list[Contact]:
+    """Returns what is known of each host but this machine itself; adds nothing.
+
+    Raises:
+      ImagenetPrepError: ssh, ssh-keyscan or ssh-keygen is not installed.
+    """
+    others = [host.address for host in hosts if not host.is_local]
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        return list(pool.map(lambda address: _look(address, timeout_s), others))
+
+
+def table(contacts: Sequence[Contact]) -> str:
+    """Returns a line a host: what state it is in, and the fingerprint of its key."""
+    width = max(len("host"), *(len(contact.address) for contact in contacts))
+    lines = [f"{'host':<{width}}  {'state':<9}  key"]
+    for contact in contacts:
+        key = f"{contact.key.kind} {contact.key.fingerprint}" if contact.key else contact.reason
+        lines.append(f"{contact.address:<{width}}  {contact.state:<9}  {key}")
+    return "\n".join(lines)
+
+
+def add(contacts: Sequence[Contact]) -> None:
+    """Writes the keys of hosts that are new to the user's known_hosts; others stay as they are.
+
+    Raises:
+      ImagenetPrepError: it cannot be written.
+    """
+    for file in dict.fromkeys(contact.file for contact in contacts):
+        lines = [_line(each) for each in contacts if each.file == file]
+        try:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as known:
+                whole = known.read()
+                begin = b"\n" if whole and not whole.endswith(b"\n") else b""
+                known.write(begin + "".join(lines).encode())
+        except OSError as error:
+            raise ImagenetPrepError(f"{file}: {error.strerror}: no key was added") from error
+
+
+def _look(address: str, timeout_s: float) -> Contact:
+    settings = _settings(address)
+    if not settings:
+        return Contact(address, SILENT, reason="ssh has no settings for it")
+    if settings.get("proxyjump", "none") != "none" or "proxycommand" in settings:
+        reason = "behind a jump host, which ssh-keyscan cannot pass: ask by `ssh` once"
+        return Contact(address, SILENT, reason=reason)
+    host, port = settings["hostname"], settings["port"]
+    name = settings.get("hostkeyalias", host)
+    if "hostkeyalias" not in settings and port != "22":
+        name = f"[{host}]:{port}"
+    # Hashed names or not, ssh-keygen finds them.
+    files = [Path(word).expanduser() for word in settings["userknownhostsfile"].split()]
+    more = [Path(word) for word in settings["globalknownhostsfile"].split()]
+    shown = _scan(host, port, timeout_s)
+    if not shown:
+        return Contact(address, SILENT, reason=f"at {host} port {port} in {timeout_s:g} s")
+    known, revoked = _known(name, [*files, *more])
+    place = {"name": name, "file": files[0], "hashed": settings.get("hashknownhosts") == "yes"}
+    best = next(key for kind in _TYPES for key in shown if key.kind == kind)
+    kinds = {key.kind for key in known}
+    for key in shown:
+        if key in revoked or (key.kind in kinds and key not in known):
+            return Contact(address, CHANGED, key, **place)  # type: ignore[arg-type]
+    if both := [key for key in shown if key in known]:
+        return Contact(address, KNOWN, both[0], **place)  # type: ignore[arg-type]
+    # It is known, but has none of those keys any more.
+    state = CHANGED if known else NEW
+    return Contact(address, state, best, **place)  # type: ignore[arg-type]
+
+
+def _settings(address: str) -> dict[str, str]:
+    """Returns what ssh's configuration says of an address."""
+    lines = _output(["ssh", "-G", "--", address], 10.0).splitlines()
+    return {word: value for word, _, value in (line.partition(" ") for line in lines)}
+
+
+def _scan(host: str, port: str, timeout_s: float) -> list[Key]:
+    """Returns the keys that a host shows to anyone who asks."""
+    argv = ["ssh-keyscan", "-T", f"{max(1, int(timeout_s))}", "-p", port]
+    argv += ["-t", "ed25519,ecdsa,rsa", "--", host]
+    return _keys(_output(argv, timeout_s + 5))
+
+
+def _known(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
+    """Returns the keys that are known of a host, and those that must never be taken."""
+    known: list[Key] = []
+    revoked: list[Key] = []
+    for file in files:
+        if file.exists():
+            for line in _output(["ssh-keygen", "-F", name, "-f", str(file)], 10.0).splitlines():
+                if line.startswith("@revoked "):
+                    revoked += _keys(line.removeprefix("@revoked "))
+                elif not line.startswith("@"):
+                    known += _keys(line)
+    return known, revoked
+
+
+def _keys(text: str) -> list[Key]:
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 3 and words[1] in _TYPES:
+            with contextlib.suppress(ValueError):
+                base64.b64decode(words[2], validate=True)
+                found.append(Key(words[1], words[2]))
+    return found
+
+
+def _line(contact: Contact) -> str:
+    assert contact.key is not None
+    name = contact.name
+    if contact.hashed:
+        salt = os.urandom(20)
+        digest = hmac.digest(salt, name.encode(), "sha1")
+        name = f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+    return f"{name} {contact.key.kind} {contact.key.data}\n"
+
+
+def _output(argv: Sequence[str], timeout_s: float) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    except OSError as error:
+        raise ImagenetPrepError(
+            f"{argv[0]} cannot be started: {error.strerror}. Install OpenSSH's client."
+        ) from error
+    return done.stdout

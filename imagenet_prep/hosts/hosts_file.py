@@ -1,0 +1,61 @@
+"""The hosts of a training cluster, as the tutorial's hosts file lists them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core.errors import UsageError
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+# Letters that a host name, an address or user@host may have: what follows goes to ssh.
+_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+_SLOTS = re.compile(r"slots=(\d+)")
+
+
+class Host(NamedTuple):
+    """One line of a hosts file.
+
+    Attributes:
+      address: host name or IP address, with user@ where it is another user.
+      slots: processes, usually GPUs, that may run there.
+    """
+
+    address: str
+    slots: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is the machine itself, by name."""
+        return self.address in LOCAL
+
+
+def read_hosts(path: Path) -> list[Host]:
+    """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment.
+
+    Raises:
+      UsageError: the file cannot be read, a line is wrong, or a host comes twice.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as a hosts file: {error}") from error
+    hosts: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        slots = _SLOTS.fullmatch(words[1]) if len(words) == 2 else None
+        if not _ADDRESS.fullmatch(words[0]) or (len(words) > 1 and slots is None):
+            raise UsageError(f"{path}: line {number}: {line!r}, expected: ADDRESS slots=N")
+        count = int(slots[1]) if slots else 1
+        if count < 1:
+            raise UsageError(f"{path}: line {number}: {words[0]} has no slots; leave it out")
+        if words[0] in hosts:
+            raise UsageError(f"{path}: line {number}: {words[0]} comes twice")
+        hosts[words[0]] = Host(words[0], count)
+    if not hosts:
+        raise UsageError(f"{path}: lists no host. One a line: ADDRESS slots=N")
+    return list(hosts.values())

@@ -1,0 +1,1 @@
+"""Ranks on hosts: which are fit, how they are started, followed and ended."""

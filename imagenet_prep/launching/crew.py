@@ -1,0 +1,244 @@
+"""What a launch runs on all hosts: started, listened to, and ended in order.
+
+One process a host, here or through ssh, runs the ranks there (`launching.host`). It reads orders
+from its input, and ends its ranks when that ends: so nothing is left of a launch that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from imagenet_prep.core import children, signals
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.ssh import ssh_argv
+from imagenet_prep.launching import mpi
+
+# A host that vanished without a word is noticed after a minute.
+_ALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=4")
+# What the others have when a rank has failed; nothing is left to save, unless all are to end.
+_FAILED_S = 15.0
+# Of a host to answer, beyond what its ranks have.
+_ANSWER_S = 30.0
+_INCOMPLETE = 4
+# Of what has ended, to be passed on.
+_LAST_WORDS_S = 5.0
+
+_printing = threading.Lock()
+
+
+@dataclass
+class Outcome:
+    """What came of a launch.
+
+    Attributes:
+      code: of the first rank that failed by itself, else of the first that failed, else 0.
+      left: numbers of the ranks that failed because another had.
+    """
+
+    code: int = 0
+    left: set[int] = field(default_factory=set)
+    _blamed: bool = False
+
+    def add(self, code: int, *, left: bool) -> None:
+        """Takes a failure, in the order in which they come."""
+        if not self._blamed and (not self.code or not left):
+            self.code, self._blamed = code, not left
+
+
+class _Member:
+    """A process whose output is passed on; what it tells goes to `news`."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        news: queue.SimpleQueue[Any],
+        hear: Callable[[str], bool],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._news = news
+        self.process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # Ctrl-C is ours to pass on.
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=_pass_on, args=arguments, daemon=True)
+            for arguments in (
+                (self.process.stdout, sys.stdout, None),
+                (self.process.stderr, sys.stderr, hear),
+            )
+        ]
+        for thread in (*self._readers, threading.Thread(target=self._wait, daemon=True)):
+            thread.start()
+
+    def _wait(self) -> None:
+        code = self.process.wait()
+        for reader in self._readers:
+            # What a rank has started may outlive it, and hold the pipe open.
+            reader.join(_LAST_WORDS_S)
+        self._news.put((self, code))
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Sends an order; one that has ended needs none."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+
+
+def _pass_on(source: IO[str], target: IO[str], hear: Callable[[str], bool] | None) -> None:
+    for line in source:
+        if hear is None or not hear(line):
+            say(line, target)
+
+
+def say(text: str, target: IO[str] | None = None) -> None:
+    """Prints; where nobody reads any more, ranks go on and are ended as asked."""
+    with _printing, contextlib.suppress(OSError, ValueError):
+        target = target or sys.stderr
+        target.write(text)
+        target.flush()
+
+
+class Crew:
+    """The processes of one launch on all hosts."""
+
+    def __init__(self, hosts: Sequence[Host], mark: str, grace_s: float) -> None:
+        """Begins with none.
+
+        Args:
+          hosts: where ranks run.
+          mark: of the launch; a line on stderr that begins with it is for us.
+          grace_s: that ranks have to save a checkpoint when asked to end.
+        """
+        self._hosts, self._mark, self._grace_s = hosts, mark, grace_s
+        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._members: list[_Member] = []
+        self._starter: _Member | None = None
+        self._ends = float("inf")
+        self._asked = False
+        self.outcome = Outcome()
+
+    def run(
+        self,
+        orders: Sequence[dict[str, Any]],
+        starter: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Outcome:
+        """Runs all ranks to their end.
+
+        Args:
+          orders: the first one of each host, as for `launching.host.run`.
+          starter: the mpirun that starts the ranks, where those do not.
+          environment: of that.
+        """
+        with signals.handled(lambda *_: self._news.put(None), signal.SIGINT):
+            try:
+                self._start(orders, starter, environment)
+                self._follow()
+            finally:
+                for member in [*self._members, *([self._starter] if self._starter else [])]:
+                    member.process.kill()  # none but those that did not answer
+        return self.outcome
+
+    def _start(
+        self,
+        orders: Sequence[dict[str, Any]],
+        starter: Sequence[str],
+        environment: Mapping[str, str] | None,
+    ) -> None:
+        argv = children.python("-m", "imagenet_prep.launching.host", "run")
+        for host, order in zip(self._hosts, orders, strict=True):
+            line = argv if host.is_local else ssh_argv(host.address, argv, options=_ALIVE)
+            member = _Member(host.address, line, self._news, self._told)
+            self._members.append(member)
+            member.tell(order)
+        if starter:
+            # mpirun ends its ranks when it is asked to.
+            line = children.bound(starter, signal.SIGTERM)
+            hear = self._told_by_mpi
+            self._starter = _Member("mpirun", line, self._news, hear, environment)
+
+    def _follow(self) -> None:
+        """Waits for all, and ends all where one has failed, or where that is asked."""
+        waiting = {*self._members, *([self._starter] if self._starter else [])}
+        while waiting:
+            try:
+                news = self._news.get(timeout=self._left_s())
+            except queue.Empty:
+                names = ", ".join(sorted(member.name for member in waiting))
+                say(f"imagenet-prep: no answer from {names}: ranks may be left there\n")
+                return
+            if news is None:
+                self._ask()
+            elif isinstance(news, dict):
+                self._failed(news)
+            else:
+                waiting.remove(news[0])
+                self._ended(*news)
+
+    def _left_s(self) -> float | None:
+        return None if self._ends == float("inf") else max(0.0, self._ends - time.monotonic())
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._order({"ask": self._grace_s}, self._grace_s)
+
+    def _order(self, order: dict[str, Any], seconds: float) -> None:
+        self._ends = time.monotonic() + seconds + _ANSWER_S
+        for member in self._members:
+            member.tell(order)
+
+    def _failed(self, told: dict[str, Any]) -> None:
+        self.outcome.add(told["code"], left=told["left"])
+        if told["left"]:
+            self.outcome.left.add(told["rank"])
+        if self._ends == float("inf"):
+            # Where one has come to an orderly end all have, and rank 0 is saving.
+            limit_s = self._grace_s if told["code"] == _INCOMPLETE else _FAILED_S
+            limit_s = min(limit_s, self._grace_s)
+            self._order({"limit": limit_s}, limit_s)
+
+    def _ended(self, member: _Member, code: int) -> None:
+        if member is self._starter:
+            if code:
+                self.outcome.add(128 - code if code < 0 else code, left=False)
+            # What mpirun left is ended by those that watch each host.
+            self._order({"ask": _FAILED_S}, _FAILED_S)
+        elif code:
+            say(f"imagenet-prep: {member.name}: what runs its ranks ended with code {code}\n")
+            self._failed({"rank": -1, "code": 1, "left": False})
+
+    def _told(self, line: str) -> bool:
+        """Takes a line that is for us: what `launching.host` tells of a rank that failed."""
+        if not line.startswith(self._mark):
+            return False
+        self._news.put(json.loads(line.removeprefix(self._mark)))
+        return True
+
+    def _told_by_mpi(self, line: str) -> bool:
+        rank = mpi.left_rank(line)
+        if rank is not None:
+            self.outcome.left.add(rank)
+        return False

@@ -1,0 +1,214 @@
+"""Whether hosts are fit to train together: all are asked at once, all that is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from imagenet_prep.core import children
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.ssh import ssh_argv
+from imagenet_prep.launching import host as here
+
+# What `launching.host.probe` tells of a host.
+Answer = dict[str, Any]
+
+_LOOPBACK = "lo"
+
+
+class Network(NamedTuple):
+    """Where ranks meet.
+
+    Attributes:
+      address: of this machine, that all hosts reach.
+      interfaces: of each host, in their order, the one by which the others reach it.
+    """
+
+    address: str
+    interfaces: tuple[str, ...]
+
+
+def check(
+    used: Sequence[Host], data_dir: str | None, *, timeout_s: float, interface: str | None
+) -> Network:
+    """Asks all hosts at once and returns how they reach each other.
+
+    Args:
+      used: hosts, with their ranks as slots.
+      data_dir: the data set that each must have; None where that is not asked.
+      timeout_s: that a host has to answer.
+      interface: the network interface that all are to use; None: the one that ssh came by.
+
+    Raises:
+      ImagenetPrepError: a host is not fit; all that is wrong is named.
+    """
+    argv = children.python(
+        "-m", "imagenet_prep.launching.host", "probe", *([data_dir] if data_dir else [])
+    )
+    pool = ThreadPoolExecutor(len(used))
+    try:
+        answers = list(pool.map(lambda host: _ask(host, argv, timeout_s), used))
+    finally:
+        # Where we are interrupted nobody waits for hosts that do not answer.
+        pool.shutdown(wait=False, cancel_futures=True)
+    ranks = sum(host.slots for host in used)
+    problems: list[str] = []
+    reference: tuple[Host, Answer] | None = None
+    for host, answer in zip(used, answers, strict=True):
+        if isinstance(answer, str):
+            problems.append(f"{host.address}: {answer}")
+            continue
+        if answer["problem"]:
+            problems.append(f"{host.address}: {answer['problem']}")
+        if ranks > 1 and answer["versions"]["horovod"] == "none":
+            problems.append(
+                f"{host.address}: no Horovod: run `imagenet-prep install-horovod` there"
+            )
+        if ranks > 1 and not answer["address"]:
+            problems.append(
+                f"{host.address}: its own name has no address, which Horovod asks for: add a line "
+                "to /etc/hosts there"
+            )
+        if answer["gpus"] and answer["gpus"] < host.slots:
+            problems.append(
+                f"{host.address}: {answer['gpus']} GPUs for {host.slots} ranks: "
+                f"write slots={answer['gpus']}"
+            )
+        if reference is None:
+            reference = host, answer
+        else:
+            problems += differences(*reference, host, answer)
+    problems += _misplaced(used, answers)
+    network = None
+    if not problems:
+        network, problems = _network(used, [a for a in answers if isinstance(a, dict)], interface)
+    if network is None:
+        raise ImagenetPrepError(
+            f"{len(problems)} problems on {len(used)} hosts, nothing was started:\n  "
+            + "\n  ".join(problems)
+        )
+    print(f"{len(used)} host{'s' * (len(used) > 1)} fit, {ranks} ranks", flush=True)
+    return network
+
+
+def _network(
+    used: Sequence[Host], answers: Sequence[Answer], interface: str | None
+) -> tuple[Network | None, list[str]]:
+    """Returns how the hosts reach each other, or what keeps them from it."""
+    wanted = [interface] * len(used)
+    if interface is None:
+        wanted = [_reached_by(host, answer) for host, answer in zip(used, answers, strict=True)]
+    told = zip(answers, wanted, strict=True)
+    elsewhere = [a["reached"] or a["address"] for a, name in told if name is not None]
+    own = interface
+    if own is None and not elsewhere:
+        return Network("127.0.0.1", tuple(_LOOPBACK for _ in used)), []
+    mine = here.interfaces()
+    if own is None:
+        source = _source(elsewhere[0])
+        own = next((name for name, address in mine.items() if address == source), None)
+    problems = []
+    names = [own or "" if name is None else name for name in wanted]
+    for host, answer, name in zip(used, answers, names, strict=True):
+        if name not in answer["interfaces"]:
+            known = ", ".join(f"{n} {a}" for n, a in answer["interfaces"].items())
+            problems.append(
+                f"{host.address}: no network interface {name or 'at which it was reached'}; it "
+                f"has {known}. Say which by --network-interface."
+            )
+    if own not in mine and not problems:
+        problems.append(f"this machine has no network interface {own}: see --network-interface")
+    if problems:
+        return None, problems
+    return Network(mine[own or ""], tuple(names)), []
+
+
+def _reached_by(host: Host, answer: Answer) -> str | None:
+    """Returns the interface at which ssh reached a host; None where it is this machine."""
+    address = answer["reached"] or answer["address"]
+    if host.is_local or address.startswith("127."):
+        return None
+    found = [name for name, each in answer["interfaces"].items() if each == address]
+    return found[0] if found else ""
+
+
+def _source(address: str) -> str:
+    """Returns this machine's address on the way to another; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((address, 9))
+            return str(asking.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[str]:
+    """Returns what keeps two hosts, of which `launching.host.probe` told, from one job."""
+    found = [
+        f"{other.address}: {package} {second['versions'][package]}, "
+        f"{one.address} has {version}: install the same"
+        for package, version in first["versions"].items()
+        if second["versions"].get(package) != version
+    ]
+    if first["dataset"] and second["dataset"] and first["dataset"] != second["dataset"]:
+        found.append(
+            f"{other.address}: manifest {second['dataset'][:16]}, {one.address} has "
+            f"{first['dataset'][:16]}: these are different data sets. Copy one of them anew."
+        )
+    return found
+
+
+def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:
+    """Returns what is wrong with the parts of a partitioned set: each is read by its own host."""
+    found = []
+    parts = [Placement(*a["part"]) for a in answers if not isinstance(a, str) and a["dataset"]]
+    if len(parts) < len(used) or all(part == WHOLE for part in parts):
+        return []
+    for number, (host, part) in enumerate(zip(used, parts, strict=True)):
+        expected = Placement(number, len(used), min(parts[0].copies, len(used)))
+        if part != expected:
+            found.append(
+                f"{host.address}: holds {part}, expected {expected}: train on the hosts that "
+                "replicate was given, in their order, or replicate to these"
+            )
+    if len({host.slots for host in used}) > 1:
+        found.append("the set is partitioned: give all hosts equally many ranks")
+    return found
+
+
+def _ask(host: Host, argv: Sequence[str], timeout_s: float) -> Answer | str:
+    """Returns what `launching.host` answers there, or why there is no answer."""
+    line = argv if host.is_local else ssh_argv(host.address, argv)
+    try:
+        done = subprocess.run(
+            line,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {timeout_s:g} s. Is it up, and does ssh reach it?"
+    except OSError as error:
+        return f"{line[0]} cannot be started: {error.strerror}"
+    try:
+        answer: Answer = json.loads(done.stdout.strip().rpartition("\n")[2])
+    except ValueError:
+        said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+        if done.returncode == 255 and not host.is_local:
+            return (
+                f"ssh failed: {said or 'no word'}. `ssh {host.address} true` must work without "
+                "a question: key in authorized_keys, host key in known_hosts."
+            )
+        return (
+            f"{argv[0]} has no imagenet-prep of this version there ({said or 'no output'}). "
+            "Install it at the same path on every host."
+        )
+    return answer

@@ -1,0 +1,213 @@
+"""What `launch` starts on each host, through ssh.
+
+`python -P -m imagenet_prep.launching.host probe|run`
+
+`probe` tells in one line of JSON what is there. `run` starts the host's ranks and ends when they
+have ended. It is told all it needs through its input, so that no command line shows it, and the end
+of its input is the end of `launch`: then no rank stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from imagenet_prep.core import signals
+from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.launching.ranks import Rank, Ranks
+
+# In the environment of every rank of one launch, and of nothing else.
+MARK = "IMAGENET_PREP_LAUNCH"
+
+_PACKAGES = ("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
+_RANK = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
+_POLL_S = 0.2
+# What ranks have left when `launch` is gone without a word: killed, or its machine is.
+_ABANDONED_S = 5.0
+# Of linux/sockios.h: the IPv4 address of an interface.
+_SIOCGIFADDR = 0x8915
+
+
+def probe(data_dir: str | None) -> dict[str, Any]:
+    """Returns versions, GPUs, and what is known of the data set.
+
+    Keys: "versions" by package; "gpus"; "address" that its own name has, "" if none;
+    "interfaces": IPv4 addresses by name; "reached": its address that ssh came to, "" without ssh;
+    "dataset": digest of its manifest, "" without a data set of this host; "part": which of it is
+    here, as [node, nodes, copies]; "problem": what is wrong with it, "" if nothing.
+    """
+    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "none"
+    digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
+    address = ""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+    # NVIDIA's driver lists its devices here; asking TensorFlow takes seconds.
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return {
+        "versions": versions,
+        "gpus": len(list(gpus.iterdir())) if gpus.is_dir() else 0,
+        "address": address,
+        "interfaces": interfaces(),
+        # The client's address and port, then ours.
+        "reached": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
+        "dataset": digest,
+        "part": dataclasses.astuple(part),
+        "problem": problem,
+    }
+
+
+def interfaces() -> dict[str, str]:
+    """Returns the first IPv4 address of each network interface that has one, by name."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def _dataset(data_dir: str) -> tuple[str, Placement, str]:
+    from imagenet_prep.core.errors import ImagenetPrepError
+    from imagenet_prep.dataset import manifest, naming, placement
+
+    root = Path(data_dir).expanduser()
+    part = WHOLE
+    try:
+        facts = manifest.loads((root / naming.MANIFEST).read_bytes(), str(root / naming.MANIFEST))
+        part = placement.load(root, facts)
+        for split in facts.splits:
+            for shard in part.shards(facts, split):
+                size = (root / shard.name).stat().st_size
+                if size != shard.num_bytes:
+                    return (
+                        facts.digest,
+                        part,
+                        (f"{root / shard.name} has {size:,} bytes, expected {shard.num_bytes:,}"),
+                    )
+    except OSError as error:
+        return "", part, f"{error.filename}: {error.strerror}"
+    except ImagenetPrepError as error:
+        return "", part, str(error)
+    return facts.digest, part, ""
+
+
+def run(orders: IO[str]) -> None:
+    """Runs this host's ranks until they have ended, or `launch` has.
+
+    Each rank that fails is told on stderr: the launch's mark and, as JSON, its "rank", "code" and
+    whether it was "left" by another.
+
+    Args:
+      orders: lines of JSON. The first has "mark", "folder" (to be in, where it is there),
+        "command", "shared" (variables of all ranks) and "ranks" (those of each; none where mpirun
+        starts them). Then
+        {"ask": seconds}: ask the ranks to end, and kill them after that time; {"limit": seconds}:
+        kill what lives then.
+    """
+    begin = json.loads(orders.readline())
+    with contextlib.suppress(OSError):
+        os.chdir(Path(begin["folder"]).expanduser())
+    if not begin["ranks"]:
+        _guard(begin["mark"], orders)
+        return
+    ranks = Ranks()
+    obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
+    with signals.handled(lambda *_: ranks.ask(_ABANDONED_S), signal.SIGINT):
+        obeying.start()
+        ranks.start(begin["command"], [begin["shared"] | each for each in begin["ranks"]])
+        ranks.wait(lambda rank: _tell(begin["mark"], rank))
+
+
+def _obey(orders: IO[str], ranks: Ranks) -> None:
+    for line in orders:
+        order = json.loads(line)
+        if "ask" in order:
+            ranks.ask(order["ask"])
+        else:
+            ranks.limit(order["limit"])
+    ranks.ask(_ABANDONED_S)
+
+
+def _tell(mark: str, rank: Rank) -> None:
+    # The code first: by then its last line has come, which tells who left whom.
+    told = {"rank": rank.number, "code": rank.code(), "left": rank.left}
+    with contextlib.suppress(OSError):
+        print(f"{mark} {json.dumps(told)}", file=sys.stderr, flush=True)
+
+
+def _guard(mark: str, orders: IO[str]) -> None:
+    """Ends the ranks that mpirun has started here when `launch` says so, or is gone."""
+    grace_s = _ABANDONED_S
+    for line in orders:
+        grace_s = json.loads(line).get("ask", grace_s)
+        break
+    end(mark, grace_s)
+
+
+def end(mark: str, grace_s: float) -> dict[str, int]:
+    """Asks the ranks of a launch to end, and kills those that live `grace_s` seconds later.
+
+    Returns:
+      "ended": how many there were; "killed": how many of them had to be.
+    """
+    first = _marked(mark)
+    _signal(first, signal.SIGTERM)
+    patience = time.monotonic() + grace_s
+    while (left := _marked(mark)) and time.monotonic() < patience:
+        time.sleep(_POLL_S)
+    _signal(left, signal.SIGKILL)
+    return {"ended": len(first), "killed": len(left)}
+
+
+def _marked(mark: str) -> list[int]:
+    """Returns this user's processes that are ranks of a launch; its mpirun is none."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                if wanted in environment and any(line.startswith(_RANK) for line in environment):
+                    found.append(int(folder.name))
+            except OSError:  # another user's, or just gone
+                continue
+    return found
+
+
+def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            continue
+
+
+def main(argv: Sequence[str]) -> None:
+    """Does one of the two."""
+    if argv[0] == "probe":
+        print(json.dumps(probe(argv[1] if len(argv) > 1 else None)))
+    else:
+        run(sys.stdin)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

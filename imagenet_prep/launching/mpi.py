@@ -1,0 +1,52 @@
+"""mpirun's command line, where Open MPI starts the ranks in place of `launching.host`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.ssh import ssh_options
+from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.ranks import LEFT
+
+# As horovodrun has them: no InfiniBand verbs, and threads may run on all cores.
+_FLAGS = ("-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
+# Open MPI's tree of ssh from host to host wants keys everywhere; here the first host starts all.
+_FLAT = ("-mca", "plm_rsh_no_tree_spawn", "true")
+_FROM_RANK = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>:")
+
+
+def mpirun(
+    used: Sequence[Host],
+    network: Network,
+    variables: Mapping[str, str],
+    command: Sequence[str],
+) -> list[str]:
+    """Returns the command line that starts all ranks.
+
+    Args:
+      used: hosts, with their ranks as slots.
+      network: how they reach each other.
+      variables: which ranks get, from mpirun's own environment: no command line holds a value.
+      command: of every rank.
+    """
+    argv = ["mpirun", "--allow-run-as-root", "--tag-output"]
+    argv += ["-np", str(sum(host.slots for host in used))]
+    argv += ["-H", ",".join(f"{host.address}:{host.slots}" for host in used), *_FLAGS]
+    if not all(host.is_local for host in used):
+        argv += [*_FLAT, "-mca", "plm_rsh_num_concurrent", str(len(used))]
+        # It would ask, or take any host key.
+        argv += ["-mca", "plm_rsh_agent", " ".join(["ssh", *ssh_options()])]
+        names = set(network.interfaces)
+        if len(names) == 1:
+            argv += ["-mca", "btl_tcp_if_include", *names]
+    for name in sorted(variables):
+        argv += ["-x", name]
+    return [*argv, *command]
+
+
+def left_rank(line: str) -> int | None:
+    """Returns the rank that says in this line that another one left it."""
+    rank = _FROM_RANK.match(line)
+    return int(rank[1]) if rank and line.startswith(LEFT, rank.end()) else None

@@ -1,0 +1,133 @@
+"""The ranks of one host: started, followed, ended; none of them outlives the process that did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from imagenet_prep.core import children
+
+# What ranks say that were left by another (imagenet_prep.trainer.comm).
+LEFT = "imagenet-prep: another rank died"
+
+_POLL_S = 0.1
+# Its last lines are there when it has ended; a child of it may hold the pipe open.
+_LAST_WORDS_S = 5.0
+_OURS = "imagenet-prep: "
+
+
+class Rank:
+    """One running process, whose stderr is passed on with its number before each line.
+
+    Attributes:
+      number: of the rank, over all hosts.
+      error: the last line in which the program said why it fails, "" if none.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts it; to be called by a thread that lives as long as the rank may."""
+        self.number = int(environment.get("HOROVOD_RANK", "0"))
+        self.process = subprocess.Popen(
+            children.bound(command),
+            # Its own children must not look into the current folder for modules either.
+            env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self.error = self._last = ""
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+        self._thread.start()
+
+    def _pass_on(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with contextlib.suppress(OSError):  # nobody reads any more; the rank must not notice
+                print(f"[{self.number}] {line}", end="", file=sys.stderr, flush=True)
+            self._last = line.strip() or self._last
+            if line.startswith(_OURS):
+                self.error = self._last
+
+    @property
+    def left(self) -> bool:
+        """Whether it failed because another rank did."""
+        return self.error.startswith(LEFT)
+
+    def send(self, signum: signal.Signals) -> None:
+        """Signals it once, and what it has started."""
+        pid = self.process.pid
+        with contextlib.suppress(ProcessLookupError):
+            if self.process.poll() is None:
+                has_group = os.getpgid(pid) == pid
+                (os.killpg if has_group else os.kill)(pid, signum)
+
+    def code(self) -> int:
+        """Returns the exit code of the ended process, as a shell has it."""
+        code = self.process.wait()
+        self._thread.join(_LAST_WORDS_S)
+        return 128 - code if code < 0 else code
+
+    def reason(self) -> str:
+        """Returns why it failed: its own word, or what can be known."""
+        if self.error:
+            return f"rank {self.number}: {self.error.removeprefix(_OURS)}"
+        if self.process.returncode < 0:
+            number = -self.process.returncode
+            return f"rank {self.number}: ended by signal {number}; its last line: {self._last}"
+        return f"rank {self.number}: {self._last}"
+
+
+class Ranks:
+    """All ranks of this host."""
+
+    def __init__(self) -> None:
+        """Begins with none."""
+        self._ranks: list[Rank] = []
+        self._asked = False
+        self._deadline = float("inf")
+
+    def start(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+        """Starts a rank for each environment, unless they have been asked to end."""
+        for environment in environments:
+            if not self._asked:
+                self._ranks.append(Rank(command, environment))
+        if self._asked:
+            self.ask()
+
+    def ask(self, grace_s: float = float("inf")) -> None:
+        """Asks all ranks to save and end; `wait` kills those that live `grace_s` seconds later."""
+        self._asked = True
+        self.limit(grace_s)
+        for rank in self._ranks:
+            rank.send(signal.SIGTERM)
+
+    def limit(self, seconds: float) -> None:
+        """Lets `wait` kill what lives so many seconds from now."""
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def wait(self, failed: Callable[[Rank], object]) -> None:
+        """Returns when no rank is left.
+
+        Args:
+          failed: called with each rank whose exit code is not 0, in the order of their ends, but
+            not with those that were killed here.
+        """
+        running = list(self._ranks)
+        try:
+            while running and time.monotonic() < self._deadline:
+                for rank in [each for each in running if each.process.poll() is not None]:
+                    running.remove(rank)
+                    if rank.code():
+                        failed(rank)
+                time.sleep(_POLL_S if running else 0)
+        finally:
+            for rank in running:
+                rank.send(signal.SIGKILL)
+                rank.process.wait()

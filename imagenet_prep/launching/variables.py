@@ -1,0 +1,61 @@
+"""Which of this machine's environment variables the ranks on other hosts get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from imagenet_prep.core.errors import UsageError
+
+# By whole name, or by beginning: what Python, TensorFlow, Horovod, the network and our own
+# program read. HOME, the shell's own and whatever else is set here stay here.
+_NAMES = {
+    *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+}
+_BEGINNINGS = (
+    *("AWS_", "IMAGENET_PREP_", "PYTHON", "LC_", "MALLOC_", "TF_", "TF2_", "XLA_", "DALI_"),
+    *("CUDA_", "CUDNN_", "NCCL_", "HOROVOD_", "GLOO_", "UCX_", "FI_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+)
+# Each host has GPUs of its own, and each launch a key of its own.
+_STAY = re.compile(r"CUDA_VISIBLE_DEVICES|HOROVOD_SECRET_KEY|IMAGENET_PREP_LAUNCH$")
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
+
+
+def travelling(
+    environment: Mapping[str, str], more: Sequence[str], *, private: bool
+) -> dict[str, str]:
+    """Returns the variables that go to ranks on other hosts.
+
+    Args:
+      environment: of this process.
+      more: names that are not in the list, and are to go too.
+      private: whether the way there is ssh; else what looks like a secret stays here.
+
+    Raises:
+      UsageError: one of `more` is not set, or is a secret that must not go this way.
+    """
+    if absent := [name for name in more if name not in environment]:
+        raise UsageError(f"--env {absent[0]}: there is no such variable here")
+    found = {
+        name: value
+        for name, value in environment.items()
+        if (name in _NAMES or name.startswith(_BEGINNINGS)) and not _STAY.search(name)
+    }
+    found |= {name: environment[name] for name in more}
+    secrets = {name for name, value in found.items() if _is_secret(name, value)}
+    if private or not secrets:
+        return found
+    if refused := [name for name in more if name in secrets]:
+        raise UsageError(
+            f"--env {refused[0]}: a secret does not go through mpirun, which sends it in the "
+            "clear. Configure it on each host, e.g. in ~/.aws, or launch without --mpi."
+        )
+    return {name: value for name, value in found.items() if name not in secrets}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    # A proxy's address may hold user:password@.
+    return bool(_SECRET.search(name)) or ("proxy" in name.lower() and "@" in value)

@@ -1,0 +1,329 @@
+"""Reads an existing set of shards whole and says what is wrong with it and what it lacks.
+
+Changes nothing. What no record may be wrong in (CRCs, labels, keys, JPEGs) is a problem; what
+consumers can live without (words, boxes, true sizes) is a lack, which a manifest can declare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagenet_prep import engine
+from imagenet_prep.codec.transform import is_rgb, keep
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import BadImageError, DataDamagedError
+from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.sources import tfrecords
+from imagenet_prep.sources.ilsvrc import count_problems
+from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
+from imagenet_prep.sources.labels import ClassList, check_validation
+from imagenet_prep.sources.source import VALIDATION_NAME
+from imagenet_prep.sources.tfrecords import Entry, ShardFile, TfrecordSet
+from imagenet_prep.storage.folder import LocalStore
+
+_CONSTANTS: dict[str, bytes | int] = {
+    schema.FORMAT: b"JPEG",
+    schema.COLORSPACE: b"RGB",
+    schema.CHANNELS: 3,
+}
+
+# Problems of a shard that are named; where all records have one, more say nothing new.
+_NAMED = 1000
+
+# The worst of a key is what the manifest says of it.
+_WORST_FIRST = (example.ABSENT, example.UNTRUE, example.EMPTY)
+
+
+class ShardTask(NamedTuple):
+    """One shard to read."""
+
+    shard: ShardFile
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+        return self.shard.name
+
+
+@dataclass(frozen=True)
+class LabelWork:
+    """Lists the classes and labels of a shard, where only the whole set tells what they mean."""
+
+    def __call__(self, task: ShardTask) -> engine.Result:
+        """Returns the uses, and what is damaged, as the receipt."""
+        damage: list[str] = []
+        uses = tfrecords.label_uses(task.shard, lambda error: damage.append(str(error)))
+        examples = sum(use.examples for use in uses)
+        return engine.Result({"uses": uses, "damage": damage, "examples": examples})
+
+
+@dataclass
+class _Report:
+    """What was found in one shard."""
+
+    problems: list[str] = field(default_factory=list)
+    lacks: dict[str, Counter[str]] = field(default_factory=dict)
+    num_per_class: Counter[int] = field(default_factory=Counter)
+    validation: dict[str, int] = field(default_factory=dict)
+    record_bytes: list[int] = field(default_factory=list)
+    not_rgb: int = 0
+    max_height: int = 0
+    max_width: int = 0
+
+    def lack(self, key: str, kind: str) -> None:
+        self.lacks.setdefault(key, Counter())[kind] += 1
+
+
+@dataclass(frozen=True)
+class SurveyWork:
+    """Reads one shard."""
+
+    labelling: Labelling
+
+    def __call__(self, task: ShardTask) -> engine.Result:
+        """Returns what a manifest says of a shard, its record sizes, problems and lacks."""
+        report = _Report()
+        shard = task.shard
+
+        def problem(error: Exception) -> None:
+            report.problems.append(str(error))
+
+        for record, entry in tfrecords.entries(shard, problem):
+            report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
+            try:
+                member = tfrecords.member(shard, record, entry, self.labelling)
+                report.num_per_class[member.class_index] += 1
+                note_validation(member, report.validation)
+            except DataDamagedError as error:
+                problem(error)
+                continue
+            try:
+                _look_at(record.payload, entry, report)
+            except (BadImageError, DataDamagedError) as error:
+                report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
+        if (more := len(report.problems) - _NAMED) > 0:
+            report.problems[_NAMED:] = [f"{shard.path.name}: {more:,} more problems like these"]
+        sha256 = ""
+        if not report.problems:
+            with open(shard.path, "rb") as stream:
+                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        return engine.Result(
+            {
+                "shard": shard.name,
+                "examples": len(report.record_bytes),
+                "num_bytes": shard.num_bytes,
+                "sha256": sha256,
+                "record_bytes": report.record_bytes,
+                "num_per_class": {str(i): n for i, n in sorted(report.num_per_class.items())},
+                "validation": report.validation,
+                "not_rgb": report.not_rgb,
+                "max_height": report.max_height,
+                "max_width": report.max_width,
+                "lacks": report.lacks,
+                "problems": report.problems,
+            }
+        )
+
+
+def _look_at(payload: bytes, entry: Entry, report: _Report) -> None:
+    """Adds what one record lacks.
+
+    Raises:
+      BadImageError: it holds no JPEG.
+      DataDamagedError: nothing that could be declared makes it a record of the schema.
+    """
+    features = entry.features
+    image = keep(entry.encoded)
+    report.max_height = max(report.max_height, image.height)
+    report.max_width = max(report.max_width, image.width)
+    lacks = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
+    true = _CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
+    for key in true:
+        if key in features and features[key] != (true[key],):
+            lacks[key] = example.UNTRUE
+    if not is_rgb(entry.encoded):
+        report.not_rgb += 1
+        lacks.setdefault(schema.COLORSPACE, example.UNTRUE)
+    if features.get(schema.TEXT) == (b"",):
+        lacks[schema.TEXT] = example.EMPTY
+    if schema.ENCODED in features:
+        example.decode(payload, lacks)
+    for key, kind in lacks.items():
+        report.lack(key, kind)
+
+
+def settle_labels(
+    found: TfrecordSet,
+    splits: Sequence[str],
+    store: LocalStore,
+    lanes: engine.Lanes,
+    *,
+    known: ClassList | None = None,
+    quiet: bool = False,
+) -> Labelling:
+    """Returns what the labels of a set mean, from a few shards or, where they do not tell, all.
+
+    Args:
+      found, splits: what to read.
+      store: for receipts.
+      lanes: how much runs at once.
+      known: a class list to prefer where it fits.
+      quiet: show no progress.
+
+    Raises:
+      DataDamagedError: the labels contradict each other, or records are damaged.
+    """
+    labelling = tfrecords.known_labelling(found, splits)
+    if labelling is not None:
+        return labelling
+    shards = [shard for split in splits for shard in found.splits[split]]
+    stage = engine.Stage("labels", identity(shards), store, LabelWork())
+    receipts = engine.run(stage, [*map(ShardTask, shards)], lanes, title="labels", quiet=quiet)
+    if damage := [line for receipt in receipts for line in receipt["damage"]]:
+        raise DataDamagedError(
+            "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
+        )
+    uses = [LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
+    return labelling_of(uses, known)
+
+
+def identity(shards: Sequence[ShardFile]) -> str:
+    """Returns a digest that changes when one of the files is replaced."""
+    return canonical.digest([[s.name, s.num_bytes, s.path.stat().st_mtime_ns] for s in shards])
+
+
+def note_validation(member: Member, class_index: dict[str, int]) -> None:
+    """Adds the class of a validation image by the number in its name."""
+    if match := VALIDATION_NAME.match(member.key):
+        class_index[str(int(match[1]))] = member.class_index
+
+
+def check_validation_labels(
+    receipts: Sequence[dict[str, Any]], classes: ClassList, root: Path
+) -> None:
+    """Holds all 50,000 validation labels against the known ones, where all are there.
+
+    Raises:
+      SourceError: they differ.
+    """
+    noted = {int(n): i for receipt in receipts for n, i in receipt["validation"].items()}
+    check_validation(classes, noted, str(root))
+
+
+def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
+    """Returns members by class index over the receipts of shards."""
+    counts = [0] * num_classes
+    for receipt in receipts:
+        for index, count in receipt["num_per_class"].items():
+            counts[int(index)] += count
+    return counts
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is known of a set after all of it was read.
+
+    Attributes:
+      labelling: what its labels mean.
+      receipts: of its shards, by split, in order.
+      problems: one sentence each; empty where it can be adopted.
+    """
+
+    labelling: Labelling
+    receipts: dict[str, list[dict[str, Any]]]
+    problems: list[str]
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """What records do not hold, by key; the worst of all records."""
+        return {
+            key: next(kind for kind in _WORST_FIRST if kind in kinds)
+            for key, kinds in sorted(self.lack_counts.items())
+        }
+
+    @property
+    def lack_counts(self) -> dict[str, Counter[str]]:
+        """How many records lack a key, by key and kind."""
+        counts: dict[str, Counter[str]] = {}
+        for receipt in self._all():
+            for key, kinds in receipt["lacks"].items():
+                counts.setdefault(key, Counter()).update(kinds)
+        return counts
+
+    @property
+    def count_problems(self) -> list[str]:
+        """How counts differ from ILSVRC2012's, in words."""
+        classes = self.labelling.classes
+        problems = [
+            problem
+            for split, receipts in self.receipts.items()
+            for problem in count_problems(
+                split, classes, num_per_class(receipts, len(classes.wnids))
+            )
+        ]
+        return list(dict.fromkeys(problems))
+
+    @property
+    def not_rgb(self) -> int:
+        """How many images are grey or CMYK JPEGs."""
+        return sum(receipt["not_rgb"] for receipt in self._all())
+
+    @property
+    def examples(self) -> int:
+        """Records over all shards."""
+        return sum(receipt["examples"] for receipt in self._all())
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [receipt for receipts in self.receipts.values() for receipt in receipts]
+
+
+def survey(found: TfrecordSet, store: LocalStore, lanes: engine.Lanes, *, quiet: bool) -> Survey:
+    """Reads all shards of a set.
+
+    Args:
+      found: the set.
+      store: for receipts, so that a run that was killed need not read twice.
+      lanes: how much runs at once.
+      quiet: show no progress.
+
+    Raises:
+      DataDamagedError: its labels contradict each other.
+    """
+    splits = tuple(found.splits)
+    labelling = settle_labels(found, splits, store, lanes, quiet=quiet)
+    shards = [shard for split in splits for shard in found.splits[split]]
+    digest = canonical.digest(
+        [labelling.offset, labelling.classes.render().decode(), identity(shards)]
+    )
+    stage = engine.Stage("survey", digest, store, SurveyWork(labelling))
+    tasks = [*map(ShardTask, shards)]
+    receipts = engine.run(stage, tasks, lanes, title="survey", quiet=quiet)
+    problems = [problem for receipt in receipts for problem in receipt["problems"]]
+    problems += _copies(shards, receipts)
+    try:
+        check_validation_labels(receipts, labelling.classes, found.root)
+    except DataDamagedError as error:
+        problems.append(str(error))
+    by_shard = {receipt["shard"]: receipt for receipt in receipts}
+    return Survey(
+        labelling,
+        {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
+        problems,
+    )
+
+
+def _copies(shards: Sequence[ShardFile], receipts: Sequence[dict[str, Any]]) -> list[str]:
+    """Says which shards hold the same bytes: one of them stands in for another that is lost."""
+    first: dict[str, str] = {}
+    problems = []
+    for shard, receipt in zip(shards, receipts, strict=True):
+        name = shard.path.name
+        if receipt["sha256"] and first.setdefault(receipt["sha256"], name) != name:
+            problems.append(f"{name}: holds the same bytes as {first[receipt['sha256']]}")
+    return problems

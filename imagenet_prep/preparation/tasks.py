@@ -1,0 +1,235 @@
+"""What one task of `prepare` does on a worker: sources, codec and shards wired together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.transform import transform
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member, dump_member
+from imagenet_prep.engine import Output, Result
+from imagenet_prep.shards import plan, writer
+from imagenet_prep.sources import boxes, source
+from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored
+from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.store import Store
+
+# A file of members a shard.
+PLAN_FOLDER = f"{naming.WORK}/plan"
+# Images that had to be unpacked lie here until the data set is committed.
+UNPACKED = f"{naming.WORK}/unpacked"
+
+_HASH_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class IndexWork:
+    """Lists the images of one piece into a file of JSON lines beside the receipt.
+
+    Attributes:
+      source: what is listed.
+      store: the data set.
+      folder: where the lists go, relative to the data set.
+      unpacked: where images go that must be unpacked; None to count and drop them.
+      chosen: indices of the classes that are unpacked.
+    """
+
+    source: Source
+    store: LocalStore
+    folder: str
+    unpacked: str | None
+    chosen: frozenset[int]
+
+    def __call__(self, task: IndexTask) -> Result:
+        """Returns how many images of each class the piece holds, and the bytes unpacked."""
+        outputs = []
+        if isinstance(self.source, Packed):
+            if self.unpacked is None:
+                members = self._unpack(task, None)
+            else:
+                images = self.store.temporary()
+                members = self._unpack(task, images)
+                outputs.append(Output(images, f"{self.unpacked}/{task.name}"))
+        else:
+            assert isinstance(self.source, Stored)
+            members = self.source.index(task)
+        num_per_class = Counter(str(member.class_index) for member in members)
+        temporary = self.store.temporary()
+        with storage_errors("write", temporary):
+            temporary.write_bytes(b"".join(map(dump_member, members)))
+        # The list comes last: whoever sees it finds what it lists.
+        outputs.append(Output(temporary, self.member_list(task)))
+        return Result({"num_per_class": num_per_class}, tuple(outputs))
+
+    def member_list(self, task: IndexTask) -> str:
+        """Returns the name of a task's list, relative to the data set."""
+        return f"{self.folder}/{task.name}.jsonl"
+
+    def _unpack(self, task: IndexTask, images: Path | None) -> list[Member]:
+        """Returns the images of a piece, which lie one after the other in the file `images`."""
+        assert isinstance(self.source, Packed)
+        members: list[Member] = []
+        offset = 0
+        # One image at a time: a Parquet file may be larger than memory.
+        path = images or Path(os.devnull)
+        try:
+            with storage_errors("write", path), open(path, "wb", buffering=1 << 20) as file:
+                for key, class_index, data in self.source.images(task):
+                    if class_index not in self.chosen:
+                        continue
+                    file.write(data)
+                    members.append(Member(key, task.name, offset, len(data), class_index))
+                    offset += len(data)
+                file.flush()
+                if images is not None:
+                    os.fsync(file.fileno())
+        except BaseException:
+            if images is not None:
+                images.unlink(missing_ok=True)
+            raise
+        return source.sorted_by_key(members, task.part)
+
+
+@dataclass(frozen=True)
+class BoxWork:
+    """Reads annotations into files of lines, one a class of train and one for validation.
+
+    Attributes:
+      store: the data set.
+      folder: where the lists go, relative to the data set.
+    """
+
+    store: LocalStore
+    folder: str
+
+    def __call__(self, task: boxes.BoxTask) -> Result:
+        """Returns how many annotations and boxes there are."""
+        found = boxes.read(task)
+        outputs = []
+        for group, lines in found.lines.items():
+            temporary = self.store.temporary()
+            with storage_errors("write", temporary):
+                temporary.write_bytes(lines)
+            outputs.append(Output(temporary, self.box_list(task.split, group)))
+        counts = {"images": found.images, "boxes": found.boxes, "dropped": found.dropped}
+        return Result(counts, tuple(outputs))
+
+    def box_list(self, split: str, group: str) -> str:
+        """Returns the name of a list, relative to the data set."""
+        return f"{self.folder}/{split}/{group}.jsonl"
+
+
+class HashTask(NamedTuple):
+    """Reads one whole archive for its md5."""
+
+    archive: str
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+        return f"md5-{self.archive}"
+
+
+class ShardTask(NamedTuple):
+    """Writes one shard."""
+
+    shard: str
+
+    @property
+    def name(self) -> str:
+        """The receipt's name."""
+        return self.shard
+
+
+def plan_name(shard: str) -> str:
+    """Returns the name of a shard's plan, relative to the data set."""
+    return f"{PLAN_FOLDER}/{plan.file_name(shard)}"
+
+
+@dataclass(frozen=True)
+class WriteWork:
+    """Writes shards, and proves archives in between.
+
+    Attributes:
+      reader: reads the members.
+      proofs: reads the files whose md5 is asked for.
+      store: the data set.
+      plans: where the plan lies: beside the data set, or on this machine alone.
+      policy: for the codec.
+      classes: (WNID, words) by class index.
+      label_offset: added to the class index.
+      fail_on_bad_image: raise instead of leaving a bad image out.
+      expected_md5: by archive name, where it must be that one.
+    """
+
+    reader: Reader
+    proofs: ArchiveReader
+    store: Store
+    plans: Store
+    policy: Policy
+    classes: tuple[tuple[str, str], ...]
+    label_offset: int
+    fail_on_bad_image: bool
+    expected_md5: dict[str, str]
+
+    def __call__(self, task: HashTask | ShardTask) -> Result:
+        """Returns the receipt of an archive or of a shard."""
+        return self._hash(task) if isinstance(task, HashTask) else self._write(task)
+
+    def read(self, member: Member) -> bytes:
+        """Returns the source bytes of one image, of a huge one as many as the codec refuses."""
+        size = min(member.size, MAX_IMAGE_BYTES + 1)
+        return self.reader.read(member.archive, member.offset, size)
+
+    def _write(self, task: ShardTask) -> Result:
+        members = plan.parse(self.plans.read(plan_name(task.shard)))
+        # Records are in hash order; the disk is told in offset order, once, for all of
+        # them. So it is swept in one direction and nothing needs to be spooled.
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for member in members:
+            ranges.setdefault(member.archive, []).append((member.offset, member.size))
+        for archive in sorted(ranges):
+            self.reader.will_need(archive, sorted(ranges[archive]))
+        shard, index = self.store.temporary(), self.store.temporary()
+        content = writer.write_shard(
+            task.shard,
+            ((member, self.read(member)) for member in members),
+            transform=partial(transform, policy=self.policy),
+            classes=self.classes,
+            label_offset=self.label_offset,
+            fail_on_bad_image=self.fail_on_bad_image,
+            shard_path=shard,
+            index_path=index,
+        )
+        # The index first: whoever sees a shard finds its index.
+        return Result(
+            content,
+            (
+                Output(index, naming.index_name(task.shard), content["index_sha256"]),
+                Output(shard, task.shard, content["sha256"]),
+            ),
+        )
+
+    def _hash(self, task: HashTask) -> Result:
+        size = self.proofs.size(task.archive)
+        md5 = hashlib.md5(usedforsecurity=False)
+        for offset in range(0, size, _HASH_CHUNK_BYTES):
+            length = min(_HASH_CHUNK_BYTES, size - offset)
+            md5.update(self.proofs.read(task.archive, offset, length))
+        expected = self.expected_md5.get(task.archive)
+        if expected is not None and md5.hexdigest() != expected:
+            raise SourceError(
+                f"{task.archive}: md5 {md5.hexdigest()}, expected {expected}. The archive is "
+                "damaged: download it again. If it was repacked on purpose, --allow-subset "
+                "accepts it and the manifest says so."
+            )
+        return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})

@@ -1,0 +1,111 @@
+"""What a reader can be asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from imagenet_prep.core import address
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import schema
+from imagenet_prep.read.augment import RECIPES
+
+_CHOICES = {
+    "split": schema.SPLITS,
+    "backend": ("auto", "tfdata", "dali"),
+    "framework": ("tensorflow", "numpy", "dlpack"),
+    "recipe": tuple(RECIPES),
+    "dtype": ("float32", "bfloat16", "float16", "uint8"),
+    "layout": ("NHWC", "NCHW"),
+    "device": ("cpu", "gpu"),
+    "on_bad_record": ("raise", "skip"),
+}
+_LEAST = {"batch_size": 1, "image_size": 1, "num_threads": 0, "shuffle_window": 0}
+
+
+@dataclass(frozen=True)
+class ReadConfig:
+    """One rank's request for batches; refuses, by UsageError, what cannot be.
+
+    Attributes:
+      data_dir: folder of the data set, or its s3:// or http(s):// address.
+      split: "train" or "validation".
+      batch_size: examples a step and rank.
+      image_size: height and width of the images in pixels.
+      training: shuffled random crops, or the central crop in record order; by default the
+        train split is for training.
+      world: this process among those that train together; by default what the launcher says.
+      seed: decides order, crops and mirroring, together with epoch and example alone.
+      backend: "tfdata", "dali", or "auto": DALI for a GPU, else tf.data where installed.
+      framework: what batches hold: tensors of "tensorflow", "numpy" arrays, or "dlpack".
+      recipe: "resnet", or "tutorial" as the 2018 tutorial cropped and normalised.
+      dtype: "float32", "bfloat16" (tf.data) or "float16" (DALI) normalised, or "uint8".
+      layout: "NHWC" or "NCHW".
+      antialias: filter before shrinking, as Pillow does; by default in evaluation only.
+      device: "cpu", or "gpu" for DALI on the GPU of this local rank.
+      shuffle_window: shards whose examples are shuffled with each other; 0 is all of them, and
+        the default for a folder. A few keep reads near each other on disks that seek, and let
+        a remote set be read while it is fetched: there the default is 16.
+      cache_dir: where the ranks of a node keep a remote set; by default what
+        IMAGENET_PREP_CACHE names, or ~/.cache/imagenet-prep.
+      cache_gb: what the cache may hold, in 1e9 bytes; by default all of the set. At least two
+        windows of shards. What the readers of a node hold beyond it stays until they let go: one
+        window where ranks read in step, two windows for a reader of another split.
+      num_threads: images decoded at once; 0 is one a core this process may use, shared
+        among the ranks of a host.
+      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or a
+        server that fails, and a shard that is damaged as a whole, are raised either way.
+    """
+
+    data_dir: str
+    split: str
+    batch_size: int
+    image_size: int = 224
+    training: bool | None = None
+    world: World | None = None
+    seed: int = 0
+    backend: str = "auto"
+    framework: str = "tensorflow"
+    recipe: str = "resnet"
+    dtype: str = "float32"
+    layout: str = "NHWC"
+    antialias: bool | None = None
+    device: str = "cpu"
+    shuffle_window: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_gb: float | None = None
+    num_threads: int = 0
+    on_bad_record: str = "raise"
+
+    def __post_init__(self) -> None:
+        """Refuses unknown choices, numbers that are too small, and options that contradict."""
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                expected = ", ".join(map(repr, allowed))
+                raise UsageError(f"{name}={value!r}: expected one of {expected}")
+        for name, least in _LEAST.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise UsageError(f"{name}={number}: expected at least {least}")
+        if not self.is_remote:
+            if self.cache_dir is not None or self.cache_gb is not None:
+                raise UsageError(
+                    f"{self.data_dir} is a folder: cache_dir and cache_gb are for remote sets"
+                )
+            return
+        try:
+            address.check_base(self.data_dir)
+        except ValueError as error:
+            raise UsageError(f"data_dir: {error}") from None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the data set lies at an address, not in a folder."""
+        return "://" in self.data_dir
+
+    @property
+    def is_training(self) -> bool:
+        """Whether batches are shuffled random crops; by default for the train split."""
+        return self.split == schema.TRAIN if self.training is None else self.training

@@ -1,0 +1,98 @@
+"""Which framework decodes, and what its batches become for the user."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset.manifest import Split
+from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.feed import EncodedBatch
+
+Convert = Callable[[Any], Any]
+
+
+class Decoder(Protocol):
+    """Decodes, crops, resizes."""
+
+    def batches(
+        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields `images`, `class_index` and `mask` of each step."""
+
+
+def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decoder, Convert]:
+    """Returns the decoder that was asked for, and what turns its arrays into the framework's.
+
+    Args:
+      config: the request.
+      world: this rank among those of its host.
+      split: for the largest sides of its images.
+
+    Raises:
+      UsageError: it is not installed, or cannot do what was asked for.
+    """
+    cores = len(os.sched_getaffinity(0))
+    common: dict[str, Any] = {
+        "batch_size": config.batch_size,
+        "image_size": config.image_size,
+        "recipe": RECIPES[config.recipe],
+        "dtype": config.dtype,
+        "layout": config.layout,
+        "antialias": not config.is_training if config.antialias is None else config.antialias,
+        "num_threads": config.num_threads or max(1, cores // world.local_size),
+    }
+    if _backend(config) == "tfdata":
+        return _tfdata(config, common)
+    largest = (split.max_height, split.max_width)
+    return _dali(config, common, world, largest)
+
+
+def _backend(config: ReadConfig) -> str:
+    """Returns "tfdata" or "dali"."""
+    installed = {
+        "tfdata": importlib.util.find_spec("tensorflow") is not None,
+        "dali": importlib.util.find_spec("nvidia") is not None
+        and importlib.util.find_spec("nvidia.dali") is not None,
+    }
+    backend = config.backend
+    if backend == "auto":
+        order = ("dali",) if config.device == "gpu" else ("tfdata", "dali")
+        backend = next((name for name in order if installed[name]), order[0])
+    if not installed[backend]:
+        extra = {"tfdata": "tf", "dali": "dali"}[backend]
+        raise UsageError(
+            f"backend {backend!r} is not installed: pip install 'imagenet-prep[{extra}]'"
+        )
+    return backend
+
+
+def _tfdata(config: ReadConfig, common: dict[str, Any]) -> tuple[Decoder, Convert]:
+    if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
+        raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
+    from imagenet_prep.read.tfdata import TfDataBackend
+
+    numpy = config.framework == "numpy"
+    return TfDataBackend(**common), (lambda tensor: tensor.numpy()) if numpy else _unchanged
+
+
+def _dali(
+    config: ReadConfig, common: dict[str, Any], world: World, largest: tuple[int, int]
+) -> tuple[Decoder, Convert]:
+    if config.dtype == "bfloat16":
+        raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
+    from imagenet_prep.read.dali import DaliBackend, to_numpy, to_tensorflow
+
+    device_id = world.local_rank if config.device == "gpu" else None
+    converters = {"dlpack": _unchanged, "numpy": to_numpy, "tensorflow": to_tensorflow}
+    decoder = DaliBackend(**common, device_id=device_id, largest=largest)
+    return decoder, converters[config.framework]
+
+
+def _unchanged(tensor: Any) -> Any:
+    return tensor

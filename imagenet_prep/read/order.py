@@ -1,0 +1,177 @@
+"""Which rank reads which example, when. Pure: a function of counts, seed and epoch alone.
+
+All ranks share one order of an epoch's examples. Step s takes the next world_size *
+batch_size of them, and rank r the r-th part of that. So every example comes exactly once,
+all ranks make the same number of steps, and a run that stopped after n examples goes on at
+n with any other number of ranks.
+
+Where nodes hold parts of the set (dataset.placement), the ranks of each node share an order of
+what this node reads of the epoch, and take a step's share of the node from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from imagenet_prep.dataset.placement import WHOLE, Placement
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers whose outputs pass
+# BigCrush. NumPy's own generators may change from one version to the next.
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+# Streams of one seed that must not meet.
+_EXAMPLES, _SHARDS, _TURN = 1, 2, 3
+_IN_TURN = 8
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Returns splitmix64 of each value."""
+    with np.errstate(over="ignore"):
+        mixed = values + _GAMMA
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def stream(seed: int, *parts: int) -> np.uint64:
+    """Returns 64 bits that stand for a seed and the parts after it, e.g. an epoch."""
+    state = np.array([seed & (1 << 64) - 1], np.uint64)
+    for part in parts:
+        state = mix(state) ^ np.uint64(part)
+    return np.uint64(mix(state)[0])
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of a split's examples on one node, epoch by epoch.
+
+    Examples are numbered through all shards in the order of their records.
+
+    Attributes:
+      examples_per_shard: records of each shard.
+      seed: decides every epoch's order; None keeps the order of the records.
+      window: shards whose examples are shuffled with each other; 0 is all of them, a full
+        permutation. A window of a few shards keeps reads near each other, for disks that
+        seek and for caches smaller than the data set; shards are fair samples of all
+        classes, so that batches stay mixed.
+      placement: what the node holds; by default all of the split.
+    """
+
+    examples_per_shard: Sequence[int]
+    seed: int | None
+    window: int = 0
+    placement: Placement = WHOLE
+
+    @property
+    def num_examples(self) -> int:
+        """Examples over all shards."""
+        return sum(self.examples_per_shard)
+
+    def epoch(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Returns the example numbers of an epoch, in the order in which they are read."""
+        numbers = self._part(epoch)
+        if self.seed is None:
+            return numbers
+        key = stream(self.seed, epoch, _EXAMPLES)
+        hashed = mix(numbers.astype(np.uint64) ^ key)
+        if not 0 < self.window < len(self.examples_per_shard):
+            return numbers[np.argsort(hashed, kind="stable")]
+        window = np.empty(len(self.examples_per_shard), np.int64)
+        for number, shards in enumerate(self.windows(epoch)):
+            window[shards] = number
+        window_of = np.repeat(window, self.examples_per_shard)[numbers]
+        return numbers[np.lexsort((hashed, window_of))]
+
+    def windows(self, epoch: int) -> list[list[int]]:
+        """Returns the shards that are read together, one window after the other."""
+        held = self.placement.held(self.examples_per_shard)
+        size = self.window
+        if self.seed is None:
+            # One after the other; together are those whose fetching may overlap.
+            size = _IN_TURN
+        elif 0 < self.window < len(held):
+            hashed = mix(np.array(held, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
+            held = [held[place] for place in np.argsort(hashed, kind="stable")]
+        else:
+            return [held]
+        return [held[i : i + size] for i in range(0, len(held), size)]
+
+    def _part(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Returns the example numbers that this node reads, in the order of their records."""
+        total, turn = self.num_examples, 0
+        if self.seed is not None and self.placement.copies > 1:
+            most = self.placement.most_turn(total)
+            turn = int(stream(self.seed, epoch, _TURN)) % (most + 1)
+        first, count = self.placement.part(total, turn)
+        return np.arange(first, first + count, dtype=np.int64) % max(total, 1)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How the rest of an epoch is dealt to ranks.
+
+    Attributes:
+      start: examples of the epoch that are already read, by all ranks together.
+      num_examples: of the whole epoch.
+      world_size: ranks.
+      batch_size: examples a rank and step.
+      drop_tail: training leaves out what does not fill a step of all ranks; evaluation pads.
+      nodes: that read orders of their own, each with as many ranks; 1 where all share one.
+    """
+
+    start: int
+    num_examples: int
+    world_size: int
+    batch_size: int
+    drop_tail: bool
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be dealt."""
+        if not 0 <= self.start <= self.num_examples:
+            raise ValueError(f"start {self.start}: expected 0 to {self.num_examples}")
+        if self.world_size < 1 or self.batch_size < 1:
+            raise ValueError("world size and batch size: expected at least 1")
+        if self.nodes < 1 or self.world_size % self.nodes:
+            raise ValueError(
+                f"{self.world_size} ranks on {self.nodes} nodes: expected as many on each"
+            )
+
+    @property
+    def global_batch(self) -> int:
+        """Examples a step over all ranks."""
+        return self.world_size * self.batch_size
+
+    @property
+    def count(self) -> int:
+        """Steps that are left, the same for every rank."""
+        left = self.num_examples - self.start
+        return left // self.global_batch if self.drop_tail else -(-left // self.global_batch)
+
+    @property
+    def dropped(self) -> int:
+        """Examples at the end of the epoch that no rank reads."""
+        left = self.num_examples - self.start
+        return left % self.global_batch if self.drop_tail else 0
+
+    def positions(self, step: int, rank: int) -> range:
+        """Returns a rank's positions in its order of the epoch; short, or empty, where padded.
+
+        Where nodes have orders of their own, that of this node may be one shorter.
+        """
+        rank %= self.world_size // self.nodes
+        first = (self.start + step * self.global_batch) // self.nodes + rank * self.batch_size
+        end = -(-self.num_examples // self.nodes)
+        return range(min(first, end), min(first + self.batch_size, end))
+
+    def after(self, steps: int) -> int:
+        """Returns how many examples of the epoch are read after so many steps."""
+        return min(self.start + steps * self.global_batch, self.num_examples)

@@ -1,0 +1,172 @@
+"""`imagenet-prep run-on-hosts`: one command on every host of a hosts file, all at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core import cli
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.hosts import host_keys
+from imagenet_prep.hosts.hosts_file import Host, read_hosts
+from imagenet_prep.hosts.ssh import ssh_argv
+
+EXAMPLES = """\
+  imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
+  imagenet-prep run-on-hosts hosts -- df -h /data
+  imagenet-prep run-on-hosts hosts --timeout 600 -- imagenet-prep verify /data/imagenet-480"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one round; see the help of each flag."""
+
+    hosts: str = cli.flag(help="the hosts file: ADDRESS slots=N a line", positional=True)
+    timeout: float = cli.flag(60.0, help="seconds that a host has", metavar="S")
+    show_keys: bool = cli.flag(
+        False,
+        help="in place of a command: show each host's key, and add those that are new to "
+        "known_hosts when you say so; one that has changed is never replaced",
+    )
+    yes: bool = cli.flag(False, help="with --show-keys: add them without asking")
+
+    def __post_init__(self) -> None:
+        """Refuses impossible numbers."""
+        if self.timeout <= 0:
+            raise ValueError(f"--timeout {self.timeout:g}: expected more than 0")
+        if self.yes and not self.show_keys:
+            raise ValueError("--yes is for --show-keys")
+
+
+class Outcome(NamedTuple):
+    """What came of it on one host; exit is None where it did not answer in time."""
+
+    host: Host
+    exit: int | None
+    seconds: float
+    output: str
+
+
+def run_on_hosts(config: Config, command: Sequence[str]) -> list[Outcome]:
+    """Returns what came of a command on every host, in the order of the file.
+
+    Raises:
+      UsageError: the hosts file is wrong.
+    """
+    hosts = read_hosts(Path(config.hosts))
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(lambda host: _run(host, command, config.timeout), hosts))
+
+
+def _run(host: Host, command: Sequence[str], timeout_s: float) -> Outcome:
+    argv = list(command) if host.is_local else ssh_argv(host.address, command)
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            argv,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+        code, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired:
+        code, output = None, f"no end in {timeout_s:g} s"
+    except OSError as error:
+        code, output = 127, f"{argv[0]}: {error.strerror}"
+    return Outcome(host, code, time.monotonic() - start, output.rstrip())
+
+
+def show_keys(config: Config) -> None:
+    """Shows the hosts' keys, and adds the new ones where the user says yes.
+
+    Raises:
+      UsageError: the hosts file is wrong.
+      ImagenetPrepError: hosts are left that ssh will refuse; each is named.
+    """
+    contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
+    if not contacts:
+        raise UsageError(f"{config.hosts}: lists no host but this one")
+    print(host_keys.table(contacts), flush=True)
+    new = [contact for contact in contacts if contact.state == host_keys.NEW]
+    if new and (config.yes or _says_yes(len(new))):
+        host_keys.add(new)
+        print(f"added {len(new)} to {', '.join(sorted({str(each.file) for each in new}))}")
+        new = []
+    problems = [f"{each.address}: not added" for each in new]
+    problems += [
+        f"{each.address}: has another key than {each.file} or the system's file knows. Nothing was "
+        f"replaced. If you know why it changed: ssh-keygen -R '{each.name}', then look again."
+        for each in contacts
+        if each.state == host_keys.CHANGED
+    ]
+    problems += [f"{each.address}: {each.reason}" for each in contacts if each.key is None]
+    if problems:
+        raise ImagenetPrepError("ssh will refuse:\n  " + "\n  ".join(problems))
+
+
+def _says_yes(count: int) -> bool:
+    print(
+        f"{count} new. Compare them with what each host says of itself at its console, or with "
+        "your provider's list:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
+        "Type yes to add them: ",
+        end="",
+        flush=True,
+    )
+    return sys.stdin.readline().strip().lower() == "yes"
+
+
+def _render(outcomes: Sequence[Outcome]) -> str:
+    width = max(len("host"), *(len(outcome.host.address) for outcome in outcomes))
+    lines = [f"{'host':<{width}}  exit  seconds  output"]
+    for outcome in outcomes:
+        code = "-" if outcome.exit is None else str(outcome.exit)
+        first, *more = outcome.output.splitlines() or [""]
+        lines.append(f"{outcome.host.address:<{width}}  {code:>4}  {outcome.seconds:7.1f}  {first}")
+        lines += [f"{'':<{width}}                 {line}" for line in more]
+    return "\n".join(lines)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    flags, command = cli.split_command(argv)
+    config = cli.parse(
+        Config,
+        flags,
+        verb="run-on-hosts",
+        description="Run one command on every host at once. After --: the command.",
+        examples=EXAMPLES,
+    )
+    if config.show_keys:
+        if command:
+            raise UsageError("--show-keys runs no command: leave out what stands after --")
+        show_keys(config)
+        return 0
+    if not command:
+        raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
+    outcomes = run_on_hosts(config, command)
+    print(_render(outcomes))
+    failed = [outcome.host.address for outcome in outcomes if outcome.exit != 0]
+    if failed:
+        raise ImagenetPrepError(
+            f"failed on {len(failed)} of {len(outcomes)} hosts: {', '.join(failed)}"
+        )
+    return 0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the verb; never returns."""
+    cli.finish(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

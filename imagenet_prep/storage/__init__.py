@@ -1,0 +1,1 @@
+"""Where bytes lie: folders, buckets, web servers. Byte ranges in, whole files out."""

@@ -1,0 +1,388 @@
+"""A folder as a store: whole files or none, nothing half visible.
+
+A file appears under its name only after its bytes are on the disk: temporary name in
+`.work/temporary`, fsync, rename, fsync of the folder. This is the only module that knows how;
+`storage/bucket` does the same with objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from imagenet_prep.core.errors import BusyError, IncompleteError, StoreError
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage import inside
+
+if TYPE_CHECKING:
+    from imagenet_prep.dataset.manifest import File
+
+_TEMPORARY = f"{naming.WORK}/temporary"
+_LOCK = f"{naming.WORK}/lock"
+_LOCK_ATTEMPTS = 10
+
+
+class LocalStore:
+    """A folder on a local or shared file system. Picklable, safe for threads and processes.
+
+    Attributes:
+      root: the data set's folder.
+    """
+
+    def __init__(self, root: Path, called: str = "") -> None:
+        """Begins; nothing is made.
+
+        Args:
+          root: the folder.
+          called: how messages call it, where it stands for something else.
+        """
+        self.root = root
+        self._called = called or str(root)
+
+    @property
+    def local(self) -> LocalStore:
+        """As for `Store`: this very folder."""
+        return self
+
+    def where(self, name: str = "") -> str:
+        """As for `Store`."""
+        return f"{self._called}/{name}" if name else self._called
+
+    def path(self, name: str = "") -> Path:
+        """Returns where `name`, relative to the data set, is or would be; "" is its folder.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+        """
+        return self.root / inside.demand_inside(name) if name else self.root
+
+    def open(self, name: str, flags: int) -> int:
+        """Opens a file below `.work`; returns its descriptor, which the caller closes.
+
+        A data set from elsewhere may hold anything there: no link is followed, and nothing but
+        a file is opened.
+
+        Args:
+          name: relative to the data set; its folder exists.
+          flags: as for os.open.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: it is a link or no file, a folder above it is a link, or it would be
+            written and `.work` is another user's.
+          OSError: as for os.open.
+        """
+        path = self.path(name)
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            self._refuse_foreign_work()
+        # A pipe would be waited for without end.
+        descriptor = inside.open_inside(self.root, name, flags | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise inside.refusal(path)
+        return descriptor
+
+    def make_folder(self, name: str) -> None:
+        """Makes a folder, and those above it, where they are absent.
+
+        Raises:
+          DataDamagedError, StoreError: as for `open`.
+          IncompleteError: the disk is full.
+        """
+        with storage_errors("create", self.path(name)):
+            self._refuse_foreign_work()
+            with inside.folder_inside(self.root, name, make=True):
+                pass
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of a published file, or None where there is none.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: it lies below `.work` and is a link, or a folder above it is.
+        """
+        path = self.path(name)
+        try:
+            status = inside.stat_inside(self.root, name) if _is_work(name) else path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """As for `Store`."""
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def top(self) -> list[str]:
+        """As for `Store`."""
+        return sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the sorted file names directly in `folder`; empty where it is absent."""
+        path = self.path(folder)
+        with contextlib.ExitStack() as opened:
+            try:
+                place: int | Path = path
+                if _is_work(folder):
+                    place = opened.enter_context(inside.folder_inside(self.root, folder))
+                entries = opened.enter_context(os.scandir(place))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            return sorted(entry.name for entry in entries if entry.is_file())
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole small file.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: it cannot be read, or lies below `.work` and is a link.
+        """
+        path = self.path(name)
+        with storage_errors("read", path):
+            if not _is_work(name):
+                return path.read_bytes()
+            with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
+                return file.read()
+
+    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
+        """As for `Store`."""
+        return map(self.read, names)
+
+    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
+        """As for `Store`: they are here."""
+        return contextlib.nullcontext(self.root)
+
+    def temporary(self) -> Path:
+        """Returns an unused path on the same file system for `publish` to rename."""
+        self.make_folder(_TEMPORARY)
+        return self.path(f"{_TEMPORARY}/{uuid.uuid4().hex}")
+
+    def remove_temporaries(self) -> None:
+        """Removes what killed runs left unpublished; the caller holds the lock."""
+        self.remove_tree(_TEMPORARY)
+
+    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
+        """Makes an fsynced temporary file visible as `name`, replacing what was there.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: a folder above it is a link, or the system refuses.
+          IncompleteError: the disk is full.
+        """
+        folder, _, file = name.rpartition("/")
+        with (
+            storage_errors("publish", self.path(name)),
+            inside.folder_inside(self.root, folder, make=True) as place,
+        ):
+            os.replace(temporary, file, dst_dir_fd=place)
+            os.fsync(place)
+
+    def rename(self, before: str, after: str) -> None:
+        """Gives a file or a link another name; a folder above either may be no link.
+
+        Raises:
+          DataDamagedError: a name leads outside.
+          StoreError: a folder is a link, or the system refuses.
+        """
+        source, target = self.path(before), self.path(after)
+        with (
+            storage_errors("rename", source),
+            inside.folder_inside(self.root, before.rpartition("/")[0]) as here,
+            inside.folder_inside(self.root, after.rpartition("/")[0]) as there,
+        ):
+            os.rename(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, or a link and not what it points to; absent is fine.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: a folder above it is a link, or the system refuses.
+        """
+        folder, _, file = name.rpartition("/")
+        with (
+            storage_errors("remove", self.path(name)),
+            contextlib.suppress(FileNotFoundError),
+            inside.folder_inside(self.root, folder) as place,
+        ):
+            os.unlink(file, dir_fd=place)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a whole small file atomically and durably.
+
+        Raises:
+          IncompleteError: the disk is full.
+          StoreError: anything else the system refuses.
+        """
+        temporary = self.temporary()
+        with storage_errors("write", self.path(name)):
+            try:
+                with open(temporary, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self.publish(temporary, name)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def claim(self, name: str, data: bytes) -> bytes:
+        """As for `Store`; the caller holds the lock and has looked at what was there."""
+        self.write(name, data)
+        return data
+
+    def share(self, names: Iterable[str]) -> None:
+        """As for `Store`: they share this folder."""
+
+    def confirm(self, files: Iterable[File]) -> None:
+        """As for `Store`: a file that was synced and renamed is there."""
+
+    def remove_tree(self, name: str) -> None:
+        """Removes a folder of work files; absent is fine.
+
+        Raises:
+          DataDamagedError, StoreError: as for `open`.
+        """
+        self.path(name)
+        self._refuse_foreign_work()
+        folder, _, last = name.rpartition("/")
+        with contextlib.suppress(OSError), inside.folder_inside(self.root, folder) as place:
+            shutil.rmtree(last, ignore_errors=True, dir_fd=place)
+
+    def remove_all(self) -> None:
+        """Removes the whole folder: the last thing that the holder of its lock does.
+
+        The lock goes last: a run that makes it anew finds nothing that is still being removed.
+        """
+        for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
+            name = str(path.relative_to(self.root))
+            if name in (naming.WORK, _LOCK):
+                continue
+            if path.is_dir():
+                self.remove_tree(name)
+            else:
+                self.remove(name)
+        self.remove(_LOCK)
+        for folder in (self.path(naming.WORK), self.root):
+            # The next run may be there already.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def free_bytes(self) -> int:
+        """Returns the bytes that can still be written here."""
+        folder = self.root
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the data set for one writing run; the kernel frees it when the run dies.
+
+        Raises:
+          BusyError: another run holds it.
+          StoreError: the file system cannot lock, or `.work` is a link or another user's.
+        """
+        descriptor = self._held_lock()
+        try:
+            with storage_errors("write", self.path(_LOCK)):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _held_lock(self) -> int:
+        """Returns the descriptor of the lock, which is held as long as it is open."""
+        gone: StoreError | None = None
+        # Its last holder may remove it at any moment, see `remove_all`: then it is made anew.
+        for _ in range(_LOCK_ATTEMPTS):
+            try:
+                self.make_folder(naming.WORK)
+                with storage_errors("create", self.path(_LOCK)):
+                    descriptor = self.open(_LOCK, os.O_RDWR | os.O_CREAT)
+            except StoreError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                gone = error
+                continue
+            try:
+                if not try_lock(descriptor, self.path(_LOCK)):
+                    owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                    raise self._busy(owner)
+                with contextlib.suppress(FileNotFoundError):
+                    named = inside.stat_inside(self.root, _LOCK)
+                    if os.path.samestat(named, os.fstat(descriptor)):
+                        return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        raise gone or self._busy("many that begin and end")
+
+    def _busy(self, owner: str) -> BusyError:
+        shown = owner if owner.isprintable() else ""
+        return BusyError(
+            f"{self.where()} is being written by another run ({shown or 'unknown'}). Wait for it, "
+            "or stop it, then run this again."
+        )
+
+    def _refuse_foreign_work(self) -> None:
+        """Raises StoreError where `.work` is another user's.
+
+        Whoever owns the folder itself decides about everything in it anyway; on file systems
+        that change owners (NFS for root, FUSE) both are somebody else's.
+        """
+        path = self.root / naming.WORK
+        try:
+            status, above = path.lstat(), self.root.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if status.st_uid not in (os.geteuid(), above.st_uid):
+            raise StoreError(
+                f"{path} belongs to another user (number {status.st_uid}), who may change what "
+                "this run relies on. Remove it, or let it be yours (chown), then run the same "
+                "command again."
+            )
+
+
+def _is_work(name: str) -> bool:
+    return name.partition("/")[0] == naming.WORK
+
+
+def try_lock(descriptor: int, path: Path) -> bool:
+    """Returns whether an open file is now locked by this process; the kernel frees it at its end.
+
+    Args:
+      descriptor: of a file or folder.
+      path: how errors call it.
+
+    Raises:
+      StoreError: the file system cannot lock; whether another process writes is not known.
+    """
+    with storage_errors("lock", path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def storage_errors(action: str, path: Path) -> Iterator[None]:
+    """Turns the system's errors into ours: a full disk is resumable, the rest is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise IncompleteError(
+                f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
+                "Free some space, then run the same command again to resume."
+            ) from error
+        raise StoreError(f"cannot {action} {path}: {error.strerror or error}") from error

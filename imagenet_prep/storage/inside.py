@@ -1,0 +1,125 @@
+"""Opens files below a folder without following links: what lies there may have been planted.
+
+A data set that was unpacked from an archive or copied from elsewhere can hold a `.work` whose
+files are links to the user's own files. So whatever is opened below `.work` is opened by
+`open_inside`, one part of the path after the other, and none of the parts may be a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.dataset import naming
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def demand_inside(name: str) -> str:
+    """Returns the name of a file or object unchanged: what every store asks of every name.
+
+    Raises:
+      DataDamagedError: it leads outside, see `naming.check_inside`.
+    """
+    try:
+        return naming.check_inside(name)
+    except ValueError as error:
+        raise DataDamagedError(
+            f"{error}. Nothing was read or written there. Whatever holds this name (a manifest, "
+            "a receipt in .work, a file's own name) was not made by this program: remove it, or "
+            "fetch it again."
+        ) from None
+
+
+def open_inside(root: Path, name: str, flags: int, mode: int = 0o644) -> int:
+    """Opens a file below `root`; returns its descriptor, which the caller closes.
+
+    Args:
+      root: an existing folder that the user named; it may itself be reached through a link.
+      name: relative to `root`, parts separated by "/".
+      flags: as for os.open; O_CLOEXEC and O_NOFOLLOW are added.
+      mode: of a file that is made.
+
+    Raises:
+      ValueError: the name leads outside, see `naming.check_inside`.
+      StoreError: a part of the path below `root` is a link, or not a folder.
+      OSError: as for os.open.
+    """
+    folder, _, file = naming.check_inside(name).rpartition("/")
+    with folder_inside(root, folder) as place, _links_refused(root / name):
+        return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=place)
+
+
+def stat_inside(root: Path, name: str) -> os.stat_result:
+    """Returns what the system knows of a file or folder below `root`.
+
+    Raises:
+      ValueError, StoreError, OSError: as for `open_inside`.
+    """
+    folder, _, file = naming.check_inside(name).rpartition("/")
+    with folder_inside(root, folder) as place:
+        status = os.stat(file, dir_fd=place, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise refusal(root / name)
+    return status
+
+
+@contextlib.contextmanager
+def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]:
+    """Yields the descriptor of a folder below `root`, for what the system calls `dir_fd`.
+
+    Args:
+      root: as for `open_inside`.
+      name: relative to `root`; "" is `root` itself.
+      make: make the folders that are not there.
+
+    Raises:
+      ValueError, StoreError, OSError: as for `open_inside`.
+    """
+    parts = naming.check_inside(name).split("/") if name else []
+    if make:
+        root.mkdir(parents=True, exist_ok=True)
+    place = os.open(root, _FOLDER)
+    try:
+        for part in parts:
+            with _links_refused(root / name):
+                inner = _open_folder(place, part, make=make)
+            os.close(place)
+            place = inner
+        yield place
+    finally:
+        os.close(place)
+
+
+def refusal(path: Path) -> StoreError:
+    """Returns what is said of a path that is not what this program makes."""
+    return StoreError(
+        f"{path}: the file, or a folder above it, is a link or not what this program makes "
+        "there. It was not opened. Remove it, then run the same command again."
+    )
+
+
+def _open_folder(place: int, part: str, *, make: bool) -> int:
+    try:
+        return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, dir_fd=place)
+    return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+
+
+@contextlib.contextmanager
+def _links_refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise refusal(path) from error
+        raise

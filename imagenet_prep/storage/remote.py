@@ -1,0 +1,170 @@
+"""Remote files read by byte range: the interface of http(s), S3 and folders, and their faults.
+
+A read is one attempt. What may go better next time is `UnavailableError`, and the caller
+decides how often; everything else is explained to the user at once. Credentials are in no
+URL that is shown or stored: messages are made of the base, the name and the system's own
+words, never of an exception's text, which may hold a signed address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import email.utils
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, NoReturn, Protocol
+
+from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.storage.inside import demand_inside
+
+CHUNK_BYTES = 1 << 20
+# Numbers of 64 bits: Python refuses to convert thousands of digits.
+NUMBER = re.compile(r"[0-9]{1,18}")
+# RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
+PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+
+class Stat(NamedTuple):
+    """A remote file as it is now.
+
+    Attributes:
+      size: bytes.
+      validator: changes whenever the file does (ETag, date); "" where nothing tells.
+      ranges: whether it can be read from the middle.
+    """
+
+    size: int
+    validator: str
+    ranges: bool
+
+
+class UnavailableError(Exception):
+    """An attempt failed in a way that passes: a cut, a stall, 429, 5xx.
+
+    Attributes:
+      retry_after_s: seconds the server asks to wait; 0 where it does not say.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class AbsentError(StoreError):
+    """There is no such file, object or bucket."""
+
+
+class TakenError(StoreError):
+    """An object that was to be made is there already."""
+
+
+class Remote(Protocol):
+    """A folder of files somewhere else; safe for threads."""
+
+    def where(self, name: str) -> str:
+        """Returns how messages call a file; holds no secret."""
+
+    def stat(self, name: str) -> Stat:
+        """Returns what the file is now.
+
+        Raises:
+          UnavailableError: try again.
+          StoreError: it is not there, not allowed, or no archive at all.
+        """
+
+    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        """Yields exactly `size` bytes from `offset` of the file that `stat` describes.
+
+        Without `stat.ranges` the offset is 0 and the size that of the whole.
+
+        Raises:
+          UnavailableError: try again, from behind what was yielded.
+          IncompleteError: the file is another one by now.
+          StoreError: as for `stat`.
+        """
+
+
+class FolderRemote:
+    """A folder, as `Remote`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def where(self, name: str) -> str:
+        """As for `Remote`."""
+        return str(self._root / name)
+
+    def stat(self, name: str) -> Stat:
+        """As for `Remote`."""
+        with self._explained(name):
+            status = self._path(name).stat()
+            return Stat(status.st_size, str(status.st_mtime_ns), True)
+
+    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        """As for `Remote`."""
+        with self._explained(name), open(self._path(name), "rb", buffering=0) as file:
+            if self.stat(name) != stat:
+                changed(self.where(name))
+            file.seek(offset)
+            while size:
+                chunk = file.read(min(CHUNK_BYTES, size))
+                if not chunk:
+                    changed(self.where(name))
+                size -= len(chunk)
+                yield chunk
+
+    def _path(self, name: str) -> Path:
+        return self._root / demand_inside(name)
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What the consumer of `read` raises does not pass through here: generators end
+            # by GeneratorExit where their consumer fails.
+            said = f"{self.where(name)}: {error.strerror}."
+            if error.errno == errno.ENOENT:
+                raise AbsentError(f"{said} Check the path.") from error
+            raise StoreError(f"{said} Check the disk.") from error
+
+
+def changed(where: str) -> NoReturn:
+    """Raises what a file that is not the one that was begun with means."""
+    raise IncompleteError(
+        f"{where}: it has changed since the download began. Run the same command again: what was "
+        "fetched of the old file is dropped, and the new one is fetched from its start."
+    )
+
+
+def pause_s(retry_after: str) -> float:
+    """Returns the seconds that a Retry-After header asks for: a number or a date."""
+    if NUMBER.fullmatch(retry_after):
+        return float(retry_after)
+    try:
+        date = email.utils.parsedate_to_datetime(retry_after)
+    except ValueError:
+        return 0.0
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=dt.UTC)
+    return max(0.0, (date - dt.datetime.now(tz=dt.UTC)).total_seconds())
+
+
+def reason(error: BaseException) -> str:
+    """Returns the system's words for a network failure; the exception's own may hold a URL."""
+    seen: list[BaseException] = [error]
+    for each in seen:
+        if isinstance(each, TimeoutError) or type(each).__name__.endswith(
+            ("TimeoutError", "Timeout")
+        ):
+            return "no byte came in time"
+        if isinstance(each, OSError) and each.strerror:
+            return str(each.strerror)
+        linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
+        seen += [e for e in linked if isinstance(e, BaseException) and e not in seen]
+    if any(type(each).__name__ == "IncompleteRead" for each in seen):
+        return "the connection was cut"
+    return f"the connection failed ({type(error).__name__})"

@@ -1,0 +1,88 @@
+"""How often, and after which pauses, what failed in passing is tried again."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.storage.remote import UnavailableError
+
+_FIRST_DELAY_S = 0.2
+_MAX_DELAY_S = 60.0
+# A server that wants more than this is closed for the day.
+_MAX_RETRY_AFTER_S = 900.0
+_RESUME = (
+    "What was fetched is kept: run the same command again to resume, later or with more --retries "
+    "if it repeats."
+)
+
+# Its own: who trains with a seeded `random` keeps their sequence while shards are fetched.
+_jitter = random.Random()
+
+Answer = TypeVar("Answer")
+
+
+class Patience:
+    """How often and how long failed attempts of one thing are waited for.
+
+    The delay doubles with each failure in a row, with jitter, so that many connections
+    do not come back at the same moment.
+    """
+
+    def __init__(
+        self, where: str, retries: int, ended: threading.Event, *, remedy: str = _RESUME
+    ) -> None:
+        """Begins with the whole budget.
+
+        Args:
+          where: what is read, for the message.
+          retries: failures allowed.
+          ended: tells that the run is over anyway.
+          remedy: what the user can do when the patience is spent.
+        """
+        self._where = where
+        self._retries = retries
+        self._ended = ended
+        self._remedy = remedy
+        self._in_a_row = 0
+        self.failures = 0
+
+    def succeeded(self) -> None:
+        """Notes that bytes arrived: the next delay is short again."""
+        self._in_a_row = 0
+
+    def wait(self, error: UnavailableError) -> None:
+        """Waits before the next attempt.
+
+        Raises:
+          IncompleteError: the budget is spent, or the server asks for too long a pause.
+        """
+        self.failures += 1
+        self._in_a_row += 1
+        delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
+        delay = max(delay * _jitter.uniform(0.5, 1.0), error.retry_after_s)
+        if delay > _MAX_RETRY_AFTER_S:
+            problem = f"and asks to wait {delay:,.0f} s"
+        elif self.failures > self._retries:
+            problem = f"given up after {self.failures} failed attempts"
+        elif self._ended.wait(delay):
+            problem = "and the run is ending"
+        else:
+            return
+        raise IncompleteError(f"{self._where}: {error}, {problem}. {self._remedy}")
+
+
+def patiently(attempt: Callable[[], Answer], patience: Patience) -> Answer:
+    """Returns what an attempt brings, made again as long as the patience lasts.
+
+    Raises:
+      IncompleteError: the patience is spent.
+    """
+    while True:
+        try:
+            return attempt()
+        except UnavailableError as error:
+            patience.wait(error)

@@ -1,0 +1,103 @@
+"""Room on this machine's disk for what is on its way elsewhere, below TMPDIR.
+
+Who dies leaves nothing for long: each process holds a lock on its folder, and the next one
+removes the folders that nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from pathlib import Path
+
+from imagenet_prep.core import cli
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage.folder import storage_errors, try_lock
+
+_OWN = "on-the-way"
+
+_lock = threading.Lock()
+_mine: Path | None = None
+
+
+def folder(name: str) -> Path:
+    """Returns where all processes of this user find `name` on this machine; nothing is made."""
+    return Path(tempfile.gettempdir()) / f"imagenet-prep-{os.getuid()}" / name
+
+
+def make(path: Path) -> None:
+    """Makes a folder that `folder` has named.
+
+    Raises:
+      StoreError: somebody else was there first, or TMPDIR cannot be written.
+    """
+    root = path.parent
+    with storage_errors("create", root):
+        root.mkdir(mode=0o700, exist_ok=True)
+        # TMPDIR is often everybody's: another user may have got there first, or left a link.
+        if root.is_symlink() or root.stat().st_uid != os.getuid():
+            raise StoreError(f"{root} is not yours. Remove it, or set TMPDIR to another folder.")
+        path.mkdir(exist_ok=True)
+
+
+def own() -> Path:
+    """Returns a folder for this process alone, until it calls `leave` or ends.
+
+    Raises:
+      StoreError: as for `make`.
+    """
+    global _mine
+    with _lock:
+        if _mine is None or not _mine.is_dir():
+            parent = folder(_OWN)
+            make(parent)
+            with storage_errors("create", parent):
+                _sweep(parent)
+                _mine = _hold(parent)
+        return _mine
+
+
+def leave() -> None:
+    """Removes what this process had for itself, and the folders that are empty then."""
+    global _mine
+    with _lock:
+        if _mine is not None:
+            shutil.rmtree(_mine, ignore_errors=True)
+            _mine = None
+        for path in (folder(_OWN), folder(_OWN).parent):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _hold(parent: Path) -> Path:
+    while True:
+        path = parent / uuid.uuid4().hex
+        path.mkdir(parents=True)
+        # Open and locked until the process ends, however that comes about.
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Another process may be sweeping it away, or have done so before it was locked.
+        if try_lock(descriptor, path) and path.is_dir():
+            return path
+        os.close(descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes the folders of processes that are gone."""
+    for path in parent.iterdir():
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            # Its process has just removed it.
+            continue
+        try:
+            if try_lock(descriptor, path):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+cli.before_ending(leave)

@@ -1,0 +1,114 @@
+"""Where a data set lies, whatever that is: the one interface, and who opens what an address names.
+
+`folder` and `bucket` are stores; folders, `http` and `s3` can be read by range as `Remote`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from imagenet_prep.core.address import is_remote
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.http import Http
+from imagenet_prep.storage.remote import FolderRemote, Remote
+
+if TYPE_CHECKING:
+    from imagenet_prep.dataset.manifest import File
+
+
+class Store(Protocol):
+    """Where a data set lies: files that are whole or not there, by names relative to it.
+
+    Picklable, and safe for threads, processes and machines.
+    """
+
+    @property
+    def local(self) -> LocalStore:
+        """What the processes of this machine share while they work on this data set."""
+
+    def where(self, name: str = "") -> str:
+        """Returns how messages call the data set, or a file of it."""
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of a file, or None where there is none."""
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Returns the bytes of those files that are there."""
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the sorted names of the files directly in `folder`."""
+
+    def top(self) -> list[str]:
+        """Returns the sorted names of files and folders beside the manifest."""
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole small file."""
+
+    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
+        """Yields whole small files, in order."""
+
+    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
+        """Yields a folder of this machine that holds those of these files that are there."""
+
+    def temporary(self) -> Path:
+        """Returns an unused path for `publish`."""
+
+    def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
+        """Makes an fsynced temporary file visible as `name`; `sha256` is what it must have."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Publishes a whole small file."""
+
+    def claim(self, name: str, data: bytes) -> bytes:
+        """Publishes a small file unless there is one; returns what is there now."""
+
+    def share(self, names: Iterable[str]) -> None:
+        """Lets workers on other machines read these small files of `local` too."""
+
+    def confirm(self, files: Iterable[File]) -> None:
+        """Raises IncompleteError unless all these files are there as they were published."""
+
+    def remove_tree(self, name: str) -> None:
+        """Removes a folder of work files; absent is fine."""
+
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the data set for one writing run, as far as that is needed."""
+
+
+def open_store(base: str) -> Store:
+    """Returns the data set at `base`, a folder or s3://bucket/prefix; nothing is asked yet.
+
+    Raises:
+      UsageError: credentials cannot be loaded, or boto3 is not installed.
+    """
+    if base.startswith("s3://"):
+        # It costs half a second, and boto3 may not be there.
+        from imagenet_prep.storage.bucket import BucketStore
+
+        return BucketStore(base)
+    return LocalStore(Path(base).expanduser())
+
+
+def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
+    """Returns the folder at `base`; nothing is asked of a server yet.
+
+    Args:
+      base: http(s)://…, s3://bucket/prefix, or a folder.
+      connections: reads at a time.
+      timeout_s: seconds without a byte after which a read is given up.
+
+    Raises:
+      UsageError: credentials cannot be loaded, or boto3 is not installed.
+    """
+    base = base.rstrip("/")
+    if base.startswith("s3://"):
+        # It costs half a second, and boto3 may not be there.
+        from imagenet_prep.storage.s3 import S3
+
+        return S3(base, connections, timeout_s)
+    if is_remote(base):
+        return Http(base, timeout_s)
+    return FolderRemote(Path(base).expanduser())

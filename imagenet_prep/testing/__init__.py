@@ -1,0 +1,1 @@
+"""What demo and tests stand on: a miniature ILSVRC2012."""

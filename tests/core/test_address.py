@@ -1,0 +1,47 @@
+"""Remote files: what a server says of them, byte ranges, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagenet_prep.core import address
+from imagenet_prep.core.address import check_base
+from tests.storage.test_remote import SECRET
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "http://ann:open-sesame@host/x",
+        "https://host/x?sig=open-sesame",
+        "s3://ann:open-sesame@bucket/x",
+        "s3://open-sesame@bucket/x",
+        # What has a slash, a question mark or a number sign in it hides the rest.
+        "https://ann:open/sesame@host/open-sesame",
+        "https://ann:open?open-sesame@host/",
+        "https://ann:open#open-sesame@host/",
+        "ftp://ann:open-sesame@host/x",
+        "HTTP://ann:open-sesame@host/x",
+    ],
+)
+def test_an_address_with_a_secret_is_refused_without_repeating_it(base: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        check_base(base)
+
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["/data", "data", "~/x", "https://host/a%20b/", "https://host:8443/a@2x", "s3://bucket/a@b"],
+)
+def test_good_addresses_pass(base: str) -> None:
+    check_base(base)
+
+    assert address.is_remote(base) == ("://" in base)
+
+
+def test_public_addresses_hold_no_secret() -> None:
+    shown = address.public("https://ann:open-sesame@host:8080/a/b?sig=open-sesame#open-sesame")
+
+    assert shown == "https://host:8080/a/b"

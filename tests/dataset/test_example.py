@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import example as instance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import example, schema
+from imagenet_prep.dataset.example import Boxes, ImageExample
+
+relative = st.floats(0, 1, width=32)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Boxes:
+    count = draw(st.integers(0, 4))
+    sides = st.lists(relative, min_size=count, max_size=count).map(tuple)
+    return Boxes(draw(sides), draw(sides), draw(sides), draw(sides))
+
+
+image_examples = st.builds(
+    ImageExample,
+    encoded=st.binary(max_size=300),
+    height=st.integers(0, 2**16),
+    width=st.integers(0, 2**16),
+    filename=texts,
+    stored_label=st.integers(-(2**63), 2**63 - 1),
+    wnid=texts,
+    text=texts,
+    boxes=boxes(),
+)
+SOUND = ImageExample(b"\xff\xd8\xff", 375, 500, "n01440764_1.JPEG", 1, "n01440764", "tench")
+BOXED = SOUND._replace(boxes=Boxes((0.25,), (0.5,), (0.125,), (1.0,)))
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def field(number: int, content: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def message(features: dict[str, bytes]) -> bytes:
+    """Returns an Example of already encoded Feature messages."""
+    entries = (field(1, key.encode()) + field(2, value) for key, value in features.items())
+    return field(1, b"".join(field(1, entry) for entry in entries))
+
+
+def parts(image: ImageExample) -> dict[str, bytes]:
+    """Returns the encoded Feature of each key, by the means of this file only."""
+    count = len(image.boxes.xmin)
+    packed = {
+        schema.HEIGHT: [image.height],
+        schema.WIDTH: [image.width],
+        schema.CHANNELS: [3],
+        schema.LABEL: [image.stored_label],
+        schema.BBOX_LABEL: [image.stored_label] * count,
+    }
+    strings = {
+        schema.ENCODED: image.encoded,
+        schema.FORMAT: b"JPEG",
+        schema.COLORSPACE: b"RGB",
+        schema.FILENAME: image.filename.encode(),
+        schema.SYNSET: image.wnid.encode(),
+        schema.TEXT: image.text.encode(),
+    }
+    floats = dict(
+        zip(
+            (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX),
+            image.boxes,
+            strict=True,
+        )
+    )
+    return (
+        {key: field(1, field(1, value)) for key, value in strings.items()}
+        | {key: int64s(*values) for key, values in packed.items()}
+        | {key: float_list(*values) for key, values in floats.items()}
+    )
+
+
+def int64s(*values: int) -> bytes:
+    return field(3, field(1, b"".join(map(varint, values))) if values else b"")
+
+
+def float_list(*values: float) -> bytes:
+    return field(2, field(1, struct.pack(f"<{len(values)}f", *values)) if values else b"")
+
+
+def test_the_helpers_of_this_file_agree_with_the_encoder() -> None:
+    # encode() sorts by key as protobuf's deterministic serialization does.
+    assert message(dict(sorted(parts(BOXED).items()))) == example.encode(BOXED)
+
+
+@settings(deadline=None, max_examples=300)
+@given(image_examples)
+@instance(ImageExample(b"", 0, 0, "", -1, "", ""))
+@instance(SOUND._replace(text="ワンちゃん, Köter \U0001f436"))
+def test_decoding_inverts_encoding(image: ImageExample) -> None:
+    assert example.decode(example.encode(image)) == image
+
+
+def test_all_fifteen_keys_are_always_there() -> None:
+    features = example.decode_features(example.encode(SOUND))
+
+    assert sorted(features) == list(schema.ALL_KEYS)
+    assert len(features) == 15
+    assert [features[key] for key in schema.FLOAT_KEYS] == [(), (), (), ()]
+
+
+def test_each_box_carries_the_label_of_the_image() -> None:
+    image = SOUND._replace(stored_label=7, boxes=Boxes((0, 0.5), (1, 1), (0, 0.5), (1, 1)))
+
+    assert example.decode_features(example.encode(image))[schema.BBOX_LABEL] == (7, 7)
+
+
+@settings(deadline=None)
+@given(st.permutations(list(schema.ALL_KEYS)))
+def test_keys_may_come_in_any_order(order: list[str]) -> None:
+    there = parts(BOXED)
+
+    assert example.decode(message({key: there[key] for key in order})) == BOXED
+
+
+def test_unpacked_numbers_are_accepted() -> None:
+    unpacked = parts(BOXED) | {
+        schema.HEIGHT: field(3, b"\x08" + varint(BOXED.height)),
+        schema.BBOX_XMIN: field(2, b"\x0d" + struct.pack("<f", 0.25)),
+    }
+
+    assert example.decode(message(unpacked)) == BOXED
+
+
+def test_a_list_may_mix_packed_and_unpacked_numbers() -> None:
+    image = SOUND._replace(boxes=Boxes((0, 0.5), (1, 1), (0, 0), (1, 1)))
+    floats = b"\x0d" + struct.pack("<f", 0) + field(1, struct.pack("<f", 0.5))
+    ints = b"\x08\x01" + field(1, b"\x01")
+    mixed = parts(image) | {
+        schema.BBOX_XMIN: field(2, floats),
+        schema.BBOX_LABEL: field(3, ints),
+    }
+
+    assert example.decode(message(mixed)) == image
+
+
+@pytest.mark.parametrize("key", schema.ALL_KEYS)
+def test_a_missing_key_is_named(key: str) -> None:
+    features = parts(SOUND)
+    del features[key]
+
+    with pytest.raises(DataDamagedError, match=f"keys missing: {key}$"):
+        example.decode(message(features))
+
+
+def test_a_key_outside_the_schema_is_named() -> None:
+    with pytest.raises(DataDamagedError, match="keys outside the schema: image/colour"):
+        example.decode(message(parts(SOUND) | {"image/colour": int64s(1)}))
+
+
+WRONG_TYPE = {
+    **{key: {"int64": int64s(3), "float": float_list(3.0)} for key in schema.BYTES_KEYS},
+    **{
+        key: {"bytes": field(1, field(1, b"3")), "float": float_list(3.0)}
+        for key in schema.INT64_KEYS
+    },
+    **{
+        key: {"bytes": field(1, field(1, b"0.5")), "text": field(1, field(1, b"half"))}
+        for key in schema.FLOAT_KEYS
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        pytest.param(key, value, id=f"{key}-{kind}")
+        for key, values in sorted(WRONG_TYPE.items())
+        for kind, value in values.items()
+    ],
+)
+def test_a_value_of_another_type_is_refused(key: str, value: bytes) -> None:
+    with pytest.raises(DataDamagedError, match=key):
+        example.decode(message(parts(BOXED) | {key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        (schema.HEIGHT, int64s(), "image/height holds 0 values"),
+        (schema.HEIGHT, int64s(1, 2), "image/height holds 2 values"),
+        (schema.WIDTH, b"", "image/width holds 0 values"),
+        (schema.FORMAT, field(1, field(1, b"PNG")), "image/format is b'PNG'"),
+        (schema.COLORSPACE, field(1, field(1, b"GRAY")), "image/colorspace is b'GRAY'"),
+        (schema.CHANNELS, int64s(1), "image/channels is 1, expected 3"),
+        (schema.TEXT, field(1, field(1, b"\xff")), "image/class/text is not UTF-8"),
+        (schema.BBOX_XMIN, float_list(0.5, 0.5), "bounding box lists differ in length"),
+        (schema.BBOX_LABEL, int64s(), "bounding box lists differ in length"),
+    ],
+    ids=[
+        "no-height",
+        "two-heights",
+        "width-without-a-list",
+        "format",
+        "colorspace",
+        "channels",
+        "text",
+        "too-many-boxes",
+        "no-label-for-a-box",
+    ],
+)
+def test_values_that_break_the_schema_are_refused(key: str, value: bytes, complaint: str) -> None:
+    with pytest.raises(DataDamagedError, match=complaint):
+        example.decode(message(parts(BOXED) | {key: value}))
+
+
+def test_every_truncation_is_refused() -> None:
+    payload = example.encode(BOXED)
+
+    for length in range(len(payload)):
+        with pytest.raises(DataDamagedError):
+            example.decode(payload[:length])
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.binary(max_size=200))
+@instance(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
+@instance(b"\x80" * 11)
+def test_garbage_is_damage_and_nothing_else(payload: bytes) -> None:
+    with pytest.raises(DataDamagedError):
+        example.decode(payload)
+
+
+@settings(deadline=None, max_examples=600)
+@given(st.data())
+def test_a_mutated_example_is_read_or_is_damage_and_nothing_else(data: st.DataObject) -> None:
+    payload = bytearray(example.encode(BOXED))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+
+    try:
+        decoded = example.decode(bytes(payload))
+    except DataDamagedError:
+        return
+    assert isinstance(decoded, ImageExample)
+
+
+def test_a_key_outside_the_schema_cannot_be_encoded() -> None:
+    with pytest.raises(KeyError):
+        example.encode_features({"image/colour": (1,)})
+
+
+ABSENT = [schema.TEXT, schema.SYNSET, schema.HEIGHT, schema.CHANNELS, schema.COLORSPACE]
+BOX_KEYS = [*schema.FLOAT_KEYS, schema.BBOX_LABEL]
+
+
+@pytest.mark.parametrize("keys", [*([key] for key in ABSENT), BOX_KEYS], ids=str)
+def test_a_declared_absence_reads_as_nothing(keys: list[str]) -> None:
+    payload = message({key: value for key, value in parts(BOXED).items() if key not in keys})
+    found = example.decode(payload, dict.fromkeys(keys, example.ABSENT))
+
+    assert found.encoded == BOXED.encoded
+    assert found.text == ("" if schema.TEXT in keys else BOXED.text)
+    assert found.wnid == ("" if schema.SYNSET in keys else BOXED.wnid)
+    assert found.height == (0 if schema.HEIGHT in keys else BOXED.height)
+    assert found.boxes == (example.NO_BOXES if keys == BOX_KEYS else BOXED.boxes)
+    with pytest.raises(DataDamagedError, match="keys missing"):
+        example.decode(payload)
+
+
+def test_box_labels_may_be_absent_beside_boxes() -> None:
+    payload = message({k: v for k, v in parts(BOXED).items() if k != schema.BBOX_LABEL})
+
+    assert example.decode(payload, {schema.BBOX_LABEL: example.ABSENT}).boxes == BOXED.boxes
+
+
+def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -> None:
+    payload = message(parts(SOUND) | {schema.COLORSPACE: field(1, field(1, b"Gray"))})
+
+    assert example.decode(payload, {schema.COLORSPACE: example.UNTRUE}) == SOUND
+    with pytest.raises(DataDamagedError, match=r"image/colorspace is b'Gray', expected b'RGB'"):
+        example.decode(payload, {schema.CHANNELS: example.UNTRUE})

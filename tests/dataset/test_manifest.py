@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.dataset import manifest, naming, schema
+from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Source, Split
+
+SMALL = Manifest(
+    schema_version=1,
+    producer=Producer("imagenet-prep", "0.1.0", {"simplejpeg": "1.9.0"}),
+    config={"seed": 0, "short_side": None, "splits": ["train"], "title": "é"},
+    config_digest="c0",
+    plan_digest="p0",
+    label_offset=1,
+    subset=True,
+    classes=Classes(2, "d0", False),
+    sources=[Source("ILSVRC2012_img_train.tar", 10_240, None, 3)],
+    splits={
+        "train": Split(
+            2, 200, [1, 1], 1, 480, 640, [Shard("train-00000-of-00001", 2, 200, "s", 12, "i")]
+        )
+    },
+    quarantined={"truncated": 1},
+    repaired={},
+    files=[File("labels.txt", 20, "f0")],
+)
+
+
+def signed(content: dict[str, Any]) -> bytes:
+    """Returns `content` as the file of a program that signs whatever it is given."""
+    content.pop("digest", None)
+    whole = {**content, "digest": canonical.digest(content)}
+    return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+
+def edited(**changes: Any) -> bytes:
+    return signed(json.loads(SMALL.dumps()) | changes)
+
+
+def test_loading_inverts_dumping() -> None:
+    assert manifest.loads(SMALL.dumps(), "here") == SMALL
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+counts = st.integers(0, 2**62)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> dict[str, Split]:
+    """Splits of any content, with names as they must be."""
+    made = {}
+    for split in draw(st.sets(st.sampled_from(schema.SPLITS))):
+        total = draw(st.integers(1, 3))
+        shards = [
+            draw(st.builds(Shard, st.just(name), counts, counts, names, counts, names))
+            for name in (naming.shard_name(split, number, total) for number in range(total))
+        ]
+        per_class = draw(st.lists(counts, max_size=3))
+        made[split] = Split(*(draw(counts) for _ in range(2)), per_class, 0, 1, 1, shards)
+    return made
+
+
+manifests = st.builds(
+    Manifest,
+    schema_version=st.just(1),
+    producer=st.builds(Producer, names, names, st.dictionaries(names, names, max_size=3)),
+    config=st.dictionaries(
+        names, st.none() | st.booleans() | st.integers() | names | st.lists(names), max_size=4
+    ),
+    config_digest=names,
+    plan_digest=names,
+    label_offset=st.integers(0, 1),
+    subset=st.booleans(),
+    classes=st.builds(Classes, counts, names, st.booleans()),
+    sources=st.lists(st.builds(Source, names, counts, st.none() | names, counts), max_size=2),
+    splits=splits(),
+    quarantined=st.dictionaries(names, counts, max_size=2),
+    repaired=st.dictionaries(names, counts, max_size=2),
+    files=st.builds(File, st.just(naming.LABELS), counts, names).map(lambda file: [file]),
+)
+
+
+@settings(deadline=None)
+@given(manifests)
+def test_any_manifest_survives_the_way_to_the_disk(content: Manifest) -> None:
+    assert manifest.loads(content.dumps(), "here") == content
+
+
+def test_equal_content_gives_equal_bytes_and_the_digest_inside() -> None:
+    again = dataclasses.replace(SMALL, config=dict(reversed(SMALL.config.items())))
+
+    assert again.dumps() == SMALL.dumps()
+    assert json.loads(SMALL.dumps())["digest"] == SMALL.digest
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    sound = SMALL.dumps()
+
+    for bit in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ManifestError, match="^here: "):
+            manifest.loads(bytes(damaged), "here")
+
+
+def test_every_truncation_is_refused() -> None:
+    sound = SMALL.dumps()
+
+    for length in range(len(sound)):
+        with pytest.raises(ManifestError, match="^here: "):
+            manifest.loads(sound[:length], "here")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" * 600,
+        b"null\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"digest": "x"}\n',
+        b'{"schema_version": 1}\n',
+        b'{"schema_version": 1, "seed": NaN}\n',
+        b'{"schema_version": 1, "seed": 1e999}\n',
+        b'{"schema_version": 1, "title": "\\ud800"}\n',
+        b'{"schema_version": 1, "digest": {}}\n',
+        b"[" * 100_000,
+        b"\xff\xfe{\x00}\x00",
+        SMALL.dumps() + b"\n",
+        SMALL.dumps().replace(b"\n", b"\r\n"),
+        json.dumps(json.loads(SMALL.dumps())).encode(),
+    ],
+    ids=[
+        "empty",
+        "zeros",
+        "null",
+        "list",
+        "no-version",
+        "digest-only",
+        "version-only",
+        "not-a-number",
+        "infinite",
+        "half-a-surrogate",
+        "digest-no-text",
+        "deep",
+        "utf-16",
+        "one-byte-more",
+        "line-ends",
+        "spacing",
+    ],
+)
+def test_foreign_and_reformatted_files_are_refused(data: bytes) -> None:
+    with pytest.raises(ManifestError, match="^here: "):
+        manifest.loads(data, "here")
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=100))
+def test_garbage_is_refused_and_nothing_else_happens(data: bytes) -> None:
+    with pytest.raises(ManifestError, match="^here: "):
+        manifest.loads(data, "here")
+
+
+@pytest.mark.parametrize("version", [0, 2, 999, "1", None], ids=repr)
+def test_another_schema_version_says_to_upgrade(version: object) -> None:
+    with pytest.raises(
+        ManifestError, match=rf"schema version {version!r}, this program knows 1.*upgrade"
+    ):
+        manifest.loads(edited(schema_version=version), "here")
+
+
+def test_an_edited_value_is_refused_with_what_to_do() -> None:
+    data = SMALL.dumps().replace(b'"label_offset": 1', b'"label_offset": 0')
+
+    with pytest.raises(ManifestError, match=r"damaged or was edited\. Fetch it again"):
+        manifest.loads(data, "here")
+
+
+def test_an_unknown_field_is_named() -> None:
+    with pytest.raises(ManifestError, match=r"here: unknown fields colour\. Upgrade"):
+        manifest.loads(edited(colour=1), "here")
+
+
+def test_an_unknown_field_deep_inside_is_named_with_its_place() -> None:
+    content = json.loads(SMALL.dumps())
+    content["splits"]["train"]["shards"][0]["colour"] = 1
+
+    with pytest.raises(
+        ManifestError, match=r"here: splits\['train'\]: shards\[0\]: unknown.*colour"
+    ):
+        manifest.loads(signed(content), "here")
+
+
+def test_what_records_lack_is_kept_and_left_out_where_they_are_whole() -> None:
+    lacking = dataclasses.replace(SMALL, lacks={"image/class/text": "absent"})
+
+    assert manifest.loads(lacking.dumps(), "here") == lacking
+    assert lacking.digest != SMALL.digest
+    assert b"lacks" not in SMALL.dumps()
+    assert manifest.loads(SMALL.dumps(), "here").lacks == {}
+
+
+@pytest.mark.parametrize(
+    "field", [f.name for f in dataclasses.fields(Manifest) if f.name != "lacks"][1:]
+)
+def test_a_missing_field_is_named(field: str) -> None:
+    content = json.loads(SMALL.dumps())
+    del content[field]
+
+    with pytest.raises(ManifestError, match=f"here: missing fields {field}$"):
+        manifest.loads(signed(content), "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"label_offset": "1"}, "label_offset"),
+        ({"label_offset": True}, "label_offset"),
+        ({"label_offset": 1.0}, "label_offset"),
+        ({"subset": 1}, "subset"),
+        ({"classes": []}, "classes"),
+        ({"sources": {}}, "sources"),
+        ({"sources": [1]}, r"sources\[0\]"),
+        ({"quarantined": {"truncated": "1"}}, r"quarantined\['truncated'\]"),
+        ({"files": None}, "files"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_named_with_its_place(
+    changes: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(ManifestError, match=f"^here: {place}: expected"):
+        manifest.loads(edited(**changes), "here")
+
+
+def shard(name: str) -> dict[str, Any]:
+    return dataclasses.asdict(Shard(name, 1, 2, "s", 3, "i"))
+
+
+def with_splits(**shards: list[str]) -> bytes:
+    """Returns a manifest whose splits have shards of these names."""
+    split = json.loads(SMALL.dumps())["splits"]["train"]
+    return edited(
+        splits={s: {**split, "shards": [shard(n) for n in names]} for s, names in shards.items()}
+    )
+
+
+OUTSIDE = ("../x", "/etc/x", "../../.bashrc", "a/b", "a\\b", "\x1b[2J", "", ".", "..", "\u202e")
+
+
+@pytest.mark.parametrize("name", ["../s", "Train", "trains", "test\n", *OUTSIDE], ids=ascii)
+def test_a_split_that_no_run_makes_is_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match=r"^here: the split .*expected one of train, valid"):
+        manifest.loads(with_splits(**{name: ["train-00000-of-00001"]}), "here")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *([name] for name in OUTSIDE),
+        ["train-00000-of-00001\n"],
+        ["train-0000\u0660-of-00001"],
+        ["validation-00000-of-00001"],
+        ["index/train-00000-of-00001"],
+        ["train-00000-of-00002"],
+        ["train-00001-of-00001"],
+        ["train-00000-of-00002", "train-00000-of-00002"],
+        ["train-00001-of-00002", "train-00000-of-00002"],
+        ["train-00000-of-00001", "train-00001-of-00002"],
+    ],
+    ids=ascii,
+)
+def test_shards_are_those_of_their_split_each_once_and_in_order(names: list[str]) -> None:
+    with pytest.raises(
+        ManifestError, match=r"^here: the shard .* of train, expected train-0000[01]-of-0000[12]\."
+    ):
+        manifest.loads(with_splits(train=names), "here")
+
+
+def test_a_split_without_shards_is_refused() -> None:
+    with pytest.raises(ManifestError, match="here: 0 shards of train, expected 1 to 99,999"):
+        manifest.loads(with_splits(train=[]), "here")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *OUTSIDE,
+        "dataset.json",
+        "placement.json",
+        "report.html",
+        "index",
+        ".work",
+        ".bashrc",
+        "index/x",
+        "train-00000-of-00001",
+        "validation.txt",
+        "x" * 256,
+    ],
+    ids=lambda name: ascii(name)[:20],
+)
+def test_small_files_have_plain_names_that_nothing_else_has(name: str) -> None:
+    files = [dataclasses.asdict(File(each, 20, "f0")) for each in ("labels.txt", name)]
+
+    with pytest.raises(ManifestError, match="^here: .* is no name of a file beside it"):
+        manifest.loads(edited(files=files), "here")
+
+
+def test_small_files_come_once_and_the_class_list_is_one_of_them() -> None:
+    labels, other = (dataclasses.asdict(File(n, 20, "f0")) for n in ("labels.txt", "notes.txt"))
+
+    with pytest.raises(ManifestError, match=r"here: the file 'labels\.txt' comes twice"):
+        manifest.loads(edited(files=[labels, labels]), "here")
+    with pytest.raises(ManifestError, match=r"here: it names no labels\.txt"):
+        manifest.loads(edited(files=[other]), "here")
+
+
+def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_full() -> None:
+    config: Any = 1
+    for _ in range(60):
+        config = {"a": [config]}
+    with pytest.raises(ManifestError, match=r"config\['a'\]: nested more than 20 deep"):
+        manifest.loads(edited(config=config), "dataset.json")

@@ -1,0 +1,184 @@
+"""Which node holds what, and that its ranks read nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.dataset import placement as module
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.read.order import Order, Steps
+from tests.kit.replicas import make_dataset
+
+shards = st.lists(st.integers(1, 40), min_size=1, max_size=24)
+nodes_and_copies = st.integers(1, 12).flatmap(
+    lambda nodes: st.tuples(st.just(nodes), st.integers(1, nodes))
+)
+seeds = st.none() | st.integers(0, 1 << 64)
+
+
+def orders(counts: list[int], nodes: int, copies: int, seed: int | None, window: int = 0) -> list:
+    return [
+        Order(tuple(counts), seed, window, Placement(node, nodes, copies)) for node in range(nodes)
+    ]
+
+
+@given(shards, nodes_and_copies, seeds, st.integers(0, 30), st.integers(0, 5))
+def test_nodes_read_every_example_once_and_only_what_they_hold(
+    counts: list[int], cluster: tuple[int, int], seed: int | None, window: int, epoch: int
+) -> None:
+    shard_of = np.repeat(np.arange(len(counts)), counts)
+    parts = []
+    for order in orders(counts, *cluster, seed, window):
+        numbers = order.epoch(epoch)
+        held = order.placement.held(counts)
+        parts.append(numbers.tolist())
+
+        assert set(shard_of[numbers]) <= set(held)
+        assert sorted(shard for each in order.windows(epoch) for shard in each) == held
+        assert numbers.tolist() == order.epoch(epoch).tolist()
+    assert sorted(number for part in parts for number in part) == list(range(sum(counts)))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(shards, nodes_and_copies)
+def test_every_shard_lies_on_as_many_nodes_as_there_are_copies(
+    counts: list[int], cluster: tuple[int, int]
+) -> None:
+    nodes, copies = cluster
+    held = [Placement(node, nodes, copies).held(counts) for node in range(nodes)]
+    share = copies * sum(counts) / nodes
+
+    for shard, count in enumerate(counts):
+        assert sum(shard in each for each in held) >= copies, count
+    # Beyond its share a node has what is left of the shards on its two borders.
+    assert all(sum(counts[s] for s in each) <= share + 2 * max(counts) for each in held)
+    assert WHOLE.held(counts) == list(range(len(counts)))
+
+
+@given(
+    shards,
+    nodes_and_copies,
+    st.integers(1, 4),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+def test_ranks_make_equal_steps_and_go_on_as_other_ranks_of_the_same_nodes(
+    counts: list[int],
+    cluster: tuple[int, int],
+    ranks: int,
+    batch: int,
+    drop_tail: bool,
+    done: int,
+    other_ranks: int,
+    other_batch: int,
+) -> None:
+    nodes, total = cluster[0], sum(counts)
+    lines = [order.epoch(3) for order in orders(counts, *cluster, 7 if drop_tail else None)]
+    seen: list[int] = []
+
+    def read(start: int, ranks: int, batch: int, wanted: int | None) -> int:
+        steps = Steps(start, total, nodes * ranks, batch, drop_tail, nodes)
+        for step in range(steps.count)[:wanted]:
+            for rank in range(nodes * ranks):
+                positions = steps.positions(step, rank)
+                mine = lines[rank // ranks][positions.start : positions.stop].tolist()
+                assert len(mine) == batch or not drop_tail
+                seen.extend(mine)
+        return steps.after(min(steps.count, steps.count if wanted is None else wanted))
+
+    start = read(0, ranks, batch, done)
+    assert len(seen) == start
+    read(start, other_ranks, other_batch, None)
+
+    assert len(set(seen)) == len(seen)
+    last = Steps(start, total, nodes * other_ranks, other_batch, drop_tail, nodes)
+    assert total - len(seen) == last.dropped < max(1, last.global_batch)
+    assert (
+        Steps(0, total, nodes * ranks, batch, drop_tail, nodes).count
+        == Steps(0, total, nodes * ranks, batch, drop_tail).count
+    )
+
+
+def test_one_node_reads_what_it_reads_without_a_placement() -> None:
+    counts = (4, 5, 3)
+
+    assert Order(counts, 42, 0, WHOLE).epoch(0).tolist() == Order(counts, 42).epoch(0).tolist()
+
+
+def test_a_partitioned_order_is_the_same_for_ever() -> None:
+    parts = [order.epoch(1).tolist() for order in orders([4, 5, 3], 3, 2, 42)]
+
+    assert parts == [[4, 2, 1, 3], [5, 8, 6, 7], [10, 11, 9, 0]]
+
+
+def test_imagenet_on_300_nodes_is_level() -> None:
+    counts = [1251 + (n < 1_281_167 % 1024) for n in range(1024)]
+    held = [len(Placement(node, 300).held(counts)) for node in range(300)]
+    read = {len(order.epoch(0)) for order in orders(counts, 300, 1, 0)[::50]}
+
+    assert set(held) <= {4, 5}
+    assert read <= {4270, 4271}
+
+
+@pytest.mark.parametrize(("nodes", "copies", "stays"), [(4, 1, 1.0), (4, 2, 0.67), (4, 4, 0.25)])
+def test_more_copies_bring_examples_to_other_nodes(nodes: int, copies: int, stays: float) -> None:
+    counts, found = [100] * 64, []
+    for epoch in range(40):
+        where = np.empty((2, 6400), int)
+        for later in (0, 1):
+            for node, order in enumerate(orders(counts, nodes, copies, 5)):
+                where[later, order.epoch(epoch + later)] = node
+        found.append((where[0] == where[1]).mean())
+
+    assert np.mean(found) == pytest.approx(stays, abs=0.12)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return make_dataset(tmp_path_factory.mktemp("manifest") / "set")
+
+
+def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
+    there = Placement(2, 4, 3)
+    assert module.load(tmp_path, manifest) == WHOLE
+    (tmp_path / "placement.json").write_bytes(there.dumps(manifest.digest))
+
+    assert module.load(tmp_path, manifest) == there
+    assert [shard.name[:11] for shard in there.shards(manifest, "train")] == [
+        f"train-0000{n}" for n in (0, 3, 4, 5)
+    ]
+    with pytest.raises(ManifestError, match="of the data set"):
+        module.load(tmp_path, dataclasses.replace(manifest, subset=False))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"dataset": "x", "node": 4, "nodes": 4, "copies": 1}',
+        b'{"dataset": "x", "node": 0, "nodes": 4, "copies": 5}',
+        b'{"dataset": "x", "node": 0, "nodes": 4.0, "copies": 1}',
+        b'{"dataset": "x", "node": "0", "nodes": 4, "copies": 1}',
+        b'{"dataset": "x", "node": 0, "nodes": 4, "copies": 1, "more": 1}',
+    ],
+)
+def test_a_damaged_placement_is_no_placement(
+    data: bytes, manifest: Manifest, tmp_path: Path
+) -> None:
+    (tmp_path / "placement.json").write_bytes(data)
+
+    with pytest.raises(ManifestError, match="damaged"):
+        module.load(tmp_path, manifest)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import io
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import tfrecord
+
+PAYLOADS = (b"", b"first payload", bytes(range(40)))
+
+
+def shard_of(payloads: tuple[bytes, ...]) -> bytes:
+    return b"".join(map(tfrecord.frame, payloads))
+
+
+def payloads_in(data: bytes) -> tuple[bytes, ...]:
+    return tuple(record.payload for record in tfrecord.read_records(io.BytesIO(data), "shard"))
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=300), max_size=8))
+def test_reading_inverts_framing(payloads: list[bytes]) -> None:
+    data = shard_of(tuple(payloads))
+    records = list(tfrecord.read_records(io.BytesIO(data), "shard"))
+
+    assert [record.payload for record in records] == payloads
+    assert [record.number for record in records] == list(range(len(payloads)))
+    for record in records:
+        stop = record.offset + len(record.payload) + tfrecord.FRAMING_BYTES
+        assert data[record.offset : stop] == tfrecord.frame(record.payload)
+
+
+def test_masked_crc_is_that_of_tensorflows_own_test() -> None:
+    # tsl/lib/hash/crc32c_test.cc: the CRC of 32 zero bytes; masked as in crc32c.h.
+    crc = 0x8A9136AA
+    expected = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+    assert tfrecord.masked_crc(bytes(32)) == expected
+
+
+def test_a_flipped_bit_anywhere_is_detected() -> None:
+    sound = shard_of(PAYLOADS)
+
+    for bit in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DataDamagedError, match=r"shard: record \d+ at byte \d+"):
+            payloads_in(bytes(damaged))
+
+
+def test_records_before_the_damage_are_still_yielded() -> None:
+    damaged = bytearray(shard_of(PAYLOADS))
+    damaged[-1] ^= 0x80
+    found = []
+
+    with pytest.raises(DataDamagedError, match="record 2 at byte 45: data CRC"):
+        for record in tfrecord.read_records(io.BytesIO(bytes(damaged)), "shard"):
+            found.append(record.payload)  # noqa: PERF401 - what came before the error counts
+    assert tuple(found) == PAYLOADS[:2]
+
+
+def test_truncation_is_detected_everywhere_but_at_a_record_boundary() -> None:
+    sound = shard_of(PAYLOADS)
+    boundaries = {len(shard_of(PAYLOADS[:count])): count for count in range(len(PAYLOADS) + 1)}
+
+    for length in range(len(sound) + 1):
+        if length in boundaries:
+            assert payloads_in(sound[:length]) == PAYLOADS[: boundaries[length]]
+        else:
+            with pytest.raises(DataDamagedError, match="the file ends"):
+                payloads_in(sound[:length])
+
+
+def test_an_impossible_length_is_refused_before_it_is_allocated() -> None:
+    length = struct.pack("<Q", 1 << 62)
+    head = length + struct.pack("<I", tfrecord.masked_crc(length))
+
+    with pytest.raises(DataDamagedError, match=r"claims 4,611,686,018,427,387,904 bytes"):
+        payloads_in(head + bytes(100))
+
+
+def test_index_line_counts_the_framing() -> None:
+    assert tfrecord.index_line(0, len(tfrecord.frame(b"abc"))) == "0 19\n"

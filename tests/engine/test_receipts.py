@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, StoreError
+from imagenet_prep.engine.stage import Output, Result, Stage
+from imagenet_prep.storage.folder import LocalStore
+
+
+class Task(NamedTuple):
+    name: str
+
+
+def stage(root: Path, function: Any = None) -> Stage[Task]:
+    store = LocalStore(root)
+
+    def write(task: Task) -> Result:
+        path = store.temporary()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"content")
+        return Result({"made": task.name}, (Output(path, f"{task.name}.bin"),))
+
+    made = Stage("write", "0" * 64, store, function or write)
+    made.clear()
+    return made
+
+
+def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) -> None:
+    work = stage(tmp_path)
+    work.execute(Task("one"))
+    work.execute(Task("two"))
+    receipts = work.receipts(["one", "two"])
+
+    assert receipts["one"]["worker"] == receipts["two"]["worker"]
+    written = "".join(path.read_text() for path in tmp_path.rglob("receipts/*.json"))
+    for word in (socket.gethostname(), str(os.getpid()), str(tmp_path)):
+        assert word not in written
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b"9" * 5000,
+        b"[]",
+        b"5",
+        b'{"outputs": 5}',
+        b'{"outputs": [5]}',
+        b'{"outputs": [{"name": "one.bin"}]}',
+        b'{"outputs": [{"name": "../one.bin", "num_bytes": 7}]}',
+        b'{"outputs": [{"name": "/etc/passwd", "num_bytes": 7}]}',
+        b'{"outputs": [{"name": ["one.bin"], "num_bytes": 7}]}',
+        b'{"outputs": [{"name": "one.bin", "num_bytes": true}]}',
+        b'{"outputs": [{"name": "one.bin", "num_bytes": 1e999}]}',
+    ],
+)
+def test_a_damaged_receipt_is_a_task_to_be_done(tmp_path: Path, damage: bytes) -> None:
+    work = stage(tmp_path)
+    work.execute(Task("one"))
+    assert work.receipts(["one"])
+    (path,) = tmp_path.rglob("receipts/one.json")
+    path.write_bytes(damage)
+
+    assert work.receipts(["one"]) == {}
+
+
+def test_a_failure_is_raised_again_and_a_damaged_note_of_one_is_a_sentence(tmp_path: Path) -> None:
+    def fail(_: Task) -> Result:
+        raise SourceError("the archive is damaged")
+
+    work = stage(tmp_path, fail)
+    work.execute(Task("one"))
+    with pytest.raises(SourceError, match="^the archive is damaged$"):
+        work.raise_failure()
+    (note,) = tmp_path.rglob("failed/one.json")
+    for damage in (b"", b"[" * 100_000, b"[]", json.dumps({"task": "one"}).encode()):
+        note.write_bytes(damage)
+        with pytest.raises(StoreError, match=r"failed/one\.json: a task has failed"):
+            work.raise_failure()

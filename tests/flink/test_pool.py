@@ -1,0 +1,80 @@
+"""The pool of Beam's workers is for its own machine: on loopback, with its own Python."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.kit import command
+
+POOL = ("-m", "imagenet_prep.engine.pool")
+# Stands for Beam's boot program: says what it was started with, and stays.
+BOOT = """\
+#!{python}
+import json, os, shutil, sys, time
+told = {{"argv": sys.argv[1:], "python": shutil.which("python")}}
+told["pid"] = os.getpid()
+told["safe"] = os.environ.get("PYTHONSAFEPATH")
+open({told!r} + ".partial", "w").write(json.dumps(told))
+os.rename({told!r} + ".partial", {told!r})
+time.sleep(600)
+"""
+
+
+def listeners(port: int) -> list[str]:
+    """Returns the addresses, as the kernel writes them, at which something listens."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            address, _, number = line.split()[1].partition(":")
+            if int(number, 16) == port and line.split()[3] == "0A":
+                found.append(address)
+    return found
+
+
+def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) -> None:
+    import grpc
+    from apache_beam.portability.api import beam_fn_api_pb2 as messages
+    from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
+
+    told, boot = tmp_path / "told.json", tmp_path / "boot"
+    boot.write_text(BOOT.format(python=sys.executable, told=str(told)))
+    boot.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, *POOL, "--port", "0", "--container_executable", boot],
+        env=command.environment(PATH="/usr/bin:/bin"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as pool:
+        try:
+            assert pool.stdout is not None
+            port = int(pool.stdout.readline().rpartition(":")[2])
+            # 127.0.0.1, or as IPv6 has it.
+            assert [address[-8:] for address in listeners(port)] == ["0100007F"]
+            with grpc.insecure_channel(f"localhost:{port}") as channel:
+                request = messages.StartWorkerRequest(worker_id="one")
+                answer = api.BeamFnExternalWorkerPoolStub(channel).StartWorker(request)
+            assert answer.error == ""
+            command.wait_until(told.exists, "the worker starts")
+            pool.terminate()
+            assert pool.wait(command.PATIENCE_S) == 0
+        finally:
+            pool.kill()
+    started = json.loads(told.read_text())
+    assert not Path(f"/proc/{started['pid']}").exists()
+    assert "--id=one" in started["argv"]
+    assert Path(started["python"]).parent == Path(sys.executable).parent
+    assert started["safe"] == "1"
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with command.started("--port", port, program=POOL) as running:
+            finished = running.finish()
+
+    assert finished.code == 1
+    assert finished.err.splitlines()[-1].startswith(f"imagenet-prep: 127.0.0.1:{port}: ")

@@ -1,0 +1,118 @@
+"""The data sets whose bytes are golden: how they are made, by commands, and how they are told.
+
+Commands alone, so that no change of the program's inside can change what is compared. OpenCV
+resamples by Intel's IPP where the processor has it, and other processors get other bytes: so the
+commands run with `OPENCV_IPP=disabled`, which gives the same bytes with and without AVX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep.core import canonical
+from tests.kit import command, foreign, forks
+from tests.kit.dataset import SETTINGS, contents
+from tests.kit.miniature import Miniature, make_miniature, miniature_for_tests
+
+FOLDER = Path(__file__).parent
+DIGESTS = FOLDER / "sets.json"
+# Whole sets, and the work folders of runs that were killed, as the program of OLD_PROGRAM left
+# them.
+OLD = FOLDER / "old"
+# Receipts know their source by the time of its files, too.
+_TIME_NS = 1_600_000_000 * 10**9
+
+# How each set is made, from the miniature's archives or from the same images as tensorflow's
+# slim writes them.
+SETS = {
+    "prepared": ("prepare", "--source", "ARCHIVES", "--out", "OUT", *SETTINGS),
+    "prepared, sizes kept": (
+        *("prepare", "--source", "ARCHIVES", "--out", "OUT", "--keep-original"),
+        *("--train-shards", "8", "--validation-shards", "3", "--allow-subset"),
+    ),
+    "adopted": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset"),
+    "rewritten": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset", "--rewrite"),
+    "resized": ("resize", "-i", "SHARDS", "-o", "OUT", "-s", "train,validation", "-r", "64"),
+}
+
+# The same for the old sets, which are kept whole and therefore small.
+OLD_SETS = {
+    "prepared": (
+        *("prepare", "--source", "ARCHIVES", "--out", "OUT", "--keep-original"),
+        *("--train-shards", "2", "--validation-shards", "1", "--allow-subset"),
+    ),
+    "adopted": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset"),
+    "rewritten": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset", "--rewrite"),
+    "resized": ("resize", "-i", "SHARDS", "-o", "OUT", "-s", "train,validation", "-r", "24"),
+}
+
+
+def miniature(cache: Path) -> Miniature:
+    """Returns 120 + 32 images with all odd kinds: those that the tests of prepare share."""
+    return miniature_for_tests(cache, num_train=120, num_validation=32, size=(160, 120))
+
+
+def shards(folder: Path, mini: Miniature, num_shards: int = 6) -> Path:
+    """Writes the images of the miniature as tensorflow's slim does; returns the folder."""
+    count = {"train": num_shards, "validation": max(1, num_shards // 3)}
+    foreign.write(folder, foreign.images(mini), foreign.slim, num_shards=count)
+    return folder
+
+
+def make(
+    sets: Mapping[str, Sequence[str]], folder: Path, archives: Path, written: Path
+) -> dict[str, command.Finished]:
+    """Makes sets, each in the folder of its name; returns what came of the commands, by name.
+
+    Args:
+      sets: commands as above.
+      folder: where they are made.
+      archives: stands for ARCHIVES.
+      written: stands for SHARDS.
+    """
+    names = {"ARCHIVES": str(archives), "SHARDS": str(written)}
+    commands = [
+        [{**names, "OUT": str(folder / name)}.get(word, word) for word in how]
+        for name, how in sets.items()
+    ]
+    return dict(zip(sets, forks.run(commands, OPENCV_IPP="disabled"), strict=True))
+
+
+def told(out: Path, producer: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns what is golden of a set: the sha256 of every file, the digest of its manifest.
+
+    Args:
+      out: the set.
+      producer: stands for the one that the manifest names: program, version, libraries.
+    """
+    files = contents(out)
+    content = json.loads(files.pop("dataset.json"))
+    digest = content.pop("digest")
+    if producer is not None:
+        content["producer"] = producer
+        digest = canonical.digest(content)
+    return {
+        "manifest_digest": digest,
+        "producer": content["producer"],
+        "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    }
+
+
+def small(folder: Path) -> tuple[Miniature, Path]:
+    """Makes what the old sets were made from; returns the archives and the shards beside them.
+
+    The images are 4 classes of 16 + 8, about 32 pixels wide, none of them odd.
+    """
+    archives = folder / "archives"
+    mini = make_miniature(
+        archives, num_train=16, num_validation=8, num_classes=4, odd_files=False, size=(40, 30)
+    )
+    shards(folder / "shards", mini, num_shards=2)
+    for path in folder.rglob("*"):
+        os.utime(path, ns=(_TIME_NS, _TIME_NS))
+    return mini, folder / "shards"

@@ -1,0 +1,95 @@
+"""The same commands make the same bytes as before; what was made or begun before is still good."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.golden import sets
+from tests.kit import forks
+from tests.kit.dataset import contents, stamps
+
+LAST = "train-00001-of-00002"
+
+
+def test_the_same_commands_make_the_same_bytes(shared_cache: Path, tmp_path: Path) -> None:
+    golden = json.loads(sets.DIGESTS.read_text())
+    mini = sets.miniature(shared_cache)
+    shards = sets.shards(tmp_path / "shards", mini)
+
+    made = sets.make(sets.SETS, tmp_path, mini.root, shards)
+
+    assert {name: result.code for name, result in made.items()} == dict.fromkeys(golden, 0), made
+    for name, expected in golden.items():
+        # Other versions of the libraries are no other data set until its bytes differ.
+        told = sets.told(tmp_path / name, producer=expected["producer"])
+        assert told["files"] == expected["files"], name
+        assert told == expected, name
+
+
+def test_old_sets_verify(tmp_path: Path) -> None:
+    old = {name: shutil.copytree(sets.OLD / name, tmp_path / name) for name in sets.OLD_SETS}
+
+    verified = forks.run([("verify", folder) for folder in old.values()])
+
+    assert [result.code for result in verified] == [0] * len(old), verified
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> dict[str, Path]:
+    """The old sets as runs left them that were killed while they wrote a shard of train."""
+    return {name: _unfinished(name, tmp_path / name) for name in sets.OLD_SETS}
+
+
+def _unfinished(name: str, folder: Path) -> Path:
+    shutil.copytree(sets.OLD / name, folder)
+    shutil.copytree(sets.OLD / f"{name}.work", folder / ".work")
+    for file in ("dataset.json", "labels.txt", "features.json", "dataset_info.json"):
+        (folder / file).unlink()
+    for file in ("quarantine.jsonl", LAST, f"index/{LAST}"):
+        (folder / file).unlink()
+    for receipt in (folder / ".work").glob(f"*/receipts/{LAST}.json"):
+        receipt.unlink()
+    return folder
+
+
+def test_work_that_was_begun_before_is_finished_or_refused_in_one_sentence(
+    unfinished: dict[str, Path], tmp_path: Path
+) -> None:
+    mini, shards = sets.small(tmp_path / "source")
+    # A shard of an adopted set is a link to the source's.
+    for path in unfinished["adopted"].glob("[tv]*-of-*"):
+        path.unlink()
+        path.hardlink_to(shards / path.name)
+    before = {name: stamps(folder) for name, folder in unfinished.items()}
+
+    finished = sets.make(sets.OLD_SETS, tmp_path, mini.root, shards)
+
+    for name, result in finished.items():
+        if _other_libraries(unfinished[name]):
+            assert result.code == 2, result
+            assert len(result.complaints.splitlines()) == 1, result
+            continue
+        assert result.code == 0, result
+        expected = contents(sets.OLD / name)
+        there = contents(unfinished[name])
+        assert there.keys() == expected.keys()
+        assert [file for file in there if there[file] != expected[file]] == [], name
+        # What was written before the kill is kept, not written again.
+        after = stamps(unfinished[name])
+        kept = [file for file in before[name] if not file.startswith("index/")]
+        assert [file for file in kept if after[file] != before[name][file]] == [], name
+
+
+def _other_libraries(folder: Path) -> bool:
+    """Returns whether a run was begun with libraries that are not installed here."""
+    begun = json.loads((folder / ".work" / "run.json").read_bytes()) if _has_begun(folder) else {}
+    return any(version(name) != used for name, used in begun.get("libraries", {}).items())
+
+
+def _has_begun(folder: Path) -> bool:
+    return (folder / ".work" / "run.json").exists()

@@ -1,0 +1,273 @@
+"""Ranks of a launch, here and through ssh: what others see of them, and what is left of them.
+
+The ranks are small programs: what is proven does not depend on what they compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.launching import mpi
+from imagenet_prep.launching.crew import Outcome
+from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.variables import travelling
+from tests.kit.command import REPOSITORY, Running, started, wait_until
+
+SECRET = "hunter2-of-this-test"
+
+# Reaches this machine by another name, without our environment, and writes down what it was told.
+SSH = f"""\
+#!/bin/sh
+printf '%s\\n' "$*" >> "$(dirname "$0")/ssh-argv"
+while [ "$1" != -- ]; do shift; done
+exec env -i PATH=/usr/bin:/bin PYTHONPATH={REPOSITORY} \\
+  IMAGENET_PREP_TEST_RUN="$IMAGENET_PREP_TEST_RUN" SSH_CONNECTION="127.0.0.1 1 127.0.0.1 22" \\
+  sh -c "$3"
+"""
+
+# A rank: its environment to a file, then it waits; asked to end it saves, which takes a while.
+RANK = """\
+import json, os, signal, subprocess, sys, time
+def save(*_):
+    time.sleep(0.3)
+    open(f"saved-{rank}", "w").close()
+    os._exit(4)
+rank = os.environ["HOROVOD_RANK"]
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+elif "fails" in sys.argv and rank == "1":
+    print("imagenet-prep: no such thing", file=sys.stderr)
+    sys.exit(3)
+else:
+    signal.signal(signal.SIGTERM, save)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("said by", rank, flush=True)
+with open(f"rank-{rank}.partial", "w") as file:
+    json.dump(dict(os.environ), file)
+os.rename(f"rank-{rank}.partial", f"rank-{rank}")
+time.sleep(600)
+"""
+
+LAUNCHER = """\
+import json, os, sys
+from imagenet_prep.core import cli
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.launching.crew import Crew
+from imagenet_prep.launching.variables import travelling
+hosts = [Host("localhost", 1), Host("node1", 1)]
+sent = travelling(os.environ, [], private=True)
+orders = [
+    {"mark": "mark-of-this-launch", "folder": os.getcwd(), "command": json.loads(sys.argv[1]),
+     "shared": shared, "ranks": [{"HOROVOD_RANK": str(rank)}]}
+    for rank, shared in enumerate([{}, sent])
+]
+cli.finish(lambda: Crew(hosts, "mark-of-this-launch", float(sys.argv[2])).run(orders).code)
+"""
+
+
+@contextlib.contextmanager
+def launched(folder: Path, *how: str, grace: str = "60", hup: bool = True) -> Iterator[Running]:
+    """Yields a running launch of two ranks, one of them behind ssh, in the folder."""
+    (folder / "bin").mkdir()
+    ssh = folder / "bin" / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    rank = [sys.executable, "-P", "-c", RANK, *how]
+    program = ("-P", "-c", LAUNCHER)
+    python = sys.executable
+    if not hup:
+        program = ("-c", 'trap "" HUP; exec "$0" "$@"', sys.executable, *program)
+        python = "/bin/sh"
+    env = {
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "IMAGENET_PREP_TOKEN": SECRET,
+        "UNRELATED": "stays here",
+    }
+    arguments = (json.dumps(rank), grace)
+    with started(*arguments, program=program, python=python, env=env, cwd=folder) as running:
+        yield running
+
+
+def both_run(folder: Path, running: Running) -> None:
+    def there() -> bool:
+        assert not running.ended, running.finish()
+        return all((folder / f"rank-{rank}").exists() for rank in (0, 1))
+
+    wait_until(there, "two ranks run")
+
+
+def command_lines(running: Running) -> list[bytes]:
+    lines = []
+    for pid in [running.pid, *running.workers()]:
+        with contextlib.suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return lines
+
+
+def test_no_command_line_shows_a_secret_and_the_ranks_have_it(tmp_path: Path) -> None:
+    with launched(tmp_path) as running:
+        while not (tmp_path / "rank-0").exists() or not (tmp_path / "rank-1").exists():
+            assert not running.ended, running.finish()
+            assert not any(SECRET.encode() in line for line in command_lines(running))
+            time.sleep(0.01)
+        assert len(command_lines(running)) >= 5  # two that run a rank, two ranks, ourselves
+        assert not any(SECRET.encode() in line for line in command_lines(running))
+        running.send(signal.SIGTERM)
+        finished = running.finish()
+
+    assert "said by 0" in finished.out
+    assert "said by 1" in finished.out
+    assert SECRET not in finished.out + finished.err
+    for rank in (0, 1):
+        environment = json.loads((tmp_path / f"rank-{rank}").read_text())
+        assert environment["AWS_SECRET_ACCESS_KEY"] == SECRET
+        assert environment["IMAGENET_PREP_TOKEN"] == SECRET
+        assert environment["PYTHONSAFEPATH"] == "1"
+        assert ("UNRELATED" in environment) == (rank == 0)
+    told = (tmp_path / "bin" / "ssh-argv").read_text()
+    assert SECRET not in told
+    assert "StrictHostKeyChecking=yes" in told
+    assert "StrictHostKeyChecking=no" not in told
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT], ids=str)
+def test_asked_to_end_all_ranks_save_and_nothing_is_left(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    with launched(tmp_path) as running:
+        both_run(tmp_path, running)
+        running.send(signum)
+        finished = running.finish()
+        wait_until(lambda: not running.workers(), "nothing is left")
+
+    assert finished.code == 4, finished
+    assert (tmp_path / "saved-0").exists()
+    assert (tmp_path / "saved-1").exists()
+
+
+@pytest.mark.parametrize("how", ["", "deaf"])
+def test_nothing_is_left_of_a_launch_that_was_killed(tmp_path: Path, how: str) -> None:
+    with launched(tmp_path, how) as running:
+        both_run(tmp_path, running)
+        running.kill()
+        wait_until(lambda: not running.workers(), "nothing is left")
+
+    assert (tmp_path / "saved-1").exists() == (not how)
+
+
+def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> None:
+    with launched(tmp_path, "deaf", grace="0.5") as running:
+        both_run(tmp_path, running)
+        running.send(signal.SIGTERM)
+        finished = running.finish()
+        wait_until(lambda: not running.workers(), "nothing is left")
+
+    assert not (tmp_path / "saved-0").exists()
+    assert "may be left" not in finished.err
+
+
+def test_ranks_die_with_the_process_that_runs_them(tmp_path: Path) -> None:
+    with launched(tmp_path, grace="1") as running:
+        both_run(tmp_path, running)
+        for pid in running.workers():
+            with contextlib.suppress(OSError):
+                if b"imagenet_prep.launching.host" in Path(
+                    f"/proc/{pid}/cmdline"
+                ).read_bytes().split(b"\0"):
+                    running.send(signal.SIGKILL, [pid])
+        finished = running.finish()
+        ranks = [
+            pid
+            for pid in running.workers()
+            if RANK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        ]
+
+    assert ranks == []
+    assert finished.code == 1
+    assert "what runs its ranks ended with code" in finished.err
+
+
+def test_a_launch_under_nohup_goes_on_without_its_terminal(tmp_path: Path) -> None:
+    with launched(tmp_path, hup=False) as running:
+        both_run(tmp_path, running)
+        status = Path(f"/proc/{running.pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:\t")[2].split()[0], 16)
+        # What is ignored cannot end it, whenever it comes; the first bit is SIGHUP.
+        assert ignored & 1
+        assert not ignored >> (signal.SIGTERM - 1) & 1
+        running.send(signal.SIGTERM)
+        assert running.finish().code == 4
+
+
+def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(tmp_path: Path) -> None:
+    with launched(tmp_path, "fails", grace="0.5") as running:
+        finished = running.finish()
+        wait_until(lambda: not running.workers(), "nothing is left")
+
+    assert finished.code == 3, finished
+    assert "[1] imagenet-prep: no such thing\n" in finished.err
+    assert "mark-of-this-launch" not in finished.err
+
+
+def test_the_first_that_failed_by_itself_is_to_blame() -> None:
+    outcome = Outcome()
+    for code, left in ((1, True), (137, False), (3, False)):
+        outcome.add(code, left=left)
+    assert outcome.code == 137
+
+    only_left = Outcome()
+    only_left.add(1, left=True)
+    assert only_left.code == 1
+
+
+def test_only_what_training_reads_travels() -> None:
+    ours = {
+        "PATH": "/bin",
+        "NCCL_DEBUG": "INFO",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "AWS_REGION": "eu",
+        "HTTP_PROXY": "http://proxy",
+    }
+    secrets = {
+        "AWS_SESSION_TOKEN": SECRET,
+        "IMAGENET_PREP_TOKEN": SECRET,
+        "HTTPS_PROXY": f"http://me:{SECRET}@proxy",
+    }
+    others = {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "3", "DB_PASSWORD": SECRET}
+    environment = {**ours, **secrets, **others, "MY_FLAG": "1"}
+    through_ssh = travelling(environment, ["MY_FLAG"], private=True)
+    through_mpi = travelling(environment, ["MY_FLAG"], private=False)
+
+    assert through_ssh == {**ours, **secrets, "MY_FLAG": "1"}
+    assert through_mpi == {**ours, "MY_FLAG": "1"}
+    with pytest.raises(UsageError, match="--env DB_PASSWORD: a secret does not go through mpirun"):
+        travelling(environment, ["DB_PASSWORD"], private=False)
+    with pytest.raises(UsageError, match="--env OTHER: there is no such variable here"):
+        travelling(environment, ["OTHER"], private=True)
+
+
+def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
+    hosts = [Host("node1", 2), Host("node2", 1)]
+    network = Network("10.0.0.1", ("eth0", "eth0"))
+    words = mpi.mpirun(hosts, network, {"NCCL_DEBUG": "a value"}, ["python", "train"])
+
+    assert "a value" not in words
+    assert words[words.index("-x") + 1] == "NCCL_DEBUG"
+    agent = words[words.index("plm_rsh_agent") + 1]
+    assert agent.startswith("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes ")
+    assert words[words.index("-H") + 1] == "node1:2,node2:1"
+    assert words[-2:] == ["python", "train"]
+    assert mpi.left_rank("[1,3]<stderr>:imagenet-prep: another rank died or") == 3
+    assert mpi.left_rank("[1,3]<stderr>:Step 4") is None

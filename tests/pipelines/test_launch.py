@@ -1,0 +1,231 @@
+"""Launching: every host is asked first, and all that is wrong is said at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset.manifest import loads
+from imagenet_prep.launching import host
+from tests.kit.command import Finished, started
+
+# ssh that reaches hosts of this machine: one is down, one hangs, one lacks the program, one
+# has another data set, some have a part of it.
+SSH = """\
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+case $2 in
+down) echo "ssh: connect to host down port 22: Connection refused" >&2; exit 255 ;;
+unknown) echo "Host key verification failed." >&2; exit 255 ;;
+hangs) exec sleep 60 ;;
+bare) echo "No module named pipelines" >&2; exit 1 ;;
+other) exec sh -c "$(echo "$3" | sed 's|/set|/other|')" ;;
+part*) exec sh -c "$(echo "$3" | sed "s|/set|/$2|")" ;;
+*) exec sh -c "$3" ;;
+esac
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, shades: Path) -> Path:
+    """A folder with the data set `set`, another one `other`, and such an ssh in `bin`."""
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    for name in ("set", "other"):
+        shutil.copytree(shades, tmp_path / name)
+    manifest = tmp_path / "other" / "dataset.json"
+    changed = dataclasses.replace(loads(manifest.read_bytes(), "other"), plan_digest="another")
+    manifest.write_bytes(changed.dumps())
+    return tmp_path
+
+
+def run(cluster: Path, hosts: str, *words: str, verb: str = "launch") -> Finished:
+    (cluster / "hosts").write_text(hosts)
+    path = f"{cluster / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    with started(verb, *words, cwd=cluster, env={"PATH": path}) as running:
+        return running.finish()
+
+
+def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
+    command = ("--", "train", "--data-dir", str(cluster / "set"))
+    options = ("-np", str(ranks), "--hosts", "hosts", "--check-timeout", "20", "--dry-run")
+    return run(cluster, hosts, *options, *words, *command)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "named"),
+    [
+        ("localhost slots=1\nnode1 slot=8\n", "line 2: 'node1 slot=8'"),
+        ("", "lists no host"),
+        ("localhost slots=1\nnode1 slots=2\n", "the hosts have 3 slots"),
+    ],
+)
+def test_a_hosts_file_that_cannot_be_is_a_usage_error(
+    cluster: Path, hosts: str, named: str
+) -> None:
+    finished = launch(cluster, hosts, 4)
+
+    assert finished.code == 2
+    assert named in finished.err
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        ("down", "ssh failed: ssh: connect to host down port 22: Connection refused"),
+        ("unknown", "ssh failed: Host key verification failed."),
+        ("bare", "has no imagenet-prep of this version there (No module named pipelines)"),
+        ("other", "these are different data sets. Copy one of them anew."),
+    ],
+)
+def test_a_host_that_is_not_fit_is_named_before_anything_starts(
+    cluster: Path, address: str, named: str
+) -> None:
+    finished = launch(cluster, f"localhost slots=1\n{address} slots=1\n", 2)
+
+    assert finished.code == 1
+    assert "nothing was started" in finished.err
+    assert f"\n  {address}: " in finished.err
+    assert named in finished.err
+    assert finished.out == ""
+
+
+def test_a_host_that_does_not_answer_in_time_is_named(cluster: Path) -> None:
+    hosts = "localhost slots=1\nhangs slots=1\n"
+    options = ("-np", "2", "--hosts", "hosts", "--check-timeout", "2", "--dry-run")
+    finished = run(cluster, hosts, *options, "--", "train", "--synthetic")
+
+    assert finished.code == 1
+    assert "hangs: no answer in 2 s" in finished.err
+
+
+@pytest.fixture
+def parts(cluster: Path) -> Path:
+    """The same with the hosts part0 and part1, which share the data set."""
+    for node in (0, 1):
+        flags = ("--to", cluster / f"part{node}", "--mode", "partition", f"--part={node}/2")
+        with started("replicate", cluster / "set", *flags) as running:
+            assert running.finish().code == 0
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "named"),
+    [
+        (
+            "part1 slots=1\npart0 slots=1\n",
+            2,
+            "part1: holds part 1 of 2, copies: 1, expected part 0",
+        ),
+        (
+            "part0 slots=1\npart1 slots=1\n",
+            1,
+            "part0: holds part 0 of 2, copies: 1, expected the whole",
+        ),
+        (
+            "part0 slots=1\nlocalhost slots=1\n",
+            2,
+            "localhost: holds the whole data set, expected part 1",
+        ),
+        ("part0 slots=2\npart1 slots=2\n", 3, "give all hosts equally many ranks"),
+    ],
+)
+def test_parts_that_would_not_be_read_once_each_are_named(
+    parts: Path, hosts: str, ranks: int, named: str
+) -> None:
+    finished = launch(parts, hosts, ranks)
+
+    assert finished.code == 1, finished
+    assert named in finished.err
+
+
+@pytest.mark.horovod
+def test_hosts_with_their_parts_in_order_are_fit(parts: Path, horovod: None) -> None:
+    finished = launch(parts, "part0 slots=2\npart1 slots=2\n", 4)
+
+    assert finished.code == 0, finished
+    assert finished.out.startswith("2 hosts fit, 4 ranks")
+
+
+def test_a_shard_that_is_cut_on_one_host_is_named(cluster: Path) -> None:
+    shard = next((cluster / "set").glob("train-*"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    finished = launch(cluster, "localhost slots=2\n", 2)
+
+    assert finished.code == 1
+    assert f"{shard} has " in finished.err
+
+
+@pytest.mark.horovod
+def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None) -> None:
+    hosts = "localhost slots=8 # this one\nnode1 slots=8\nnode2 slots=8\n"
+    finished = launch(cluster, hosts, 12, "--network-interface", "lo")
+
+    assert finished.code == 0, finished.err
+    first, *commands = finished.out.splitlines()
+    assert first == "2 hosts fit, 12 ranks"
+    told = dict(line.split(": ") for line in commands)
+    assert list(told) == ["localhost, ranks 0 to 7", "node1, ranks 8 to 11"]
+    for line in told.values():
+        words = shlex.split(line)
+        assert words[1:4] == ["-P", "-m", "imagenet_prep"]
+        assert words[4:] == ["train", "--data-dir", str(cluster / "set")]
+
+
+def test_only_train_can_be_launched(cluster: Path) -> None:
+    finished = run(cluster, "localhost\n", "-np", "1", "--", "prepare")
+
+    assert finished.code == 2
+    assert "-- train --data-dir DIR" in finished.err
+
+
+def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None:
+    hosts = "localhost slots=8\nnode1 slots=8\ndown slots=8\n"
+    words = ("hosts", "--", "sh", "-c", "echo one; echo two words")
+    finished = run(cluster, hosts, *words, verb="run-on-hosts")
+
+    assert finished.code == 1
+    assert "failed on 1 of 3 hosts: down" in finished.err
+    lines = finished.out.splitlines()
+    assert [line.split()[:2] for line in lines if not line.startswith(" ")] == [
+        *(["host", "exit"], ["localhost", "0"], ["node1", "0"], ["down", "255"]),
+    ]
+    assert finished.out.count("two words") == 2
+    assert "Connection refused" in finished.out
+
+
+def test_only_the_ranks_of_one_launch_are_ended() -> None:
+    def sleeper(**environment: str) -> subprocess.Popen[bytes]:
+        code = "print(flush=True); import time; time.sleep(60)"
+        variables = {**os.environ, **environment}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    mark = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    rank = sleeper(**{host.MARK: mark, "HOROVOD_RANK": "0"})
+    launcher = sleeper(**{host.MARK: mark})
+    stranger = sleeper(**{host.MARK: mark + "0", "HOROVOD_RANK": "0"})
+    try:
+        # The rank stays a zombie until it is waited for, and a zombie has no environment.
+        assert host.end(mark, 20.0) == {"ended": 1, "killed": 0}
+        assert rank.wait(20) == -15
+        assert launcher.poll() is None
+        assert stranger.poll() is None
+    finally:
+        for process in (rank, launcher, stranger):
+            process.kill()
+            process.communicate()

@@ -1,0 +1,204 @@
+"""What is asked of SageMaker, and what its answers become."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    UsageError,
+)
+from imagenet_prep.trainer import rendezvous
+from pipelines import sagemaker
+from tests.kit import command
+
+pytestmark = pytest.mark.sagemaker
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sagemaker_request.json"
+MODEL = "s3://bucket/runs/resnet-1/output/model.tar.gz"
+JOB = (
+    *("--image", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/imagenet-prep:train"),
+    *("--role", "arn:aws:iam::123456789012:role/training", "--output", "s3://bucket/runs/"),
+    *("--instance-type", "ml.p4d.24xlarge", "--name", "resnet-1"),
+)
+SPOT = (
+    *("--data", "s3://bucket/imagenet-480", "--instances", "4", "--spot", "--max-runtime", "7200"),
+    *("--tags", "team=vision,cost=a=b", "--subnets", "subnet-1,subnet-2"),
+    *("--security-groups", "sg-1"),
+)
+TRAIN = ("--", "train", "--recipe", "tutorial", "-b", "128", "--jit", "--lr", "0.1")
+
+
+@pytest.fixture
+def stubber(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Answers in SageMaker's place; botocore holds requests against the service's own model."""
+    stub = pytest.importorskip("botocore.stub")
+    # It keeps the credentials that it first saw, for all tests of this process.
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "DEFAULT_REGION"):
+        monkeypatch.setenv(f"AWS_{name}", "eu-west-1")
+    service = sagemaker.Service("sagemaker")
+    monkeypatch.setattr(sagemaker, "Service", lambda _: service)
+    with stub.Stubber(service.client) as stubbing:
+        yield stubbing
+        stubbing.assert_no_pending_responses()
+
+
+def answer(status: str, secondary: str, *states: tuple[str, str], **more: Any) -> dict[str, Any]:
+    now = dt.datetime(2026, 11, 21, 10, 0, tzinfo=dt.UTC)
+    return {
+        "TrainingJobName": "resnet-1",
+        "TrainingJobArn": "arn:aws:sagemaker:eu-west-1:123456789012:training-job/resnet-1",
+        "ModelArtifacts": {"S3ModelArtifacts": MODEL},
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary,
+        "StoppingCondition": {},
+        "CreationTime": now,
+        "CheckpointConfig": {"S3Uri": "s3://bucket/runs/resnet-1/checkpoints"},
+        "SecondaryStatusTransitions": [
+            {"Status": state, "StartTime": now, "StatusMessage": message}
+            for state, message in states
+        ],
+        **more,
+    }
+
+
+def test_the_request_is_the_golden_one(
+    stubber: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    tokens = iter(["the-token-of-the-first-job", "the-token-of-another-job"])
+    monkeypatch.setattr("pipelines.sagemaker.secrets.token_urlsafe", lambda _: next(tokens))
+    arn = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/resnet-1"
+    stubber.add_response("create_training_job", {"TrainingJobArn": arn}, golden)
+
+    assert sagemaker.run([*JOB, *SPOT, *TRAIN]) == 0
+    said = capsys.readouterr().out
+    assert said == f"resnet-1: {arn}\ncheckpoints: s3://bucket/runs/resnet-1/checkpoints\n"
+    assert sagemaker.run([*JOB, *SPOT, "--dry-run", *TRAIN]) == 0
+    golden["Environment"] = {"IMAGENET_PREP_JOB_TOKEN": "the-token-of-another-job"}
+    assert json.loads(capsys.readouterr().out) == golden
+
+
+def test_each_job_has_a_token_of_its_own_that_its_containers_take() -> None:
+    config = sagemaker.Config("image", "role", "s3://bucket/runs", "ml.p4d.24xlarge")
+    tokens = {
+        sagemaker.request(config, "resnet-1", {})["Environment"]["IMAGENET_PREP_JOB_TOKEN"]
+        for _ in range(20)
+    }
+
+    assert len(tokens) == 20
+    assert all(rendezvous.TOKEN.fullmatch(token) and len(token) >= 43 for token in tokens)
+
+
+def test_a_file_system_is_mounted_read_only() -> None:
+    where = "fsx:fs-0123456789abcdef0:/fsx/set"
+    shown = command.run(
+        *("sagemaker", *JOB, "--data", where, "--subnets", "subnet-1", "--security-groups", "sg-1"),
+        *("--dry-run", "--", "train"),
+    )
+
+    assert shown.json["InputDataConfig"] == [
+        {
+            "ChannelName": "training",
+            "DataSource": {
+                "FileSystemDataSource": {
+                    "FileSystemId": "fs-0123456789abcdef0",
+                    "FileSystemType": "FSxLustre",
+                    "DirectoryPath": "/fsx/set",
+                    "FileSystemAccessMode": "ro",
+                }
+            },
+        }
+    ]
+    assert shown.json["VpcConfig"]["Subnets"] == ["subnet-1"]
+    assert "MaxWaitTimeInSeconds" not in shown.json["StoppingCondition"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--", "prepare"), "-- train --recipe tutorial"),
+        (("--data", "/data/set", "--", "train"), "--data /data/set: expected s3://"),
+        (("--data", "efs:fs-01234567:/set", "--", "train"), "needs --subnets"),
+        (("--max-wait", "9", "--", "train", "--synthetic"), "--max-wait: is for --spot"),
+        (("--", "train"), "give either --data-dir or --synthetic"),
+        (("--data", "s3://b/set", "--", "train", "--synthetic"), "give either --data"),
+        (("--", "train", "--synthetic", "--log-dir", "x"), "--log-dir: SageMaker has folders"),
+        (("--", "train", "--synthetic", "--btch-size", "9"), "unrecognized arguments: --btch-size"),
+        (("--tags", "team", "--", "train", "--synthetic"), "--tags team: expected KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_it_costs_anything(
+    words: tuple[str, ...], said: str
+) -> None:
+    refused = command.run("sagemaker", *JOB, "--dry-run", *words)
+
+    assert refused.code == 2, refused
+    assert said in refused.err
+
+
+def test_a_job_is_followed_to_its_end_and_each_state_said_once(
+    stubber: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started, training = ("Starting", "Launching instances"), ("Training", "Image pulled")
+    stubber.add_response("describe_training_job", answer("InProgress", "Starting", started))
+    stubber.add_client_error("describe_training_job", "ThrottlingException", "Rate exceeded")
+    both = answer("Completed", "Completed", started, training, BillableTimeInSeconds=3600)
+    stubber.add_response("describe_training_job", both)
+    pauses: list[float] = []
+    sagemaker.wait(sagemaker.Service("sagemaker"), "resnet-1", pause=pauses.append)
+
+    assert len(pauses) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "10:00:00  Starting: Launching instances",
+        "10:00:00  Training: Image pulled",
+        "resnet-1 has ended, 3,600 s billed on each instance; model: " + MODEL,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "secondary", "reason", "error", "said"),
+    [
+        ("Failed", "Failed", "AlgorithmError: rank 0: x is\ncut, exit code: 3", DataDamagedError,
+         r"resnet-1: AlgorithmError: rank 0: x is cut, exit code: 3\. Each rank's lines"),
+        ("Failed", "Failed", "AlgorithmError: , exit code: 2", UsageError, "exit code: 2"),
+        ("Failed", "Failed", "CapacityError: no ml.p4d", ImagenetPrepError, "CapacityError"),
+        ("Stopped", "MaxRuntimeExceeded", "", IncompleteError,
+         "MaxRuntimeExceeded.*--checkpoints s3://bucket/runs/resnet-1/checkpoints to go on"),
+    ],
+)  # fmt: skip
+def test_how_a_job_failed_is_one_line_and_our_exit_code(
+    stubber: Any, status: str, secondary: str, reason: str, error: type[Exception], said: str
+) -> None:
+    more = {"FailureReason": reason} if reason else {}
+    stubber.add_response("describe_training_job", answer(status, secondary, **more))
+    with pytest.raises(ImagenetPrepError, match=said) as caught:
+        sagemaker.wait(sagemaker.Service("sagemaker"), "resnet-1")
+
+    assert type(caught.value) is error
+
+
+def test_what_sagemaker_refuses_is_said_in_its_words(stubber: Any) -> None:
+    limit = "The account-level service limit is 0 Instances"
+    stubber.add_client_error("create_training_job", "ResourceLimitExceeded", limit, 400)
+
+    with pytest.raises(ImagenetPrepError, match=f"ResourceLimitExceeded: {limit}"):
+        sagemaker.run([*JOB, *SPOT, *TRAIN])
+
+
+def test_without_a_region_nothing_is_submitted() -> None:
+    pytest.importorskip("boto3")
+    environment = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
+    refused = command.run("sagemaker", *JOB, *TRAIN, "--synthetic", env=environment)
+
+    assert refused.code == 2
+    assert "You must specify a region" in refused.err

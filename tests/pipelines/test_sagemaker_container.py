@@ -1,0 +1,286 @@
+"""The job's container, rehearsed: SageMaker's folder and files, real ranks, no SageMaker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.trainer import checkpoint, rendezvous
+from pipelines import sagemaker_container
+from pipelines.sagemaker_container import train_flags
+from tests.kit import command
+from tests.kit.cluster import Cluster, cluster
+from tests.kit.s3_server import S3Server, serve_s3
+from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
+from tests.trainer.test_two_ranks import running_ranks, wait_for
+
+pytestmark = pytest.mark.sagemaker
+PATIENCE_S = 240.0
+HOSTS = ("algo-1", "algo-2")
+TOKEN = "0123456789-abcdef_ABCDEF"
+__all__ = ["horovod", "shades"]
+
+
+def needs_ranks(test: Any) -> Any:
+    """Marks a test that starts real ranks."""
+    for mark in (pytest.mark.tf, pytest.mark.horovod, pytest.mark.slow):
+        test = mark(test)
+    return pytest.mark.usefixtures("tf", "horovod")(test)
+
+
+def write_layout(
+    root: Path, data: Path, hosts: list[str], host: str, interface: str, **more: Any
+) -> None:
+    """Writes what SageMaker lays down for one container of a job."""
+    config = root / "input" / "config"
+    config.mkdir(parents=True)
+    resources = {"current_host": host, "hosts": hosts, "network_interface_name": interface}
+    (config / "resourceconfig.json").write_text(json.dumps(resources))
+    settings = flags(data, root, batch_size=4, **more)
+    for name in ("data_dir", "log_dir"):
+        del settings[name]
+    # As the SDK has it: every value a string, strings in quotes of their own.
+    texts = {name: json.dumps(value) for name, value in settings.items()}
+    (config / "hyperparameters.json").write_text(json.dumps(texts))
+    (root / "input" / "data").mkdir(parents=True)
+    (root / "input" / "data" / "training").symlink_to(data)
+
+
+def start(root: Path, **how: Any) -> Any:
+    return command.started("sagemaker-container", "--root", root, "--processes", "2", **how)
+
+
+def running_steps(root: Path, step: int) -> Any:
+    log = root / "checkpoints" / "train.jsonl"
+    return lambda: log.exists() and f'"step": {step},' in log.read_text()
+
+
+def test_hyperparameters_are_flags_whoever_wrote_them() -> None:
+    written = {"batch_size": "256", "jit": "True", "no-evaluation": "false", "recipe": '"tutorial"'}
+
+    assert train_flags(written) == ["--batch-size=256", "--jit", "--recipe=tutorial"]
+    with pytest.raises(UsageError, match="hyperparameter jit: '3', expected true or false"):
+        train_flags({"jit": "3"})
+
+
+def test_outside_sagemaker_it_says_what_is_missing(tmp_path: Path) -> None:
+    with start(tmp_path) as running:
+        finished = running.finish()
+
+    assert finished.code == 2
+    assert f"{tmp_path}/input/config: FileNotFoundError" in finished.err
+    assert "resourceconfig.json" in (tmp_path / "output" / "failure").read_text()
+
+
+@pytest.mark.parametrize(("token", "said"), [("", "not set"), ("too-short", "not of the form")])
+def test_hosts_without_a_token_of_their_job_do_not_meet(
+    tmp_path: Path, token: str, said: str
+) -> None:
+    write_layout(tmp_path, tmp_path, list(HOSTS), "algo-1", "lo", no_evaluation=True)
+    environment = {sagemaker_container.TOKEN_VARIABLE: token}
+    with start(tmp_path, env=environment) as running:
+        finished = running.finish()
+
+    assert finished.code == 2
+    assert f"{sagemaker_container.TOKEN_VARIABLE}: {said}" in finished.err
+    assert "IMAGENET_PREP_JOB_TOKEN" in (tmp_path / "output" / "failure").read_text()
+
+
+@pytest.mark.parametrize("told", ["", "[", "[]", "1", '{"versions": 1}', '{"versions": [1]}'])
+def test_a_host_that_tells_nonsense_is_named(told: str) -> None:
+    with pytest.raises(ImagenetPrepError, match="algo-2: what it told of itself"):
+        sagemaker_container._facts(Host("algo-2", 1), told)
+
+
+@needs_ranks
+def test_one_host_trains_and_leaves_what_sagemaker_takes(shades: Path, tmp_path: Path) -> None:
+    write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0")
+    with start(tmp_path) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished.err
+    assert finished.out.startswith("algo-1 of 1 hosts, 2 ranks each: train --log-dir")
+    assert "2 ranks x 4 images = 8 a step; 67 images" in finished.out
+    assert rows(tmp_path / "checkpoints", "evaluation")[-1]["examples"] == NUM_VALIDATION
+    assert checkpoint.steps(tmp_path / "checkpoints") == [16]
+    assert (tmp_path / "model" / "model.keras").stat().st_size > 100_000
+    assert list((tmp_path / "output" / "tensorboard").glob("events.*"))
+    assert not (tmp_path / "output" / "failure").exists()
+
+
+@needs_ranks
+def test_a_flag_that_is_wrong_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None:
+    write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0", learning_rate=1.0)
+    with start(tmp_path) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 2
+    assert "unrecognized arguments: --learning-rate=1.0" in finished.err
+    failure = (tmp_path / "output" / "failure").read_text()
+    assert "unrecognized arguments: --learning-rate=1.0" in failure
+
+
+@needs_ranks
+def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None:
+    write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0", num_epochs=4000.0)
+    with start(tmp_path) as running:
+        wait_for(running_steps(tmp_path, 4), running)
+        os.kill(running_ranks(running)[1], signal.SIGKILL)
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+
+    assert finished.code == 128 + signal.SIGKILL, finished.err
+    failure = (tmp_path / "output" / "failure").read_text()
+    assert failure.startswith("rank 1: ended by signal 9; its last line: ")
+    assert "[0] imagenet-prep: another rank died" in finished.err
+
+
+@needs_ranks
+def test_a_spot_interruption_is_survived_with_the_checkpoints_and_with_the_mirror(
+    shades: Path, tmp_path: Path, s3: S3Server
+) -> None:
+    more = {"num_epochs": 4000.0, "display_every": 1, "mirror": "s3://runs/spot"}
+    root = tmp_path / "ml"
+    write_layout(root, shades, ["algo-1"], "algo-1", "eth0", **more)
+    saved = [0]
+    for part in (1, 2, 3):
+        with start(root, env=s3.environment) as running:
+            wait_for(running_steps(root, saved[-1] + 5), running)
+            running.send(signal.SIGTERM)
+            finished = running.finish(PATIENCE_S)
+            assert running.workers() == []
+        assert finished.code == 4, finished.err
+        assert "is saved in" in (root / "output" / "failure").read_text()
+        assert f"resumed after step {saved[-1]:,}" in finished.out or part == 1
+        saved.append(checkpoint.steps(root / "checkpoints")[-1])
+        # Once SageMaker brings the folder back, once it does not.
+        if part == 2:
+            shutil.rmtree(root / "checkpoints")
+    assert saved == sorted(set(saved))
+
+
+def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(sagemaker_container, "_PORT", port)
+    monkeypatch.setattr(sagemaker_container, "_address", lambda _: "127.0.0.1")
+    said = []
+
+    def first_host() -> None:
+        facts = {"versions": {}, "dataset": "one", "problem": ""}
+        job = sagemaker_container.Job(HOSTS[0], HOSTS, "lo", {}, TOKEN)
+        try:
+            with sagemaker_container._meeting(job, [Host(name, 1) for name in HOSTS], facts):
+                said.append("it started")
+        except ImagenetPrepError as error:
+            said.append(str(error))
+
+    place = rendezvous.Place("127.0.0.1", port, TOKEN)
+
+    def ask(method: str, name: str, body: str = "") -> str | None:
+        try:
+            return rendezvous._ask(place, method, name, body)
+        except OSError:
+            return None
+
+    first = threading.Thread(target=first_host, daemon=True)
+    first.start()
+    another = json.dumps({"versions": {}, "dataset": "another", "problem": ""})
+    wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None)
+    # The first host knows all now, and has made up its mind.
+    wait_until(lambda: ask("GET", "end/algo-1") is not None)
+    assert '"one"' in (ask("GET", "facts/algo-1") or "")
+    assert ask("PUT", "end/algo-2", "-") is not None
+    first.join(PATIENCE_S)
+    assert not first.is_alive()
+    assert [line.startswith("nothing was started:\n  algo-2: manifest ") for line in said] == [True]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    pytest.importorskip("boto3")
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        server.client().create_bucket(Bucket="runs")
+        yield server
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path, 2) as made:
+        names = [f"{n.address} {h}\n" for n, h in zip(made.nodes, HOSTS, strict=True)]
+        for node in made.nodes:
+            known = node.disk / "hosts"
+            # As in SageMaker's containers: the job's names are known, and one's own leads
+            # nowhere.
+            known.write_text(f"127.0.0.1 localhost {node.port}\n" + "".join(names))
+            bind = ["mount", "--bind", known, "/etc/hosts"]
+            assert node.popen(bind).wait(command.PATIENCE_S) == 0
+        yield made
+
+
+def start_all(net: Cluster, logs: Path) -> list[Any]:
+    argv = ["env", f"{sagemaker_container.TOKEN_VARIABLE}={TOKEN}"]
+    argv += [sys.executable, "-m", "imagenet_prep", "sagemaker-container"]
+    argv += ["--root", str(net.mount / "ml"), "--processes", "1"]
+    started = []
+    for node, host in zip(net.nodes, HOSTS, strict=True):
+        with open(logs / host, "wb") as log:
+            started.append(node.popen(argv, stdout=log, stderr=log))
+    return started
+
+
+@needs_ranks
+@pytest.mark.root
+def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
+    net: Cluster, shades: Path, tmp_path: Path
+) -> None:
+    for node, host in zip(net.nodes, HOSTS, strict=True):
+        root = node.disk / "ml"
+        write_layout(root, shades, list(HOSTS), host, "eth0", checkpoint_every=10)
+    ended = [process.wait(PATIENCE_S) for process in start_all(net, tmp_path)]
+
+    said = (tmp_path / "algo-1").read_text()
+    assert ended == [0, 0], said + (tmp_path / "algo-2").read_text()
+    assert "2 ranks x 4 images = 8 a step" in said
+    first, second = (node.disk / "ml" / "checkpoints" for node in net.nodes)
+    assert rows(first, "evaluation")[-1]["examples"] == NUM_VALIDATION
+    assert checkpoint.steps(first) == [10, 16]
+    assert checkpoint.steps(second) == []
+
+    assert "[0] imagenet-prep" not in said
+    # Again from step 10, with a data set that is another one on the second host.
+    (first / checkpoint.name(16)).unlink()
+    other = net.nodes[1].disk / "other"
+    shutil.copytree(shades, other)
+    manifest = json.loads((other / "dataset.json").read_text())
+    (other / "dataset.json").write_text(json.dumps(manifest | {"plan_digest": "another"}))
+    link = net.nodes[1].disk / "ml" / "input" / "data" / "training"
+    link.unlink()
+    link.symlink_to(net.mount / "other")
+    ended = [process.wait(PATIENCE_S) for process in start_all(net, tmp_path)]
+    assert ended == [1, 1]
+    for node, host in zip(net.nodes, HOSTS, strict=True):
+        failure = (node.disk / "ml" / "output" / "failure").read_text()
+        assert failure.startswith("nothing was started:\n  algo-2: "), host

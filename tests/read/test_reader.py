@@ -1,0 +1,238 @@
+"""Each example once, in the order of read.order, and on from anywhere; both backends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read.order import Order, Steps
+from tests.kit.tfrecords import numbers_of
+from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
+
+WORLDS = [(1, 8), (2, 5), (3, 4), (7, 3), (8, 2)]
+
+
+def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
+    return make_dataset(root, split, batch, 16, backend=backend, **settings | more)
+
+
+def seen(batch: dict[str, Any]) -> list[int]:
+    """Returns the examples of a batch by the colours shown, which must agree with its labels."""
+    mask = batch["mask"]
+    numbers = numbers_of(batch["images"][mask])
+    assert batch["class_index"][mask].tolist() == numbers
+    assert (batch["class_index"][~mask] == 0).all()
+    return numbers
+
+
+@pytest.mark.parametrize(("world", "batch"), WORLDS)
+def test_training_reads_every_example_once_in_equal_steps(
+    colours: Path, backend: str, world: int, batch: int
+) -> None:
+    readers = [
+        open_set(colours, "train", batch, backend, world=World(rank, world), seed=5)
+        for rank in range(world)
+    ]
+    for epoch in range(2):
+        order = Order(TRAIN, 5).epoch(epoch).tolist()
+        steps = Steps(0, NUM_TRAIN, world, batch, drop_tail=True)
+        by_rank = [[seen(b) for b in reader] for reader in readers]
+
+        assert {len(batches) for batches in by_rank} == {steps.count}
+        assert by_rank == [
+            [[order[p] for p in steps.positions(step, rank)] for step in range(steps.count)]
+            for rank in range(world)
+        ]
+        flat = [n for batches in by_rank for numbers in batches for n in numbers]
+        assert len(set(flat)) == len(flat) == NUM_TRAIN - readers[0].dropped_per_epoch
+        assert {len(reader) for reader in readers} == {steps.count}
+
+
+@pytest.mark.parametrize(("world", "batch"), [*WORLDS, (32, 8)])
+def test_evaluation_counts_every_example_exactly_once(
+    colours: Path, backend: str, world: int, batch: int
+) -> None:
+    counted: list[int] = []
+    lengths, padded = set(), 0
+    for rank in range(world):
+        reader = open_set(colours, "validation", batch, backend, world=World(rank, world))
+        batches = list(reader)
+        lengths.add(len(batches))
+        padded += sum(int((~b["mask"]).sum()) for b in batches)
+        counted += [n for b in batches for n in seen(b)]
+        assert all(b["images"].shape == (batch, 16, 16, 3) for b in batches)
+
+    assert lengths == {-(-NUM_VALIDATION // (world * batch))}
+    assert sorted(counted) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
+    assert padded == lengths.pop() * world * batch - NUM_VALIDATION
+
+
+def test_a_window_of_shards_is_read_in_the_order_of_core_partition(
+    colours: Path, backend: str
+) -> None:
+    reader = open_set(colours, "train", 5, backend, seed=2, shuffle_window=2)
+    order = Order(TRAIN, 2, 2).epoch(0).tolist()
+
+    assert [n for batch in reader for n in seen(batch)] == order
+
+
+def test_evaluation_keeps_the_order_of_the_records(colours: Path, backend: str) -> None:
+    reader = open_set(colours, "train", 8, backend, training=False)
+    numbers = [n for batch in reader for n in seen(batch)]
+
+    assert numbers == list(range(NUM_TRAIN))
+    assert reader.dropped_per_epoch == 0
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: str) -> None:
+    def reader() -> Reader:
+        return open_set(scenes, "train", 7, backend, world=World(1, 2), seed=3)
+
+    whole = reader()
+    states, batches = [whole.state()], []
+    for _ in range(2):
+        for batch in whole:
+            states.append(whole.state())
+            batches.append(batch)
+    assert len(batches) == 6
+
+    for done, state in enumerate(states):
+        again = reader()
+        again.restore(json.loads(json.dumps(state)))
+        epochs = [list(again) for _ in range(2 - again.epoch)]
+        rest = list(itertools.chain(*epochs))
+        assert len(json.dumps(state)) < 300
+        assert len(rest) == 6 - done
+        assert all(map(same, rest, batches[done:]))
+
+
+def test_a_state_taken_before_the_last_step_is_trained_on_counts_it_as_read(
+    colours: Path, backend: str
+) -> None:
+    reader = open_set(colours, "train", 10, backend)
+    steps = iter(reader)
+    first = seen(next(steps))
+    state = reader.state()
+    second = seen(next(steps))
+    other = open_set(colours, "train", 10, backend)
+    other.restore(state)
+
+    assert state["examples_read"] == 10
+    assert seen(next(iter(other))) == second != first
+
+
+def test_iterating_anew_goes_on_in_the_middle_of_an_epoch(colours: Path, backend: str) -> None:
+    reader = open_set(colours, "train", 10, backend)
+    first = [seen(batch) for batch in itertools.islice(reader, 2)]
+    rest = [seen(batch) for batch in reader]
+
+    assert (len(first), len(rest), reader.epoch) == (2, 3, 1)
+    assert sorted(itertools.chain(*first, *rest)) == list(range(NUM_TRAIN))
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 6), (3, 5), (5, 2)])
+def test_another_number_of_ranks_reads_the_rest_of_the_epoch(
+    colours: Path, backend: str, world: int, batch: int
+) -> None:
+    before: list[int] = []
+    states = []
+    for rank in range(2):
+        reader = open_set(colours, "train", 4, backend, world=World(rank, 2), seed=8)
+        before += [n for b in itertools.islice(reader, 2) for n in seen(b)]
+        states.append(reader.state())
+    assert states[0] == states[1]
+
+    after: list[int] = []
+    for rank in range(world):
+        reader = open_set(colours, "train", batch, backend, world=World(rank, world), seed=8)
+        reader.restore(states[0])
+        expected = reader.steps_left
+        batches = list(reader)
+        assert len(batches) == expected == (NUM_TRAIN - 16) // (world * batch)
+        after += [n for b in batches for n in seen(b)]
+    tail = (NUM_TRAIN - 16) % (world * batch)
+
+    assert len(before + after) == len(set(before + after)) == NUM_TRAIN - tail
+    order = Order(TRAIN, 8).epoch(0).tolist()
+    assert set(before + after) == set(order[: NUM_TRAIN - tail])
+
+
+def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: str) -> None:
+    reader = open_set(colours, "validation", 4, backend)
+    before = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]
+    after: list[int] = []
+    for rank in range(3):
+        other = open_set(colours, "validation", 3, backend, world=World(rank, 3))
+        other.restore(reader.state())
+        after += [n for batch in other for n in seen(batch)]
+
+    assert sorted(before + after) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"seed": 1}, {"shuffle_window": 2}, {"split": "validation"}],
+    ids=["seed", "window", "split"],
+)
+def test_the_state_of_another_order_is_refused(
+    colours: Path, backend: str, other: dict[str, Any]
+) -> None:
+    state = open_set(colours, "train", 4, backend).state()
+    reader = open_set(colours, **{"split": "train"} | other, batch=4, backend=backend)
+
+    with pytest.raises(UsageError, match="the state has"):
+        reader.restore(state)
+    assert (reader.epoch, reader.state()["examples_read"]) == (0, 0)
+
+
+def test_the_state_of_another_data_set_is_refused(
+    colours: Path, scenes: Path, backend: str
+) -> None:
+    state = open_set(colours, "train", 4, backend).state()
+
+    with pytest.raises(UsageError, match="dataset"):
+        open_set(scenes, "train", 4, backend).restore(state)
+
+
+def test_both_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: Any) -> None:
+    numbers, states = [], []
+    for name in ("tfdata", "dali"):
+        reader = open_set(colours, "train", 6, name, world=World(2, 3), seed=4)
+        numbers.append([seen(batch) for _ in range(2) for batch in reader])
+        states.append(reader.state())
+
+    assert numbers[0] == numbers[1]
+    assert states[0] == states[1]
+
+
+def test_a_state_is_understood_by_the_other_backend(colours: Path, tf: Any, dali: Any) -> None:
+    first = open_set(colours, "train", 6, "tfdata", seed=4)
+    before = [n for batch in itertools.islice(first, 3) for n in seen(batch)]
+    second = open_set(colours, "train", 4, "dali", seed=4)
+    second.restore(first.state())
+    after = [n for batch in second for n in seen(batch)]
+
+    assert before + after == Order(TRAIN, 4).epoch(0).tolist()
+
+
+def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) -> None:
+    reader = open_set(colours, "train", 8, backend, seed=3)
+    counted = [[seen(batch) for batch in itertools.islice(reader, len(reader))] for _ in range(2)]
+    iterated = open_set(colours, "train", 8, backend, seed=3)
+
+    assert counted == [[seen(batch) for batch in iterated] for _ in range(2)]
+    assert reader.epoch == 2
+    assert reader.state()["examples_read"] == 0

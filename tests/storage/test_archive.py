@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.storage.archive import ArchiveReader
+from tests.storage.test_folder import failing
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ArchiveReader:
+    (tmp_path / "some.tar").write_bytes(bytes(range(256)))
+    return ArchiveReader({"some.tar": tmp_path / "some.tar", "gone.tar": tmp_path / "gone.tar"})
+
+
+def test_a_reader_returns_exactly_the_bytes_asked_for(reader: ArchiveReader) -> None:
+    assert reader.size("some.tar") == 256
+    assert reader.read("some.tar", 3, 4) == b"\3\4\5\6"
+    assert reader.read("some.tar", 256, 0) == b""
+
+
+def test_a_reader_survives_pickling_with_its_archives_open(reader: ArchiveReader) -> None:
+    reader.read("some.tar", 0, 1)
+    copy = pickle.loads(pickle.dumps(reader))
+
+    assert copy.read("some.tar", 254, 2) == b"\xfe\xff"
+    assert reader.read("some.tar", 254, 2) == b"\xfe\xff"
+
+
+def test_a_short_read_is_a_truncated_archive(reader: ArchiveReader, tmp_path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"some\.tar: ends at byte 256, expected at least 300.*truncated"
+    ):
+        reader.read("some.tar", 200, 100)
+
+
+def test_reads_that_return_less_than_asked_are_continued(
+    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
+
+    assert reader.read("some.tar", 10, 100) == bytes(range(10, 110))
+
+
+def test_a_failing_disk_is_named(reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pread", failing(errno.EIO))
+
+    with pytest.raises(SourceError, match=r"some\.tar: cannot read 4 bytes at byte 3: Input/outpu"):
+        reader.read("some.tar", 3, 4)
+
+
+def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> None:
+    with pytest.raises(ImagenetPrepError, match=r"gone\.tar: cannot be opened: No such file"):
+        reader.read("gone.tar", 0, 1)
+
+
+def test_announcing_reads_changes_nothing_and_never_fails(
+    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.will_need("some.tar", [(0, 10), (250, 1000), (10**9, 5), (0, 0)])
+    monkeypatch.setattr(os, "posix_fadvise", failing(errno.EINVAL))
+    reader.will_need("some.tar", [(0, 10)])
+
+    assert reader.read("some.tar", 0, 2) == b"\0\1"
+
+
+def test_many_threads_share_one_descriptor(reader: ArchiveReader) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(reader.read("some.tar", 1, 2)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [b"\1\2"] * 8
+    assert len(os.listdir("/proc/self/fd")) <= before + 1

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage import bucket as module
+from imagenet_prep.storage import scratch
+from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.store import Store
+from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, serve_s3, uploads
+
+pytestmark = pytest.mark.slow  # a server takes three seconds to start
+
+DATA = random.Random(0).randbytes(11 << 20)
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    pytest.importorskip("boto3")
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        server.client().create_bucket(Bucket=BUCKET)
+        yield server
+
+
+@pytest.fixture
+def store(
+    s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BucketStore]:
+    """A prefix of the test's own, sent in the smallest parts that S3 takes."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "PART_BYTES", 5 << 20)
+    yield BucketStore(f"s3://{BUCKET}/{request.node.name.split('[')[0]}")
+    scratch.leave()
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return LocalStore(tmp_path / "set")
+    found: BucketStore = request.getfixturevalue("store")
+    return found
+
+
+def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
+    assert either.top() == []
+    assert either.names("index") == []
+    assert either.size("labels.txt") is None
+    names = ["labels.txt", "index/train", *(f".work/a/{i}.json" for i in range(8))]
+    for name in names:
+        either.write(name, name.encode())
+
+    assert either.top() == [".work", "index", "labels.txt"]
+    assert either.names("") == ["labels.txt"]
+    assert either.names("index") == ["train"]
+    assert list(either.read_each(names)) == [name.encode() for name in names]
+    assert either.sizes([*names, "absent"]) == {name: len(name) for name in names}
+    assert either.sizes(["labels.txt", "absent"]) == {"labels.txt": 10}
+    assert either.where("labels.txt") == f"{either.where()}/labels.txt"
+    with either.brought(["index/train", "absent"]) as folder:
+        assert (folder / "index/train").read_bytes() == b"index/train"
+        assert not (folder / "absent").exists()
+    either.remove_tree(".work/a")
+    either.remove_tree(".work/a")
+    assert either.top() in (["index", "labels.txt"], [".work", "index", "labels.txt"])
+    assert either.names(".work/a") == []
+
+
+def test_a_file_in_parts_is_whole_and_proven(store: BucketStore) -> None:
+    temporary = store.temporary()
+    temporary.write_bytes(DATA)
+    store.publish(temporary, "train-00000-of-00001", SHA256)
+
+    file = File("train-00000-of-00001", len(DATA), SHA256)
+    assert not temporary.exists()
+    assert store.problem(file) is None
+    store.confirm([file])
+    head = store.head(file.name)
+    assert head["ChecksumType"] == "FULL_OBJECT"
+    with store.opened(file.name) as stream:
+        assert stream.read() == DATA
+
+
+def test_bytes_that_the_disk_has_changed_never_become_an_object(
+    s3: S3Server, store: BucketStore
+) -> None:
+    temporary = store.temporary()
+    temporary.write_bytes(DATA[:-1] + b"?")
+    with pytest.raises(DataDamagedError, match="does not give back what was written"):
+        store.publish(temporary, "train-00000-of-00001", SHA256)
+
+    assert store.size("train-00000-of-00001") is None
+    assert uploads(s3.client(), store.base.rpartition("/")[2]) == []
+    assert not temporary.exists()
+
+
+def test_of_two_that_claim_a_name_the_first_has_it(store: BucketStore) -> None:
+    assert store.claim(".work/run.json", b"mine") == b"mine"
+    assert store.claim(".work/run.json", b"other") == b"mine"
+    assert store.read(".work/run.json") == b"mine"
+
+
+def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None:
+    store.write("labels.txt", b"some")
+    wrong = [File("labels.txt", 4, "0" * 64), File("absent", 1, "0" * 64)]
+    with pytest.raises(IncompleteError) as caught:
+        store.confirm(wrong)
+
+    assert "2 objects are not what this run has put there" in str(caught.value)
+    assert "absent: missing" in str(caught.value)
+    with pytest.raises(AbsentError):
+        store.read("absent")
+
+
+def test_a_copy_for_a_worker_holds_no_credential(store: BucketStore) -> None:
+    store.write("labels.txt", b"some")
+    pickled = pickle.dumps(store)
+
+    assert SECRET_KEY.encode() not in pickled
+    assert pickle.loads(pickled).read("labels.txt") == b"some"
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "\x1b[2J", "a\\b"], ids=ascii)
+def test_names_that_lead_outside_are_refused_before_anything_is_asked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boto3")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp" / "in"))
+    (tmp_path / "tmp" / "in").mkdir(parents=True)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    store = BucketStore("s3://bucket/prefix", retries=0)  # there is none
+    asked: list[Callable[[], object]] = [
+        lambda: store.size(name),
+        lambda: store.sizes([name]),
+        lambda: store.names(name),
+        lambda: store.read(name),
+        lambda: store.write(name, b"theirs"),
+        lambda: store.claim(name, b"theirs"),
+        lambda: store.brought([name]).__enter__(),
+        lambda: store.remove(name),
+        lambda: store.remove_tree(name),
+    ]
+    for ask in asked:
+        with pytest.raises(DataDamagedError, match=r"^the name .* was not made by this program"):
+            ask()
+    scratch.leave()
+
+    assert list((tmp_path / "tmp").rglob("*")) == [tmp_path / "tmp" / "in"]
+
+
+def test_an_empty_object_that_stands_for_a_folder_is_removed_with_it(
+    store: BucketStore, s3: S3Server
+) -> None:
+    prefix = store.base.partition(f"{BUCKET}/")[2]
+    s3.client().put_object(Bucket=BUCKET, Key=f"{prefix}/.work/a/", Body=b"")
+    store.write(".work/a/b", b"")
+    store.remove_tree(".work")
+
+    assert store.everything() == set()

@@ -1,0 +1,108 @@
+"""Patience without a clock, ranges at their place, and a hash that follows them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage.fetch import Hasher, fetch
+from imagenet_prep.storage.remote import Stat, UnavailableError
+from imagenet_prep.storage.retry import Patience
+from imagenet_prep.storage.store import open_remote
+from tests.storage.test_retry import Clock
+
+DATA = os.urandom(300_000)
+
+
+class Unreliable:
+    """A remote file that breaks off after `step` bytes, as long as `failures` lasts."""
+
+    def __init__(self, failures: int, step: int) -> None:
+        self.failures = failures
+        self.step = step
+        self.read_bytes = 0
+
+    def where(self, name: str) -> str:
+        return name
+
+    def stat(self, _name: str) -> Stat:
+        return Stat(len(DATA), "", True)
+
+    def read(self, _name: str, offset: int, size: int, _stat: Stat) -> Iterator[bytes]:
+        if self.failures:
+            self.failures -= 1
+            self.read_bytes += min(size, self.step)
+            yield DATA[offset : offset + min(size, self.step)]
+            raise UnavailableError("broken off")
+        self.read_bytes += size
+        yield DATA[offset : offset + size]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 300_000), (1, 2), (100_000, 299_999)])
+def test_a_range_lands_at_its_place_and_is_continued(tmp_path: Path, start: int, stop: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(len(DATA)))
+    remote = Unreliable(3, 7_000)
+    fetch(remote, "x", remote.stat("x"), start, stop, path, Patience("x", 3, Clock()))
+
+    assert path.read_bytes() == bytes(start) + DATA[start:stop] + bytes(len(DATA) - stop)
+    assert remote.read_bytes == stop - start
+
+
+def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(len(DATA)))
+    remote = Unreliable(2, 1_000)
+    stat = remote.stat("x")._replace(ranges=False)
+    fetch(remote, "x", stat, 0, len(DATA), path, Patience("x", 3, Clock()))
+
+    assert path.read_bytes() == DATA
+    assert remote.read_bytes == len(DATA) + 2_000
+
+
+def test_the_hash_follows_ranges_in_any_order(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(len(DATA)))
+    hasher = Hasher(path, finished=False)
+    with path.open("r+b") as file:
+        for start in (200_000, 0, 100_000):
+            file.seek(start)
+            file.write(DATA[start : start + 100_000])
+            file.flush()
+            hasher.finished(start, 100_000)
+
+    assert hasher.hexdigest() == hashlib.md5(DATA).hexdigest()
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000])
+def test_the_hash_of_a_finished_file_needs_no_ranges(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(DATA[:size])
+
+    assert Hasher(path).hexdigest() == hashlib.md5(DATA[:size]).hexdigest()
+
+
+def test_a_file_that_shrinks_under_the_hash_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    hasher = Hasher(path, finished=False)
+    os.truncate(path, 10)
+    hasher.finished(0, len(DATA))
+
+    with pytest.raises(StoreError, match=r"file: it ends at byte 10"):
+        hasher.hexdigest()
+
+
+def test_a_folder_is_read_by_the_same_loop(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(DATA)
+    remote = open_remote(str(tmp_path), connections=1, timeout_s=1)
+    path = tmp_path / "file"
+    path.touch()
+    fetch(remote, "source", remote.stat("source"), 0, 300_000, path, Patience("x", 0, Clock()))
+
+    assert path.read_bytes() == DATA

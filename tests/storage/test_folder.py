@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import BusyError, DataDamagedError, IncompleteError, StoreError
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage.folder import LocalStore
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "set")
+
+
+def all_files(root: Path) -> dict[str, bytes]:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def failing(code: int) -> object:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_what_is_written_can_be_read(store: LocalStore) -> None:
+    store.write("index/train-00000-of-00001", b"0 19\n")
+
+    assert store.read("index/train-00000-of-00001") == b"0 19\n"
+    assert store.size("index/train-00000-of-00001") == 5
+    assert store.names("index") == ["train-00000-of-00001"]
+    assert all_files(store.root) == {"index/train-00000-of-00001": b"0 19\n"}
+
+
+def test_what_is_absent_has_no_size_and_no_names(store: LocalStore) -> None:
+    assert store.size("dataset.json") is None
+    assert store.names("index") == []
+    store.remove_tree(".work")
+    with pytest.raises(StoreError, match=r"cannot read .*dataset\.json: No such file"):
+        store.read("dataset.json")
+
+
+def test_publishing_replaces_at_once_what_readers_see(store: LocalStore) -> None:
+    store.write("file", b"old" * 1000)
+    with open(store.path("file"), "rb") as reader:
+        temporary = store.temporary()
+        temporary.write_bytes(b"new")
+        before = store.read("file")
+        store.publish(temporary, "file")
+
+        assert before == b"old" * 1000
+        assert reader.read() == b"old" * 1000
+    assert store.read("file") == b"new"
+    assert not temporary.exists()
+
+
+def test_a_file_is_synced_before_and_its_folder_after_it_gets_its_name(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        kind = "folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"
+        events.append(f"sync {kind}")
+        sync(descriptor)
+
+    def rename(source: Path, target: str, *, dst_dir_fd: int) -> None:
+        events.append(f"rename to {target}")
+        replace(source, target, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    store.write("dataset.json", b"{}")
+
+    assert events == ["sync file", "rename to dataset.json", "sync folder"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_full_disk_is_incomplete_work_and_leaves_the_old_file(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.write("file", b"old")
+    monkeypatch.setattr(os, "fsync", failing(code))
+
+    with pytest.raises(IncompleteError, match=r"Free some space, then run the same command again"):
+        store.write("file", b"new")
+    assert all_files(store.root) == {"file": b"old"}
+
+
+def test_other_failures_of_the_disk_are_errors_of_the_store(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+
+    with pytest.raises(StoreError, match="cannot write .*file: Input/output error"):
+        store.write("file", b"new")
+    assert all_files(store.root) == {}
+
+
+def test_a_failed_rename_leaves_no_temporary_file(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", failing(errno.EACCES))
+
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.write("file", b"new")
+    assert all_files(store.root) == {}
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "set").write_bytes(b"a file")
+
+    with pytest.raises(StoreError), LocalStore(tmp_path / "set").lock():
+        pass
+    with pytest.raises(StoreError):
+        LocalStore(tmp_path / "set").write("dataset.json", b"{}")
+
+
+def test_temporary_names_differ_and_lie_where_a_rename_can_reach(store: LocalStore) -> None:
+    paths = {store.temporary() for _ in range(100)}
+
+    (folder,) = {path.parent for path in paths}
+
+    assert len(paths) == 100
+    assert not any(path.exists() for path in paths)
+    assert folder.is_relative_to(store.path(naming.WORK))
+    assert folder.stat().st_dev == store.root.stat().st_dev
+
+
+def test_threads_that_write_one_name_leave_one_whole_file(store: LocalStore) -> None:
+    contents = [bytes([i]) * 50_000 for i in range(8)]
+    threads = [threading.Thread(target=store.write, args=("file", c)) for c in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert store.read("file") in contents
+    assert list(all_files(store.root)) == ["file"]
+
+
+def test_names_lists_files_only_and_sorted(store: LocalStore) -> None:
+    for name in ("b", "a", "folder/c"):
+        store.write(name, b"")
+
+    assert store.names("") == ["a", "b"]
+
+
+def test_free_bytes_looks_at_the_nearest_folder_there_is(store: LocalStore) -> None:
+    assert not store.root.exists()
+    assert store.free_bytes() > 0
+
+
+def test_a_second_lock_of_one_process_is_refused_and_names_the_owner(store: LocalStore) -> None:
+    with (
+        store.lock(),
+        pytest.raises(BusyError, match=rf"by another run \(pid {os.getpid()} on "),
+        LocalStore(store.root).lock(),
+    ):
+        pytest.fail("the lock was given twice")
+    with store.lock():  # free again
+        pass
+
+
+def test_a_lock_held_by_another_process_is_refused_until_that_dies(store: LocalStore) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from imagenet_prep.storage.folder import LocalStore\n"
+        "with LocalStore(Path(sys.argv[1])).lock():\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, store.root],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(BusyError, match=rf"\(pid {other.pid} on "), store.lock():
+            pytest.fail("the lock was given twice")
+        other.kill()
+        other.wait()
+        with store.lock():
+            assert store.read(f"{naming.WORK}/lock").startswith(f"pid {os.getpid()} ".encode())
+
+
+def test_the_lock_is_freed_when_the_run_fails(store: LocalStore) -> None:
+    with pytest.raises(KeyError), store.lock():
+        raise KeyError("a bug")
+    with store.lock():
+        pass
+
+
+def test_only_a_lock_that_another_holds_means_busy(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+
+    with pytest.raises(StoreError, match=r"cannot lock .*lock: No locks available"), store.lock():
+        pytest.fail("held without a lock")
+
+
+def test_a_lock_that_can_never_be_made_is_an_error_of_the_store() -> None:
+    """The kernel answers ENOENT there, as where a run has just removed the folder."""
+    with (
+        pytest.raises(StoreError, match="cannot create /proc/"),
+        LocalStore(Path("/proc/imagenet-prep")).lock(),
+    ):
+        pytest.fail("held without a file")
+
+
+def test_a_lock_that_was_removed_before_it_was_had_is_taken_anew(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder removes the folder at its end, just when the next one has opened the file."""
+    flock = fcntl.flock
+    holder = LocalStore(store.root)
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        holder.remove_all()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with store.lock():
+        assert store.read(f"{naming.WORK}/lock").startswith(b"pid ")
+        with pytest.raises(BusyError), LocalStore(store.root).lock():
+            pytest.fail("the lock was given twice")
+
+
+def test_whoever_removes_all_leaves_what_the_next_run_has_begun(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+    following = LocalStore(store.root)
+
+    def at_last(name: str, *, dir_fd: int | None = None) -> None:
+        unlink(name, dir_fd=dir_fd)
+        if name == "lock":
+            following.write(f"{naming.WORK}/plan/a", b"")
+
+    with store.lock():
+        store.write(f"{naming.WORK}/plan/old", b"")
+        store.write("file", b"")
+        monkeypatch.setattr(os, "unlink", at_last)
+        store.remove_all()
+
+    assert all_files(store.root) == {".work/plan/a": b""}
+
+
+def test_removing_all_leaves_nothing(store: LocalStore) -> None:
+    with store.lock():
+        store.write(f"{naming.WORK}/plan/a", b"")
+        store.remove_all()
+
+    assert not store.root.exists()
+
+
+OUTSIDE = ("../x", "/etc/x", "a/../../x", "a//b", ".", "a\\b", "\x1b[2J", "a\n", "x" * 256)
+
+
+@pytest.mark.parametrize("name", OUTSIDE, ids=lambda name: ascii(name)[:12])
+def test_names_that_lead_outside_are_refused_whoever_asks(store: LocalStore, name: str) -> None:
+    store.write("file", b"")
+    before = all_files(store.root.parent)
+    asked: list[Callable[[], object]] = [
+        lambda: store.path(name),
+        lambda: store.size(name),
+        lambda: store.sizes([name]),
+        lambda: store.names(name),
+        lambda: store.read(name),
+        lambda: store.write(name, b"theirs"),
+        lambda: store.publish(store.path("file"), name),
+        lambda: store.rename("file", name),
+        lambda: store.rename(name, "file"),
+        lambda: store.remove(name),
+        lambda: store.remove_tree(name),
+        lambda: store.make_folder(name),
+        lambda: store.open(name, os.O_WRONLY | os.O_CREAT),
+    ]
+    for ask in asked:
+        with pytest.raises(DataDamagedError, match=r"^the name .* was not made by this program"):
+            ask()
+
+    assert all_files(store.root.parent) == before
+
+
+@pytest.fixture
+def user_files(tmp_path: Path) -> Path:
+    """A folder of the user's own, which nothing may change."""
+    folder = tmp_path / "home"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "key").write_bytes(b"secret")
+    (folder / "folder" / "key").write_bytes(b"secret")
+    return folder
+
+
+LINK = "is a link or not what this program makes there.*Remove it"
+
+
+@pytest.mark.parametrize("planted", ["", "/work", "/work/a"])
+def test_no_link_below_the_work_folder_is_followed(
+    store: LocalStore, user_files: Path, planted: str
+) -> None:
+    """The folder itself, one in it, a file in that."""
+    link = store.root / f".work{planted}"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(user_files / {"": "", "/work": "folder", "/work/a": "key"}[planted])
+    name = {"": ".work/key", "/work": ".work/work/key", "/work/a": ".work/work/a"}[planted]
+    before = all_files(user_files)
+    asked: list[Callable[[], object]] = [
+        lambda: store.size(name),
+        lambda: store.read(name),
+        *(
+            lambda flags=flags: store.open(name, flags)
+            for flags in (os.O_RDONLY, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_CREAT)
+        ),
+    ]
+    if planted != "/work/a":
+        asked += [
+            lambda: store.names(name.rpartition("/")[0]),
+            lambda: store.write(name, b"theirs"),
+            lambda: store.remove(name),
+            lambda: store.remove_tree(f"{name.rpartition('/')[0]}/folder"),
+            lambda: store.make_folder(f"{name.rpartition('/')[0]}/new"),
+            lambda: store.rename(name, "file"),
+        ]
+    for ask in asked:
+        with pytest.raises(StoreError, match=LINK):
+            ask()
+
+    assert all_files(user_files) == before
+    assert all_files(store.root).keys() <= {".work/work/a", ".work/work/key"}
+
+
+@pytest.mark.parametrize("name", [".work", ".work/lock", ".work/temporary"])
+def test_a_run_does_not_begin_where_its_work_files_are_links(
+    store: LocalStore, user_files: Path, name: str
+) -> None:
+    (store.root / name).parent.mkdir(parents=True)
+    (store.root / name).symlink_to(user_files / ("key" if name.endswith("lock") else ""))
+    before = all_files(user_files)
+
+    with pytest.raises(StoreError, match=LINK), store.lock():
+        store.remove_temporaries()
+        store.write("file", b"")
+    assert all_files(user_files) == before
+
+
+def test_removing_a_planted_link_leaves_what_it_points_to(
+    store: LocalStore, user_files: Path
+) -> None:
+    store.root.mkdir()
+    for name in ("a", "b"):
+        (store.root / name).symlink_to(user_files)
+    store.remove("a")
+    store.remove_tree("b")
+
+    assert not (store.root / "a").is_symlink()
+    assert (user_files / "key").read_bytes() == b"secret"
+
+
+def test_publishing_replaces_a_link_and_not_what_it_points_to(
+    store: LocalStore, user_files: Path
+) -> None:
+    store.root.mkdir()
+    (store.root / "labels.txt").symlink_to(user_files / "key")
+    (store.root / "index").symlink_to(user_files)
+    store.write("labels.txt", b"ours")
+
+    assert not (store.root / "labels.txt").is_symlink()
+    assert store.read("labels.txt") == b"ours"
+    with pytest.raises(StoreError, match=LINK):
+        store.write("index/key", b"theirs")
+    assert (user_files / "key").read_bytes() == b"secret"
+
+
+def test_files_beside_the_manifest_may_be_links_where_they_are_read(
+    store: LocalStore, user_files: Path
+) -> None:
+    store.root.mkdir()
+    (store.root / "train-00000-of-00001").symlink_to(user_files / "key")
+    (store.root / "index").symlink_to(user_files / "folder")
+
+    assert store.read("train-00000-of-00001") == store.read("index/key") == b"secret"
+    assert store.sizes(["train-00000-of-00001", "index/key"]).keys() == {
+        "train-00000-of-00001",
+        "index/key",
+    }
+    assert store.names("index") == ["key"]
+
+
+def test_a_pipe_among_the_work_files_is_not_waited_for(store: LocalStore) -> None:
+    store.make_folder(naming.WORK)
+    os.mkfifo(store.path(".work/run.json"))
+
+    with pytest.raises(StoreError, match=LINK):
+        store.read(".work/run.json")
+
+
+@pytest.mark.root
+def test_a_work_folder_of_another_user_is_read_and_never_written(store: LocalStore) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    store.write(".work/origin.json", b"{}")
+    os.chown(store.path(naming.WORK), 12345, -1)
+    asked: list[Callable[[], object]] = [
+        lambda: store.write("file", b""),
+        lambda: store.lock().__enter__(),
+        lambda: store.remove_tree(".work/origin.json"),
+        lambda: store.open(".work/origin.json", os.O_RDWR),
+    ]
+    for ask in asked:
+        with pytest.raises(StoreError, match=r"belongs to another user \(number 12345\)"):
+            ask()
+    assert store.read(".work/origin.json") == b"{}"
+
+    # Of one who owns it all, as on file systems that change owners.
+    os.chown(store.root, 12345, -1)
+    store.write("file", b"")

@@ -1,0 +1,337 @@
+"""Remote files: what a server says of them, byte ranges, and secrets that stay secret."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import email.utils
+import random
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.storage import http
+from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
+from imagenet_prep.storage.store import open_remote
+from tests.kit.http_server import serve
+
+DATA = bytes(range(256)) * 40
+SECRET = "open-sesame"
+
+
+def open_here(base: object) -> Remote:
+    return open_remote(str(base), connections=2, timeout_s=5)
+
+
+def read(source: Remote, offset: int, size: int, stat: Stat) -> bytes:
+    return b"".join(source.read("x", offset, size, stat))
+
+
+def retry_after(header: str) -> float:
+    caught = pytest.raises(UnavailableError)
+    with serve({"x": DATA}, plan=lambda *_: "429", retry_after=header) as server, caught as error:
+        open_here(server.url).stat("x")
+    return error.value.retry_after_s
+
+
+def test_a_web_server_tells_size_and_content_and_sends_ranges() -> None:
+    with serve({"x": DATA}) as server:
+        source = open_here(server.url + "/")
+        stat = source.stat("x")
+        assert read(source, 100, 200, stat) == DATA[100:300]
+        assert read(source, 0, len(DATA), stat) == DATA
+        server.ranges = False
+        assert source.stat("x") == stat._replace(ranges=False)
+
+    assert (stat.size, stat.ranges) == (len(DATA), True)
+    assert stat.validator.startswith('"')
+    assert source.where("x") == f"{server.url}/x"
+
+
+def test_bytes_arrive_as_they_are_stored() -> None:
+    """Many servers mark a .tar.gz with Content-Encoding: gzip; to unpack it would damage it."""
+    with serve({"x": DATA}) as server:
+        source = open_here(server.url)
+        read(source, 0, 10, source.stat("x"))
+
+    assert {r.headers["Accept-Encoding"] for r in server.requests} == {"identity"}
+
+
+@pytest.mark.parametrize("name", ["with blank", "ü#?%41&"])
+def test_names_are_quoted(tmp_path: Path, name: str) -> None:
+    with serve({}) as server, pytest.raises(StoreError, match="404"):
+        open_here(server.url).stat(name)
+
+    assert "?" not in server.requests[0].path
+    assert " " not in server.requests[0].path
+
+
+@pytest.mark.parametrize("fault", ["cut", "stall", "short", "reset", "wrong range", "no range"])
+def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str) -> None:
+    with serve({"x": DATA}, stall_s=0.0) as server:
+        source = open_here(server.url)
+        stat = source.stat("x")
+        server.plan = lambda *_: fault
+        got = b""
+        with pytest.raises(UnavailableError):
+            for chunk in source.read("x", 1000, 9000, stat):
+                got += chunk
+
+    assert DATA[1000:10_000].startswith(got)
+    assert len(got) < 9000
+
+
+@pytest.mark.parametrize("seconds", [0, 7, 3600])
+def test_retry_after_is_seconds_or_a_date(seconds: int) -> None:
+    date = dt.datetime.now(tz=dt.UTC) + dt.timedelta(seconds=seconds)
+    for value in (str(seconds), email.utils.format_datetime(date, usegmt=True)):
+        assert retry_after(value) == pytest.approx(seconds, abs=60)
+
+
+@pytest.mark.parametrize("value", ["soon", "", "-5", "1e9"])
+def test_a_retry_after_that_means_nothing_is_none(value: str) -> None:
+    assert retry_after(value) == 0.0
+
+
+def test_a_changed_file_is_noticed_by_its_tag_or_size() -> None:
+    with serve({"x": DATA}) as server:
+        source = open_here(server.url)
+        stat = source.stat("x")
+        server.files["/x"] = DATA[::-1]
+        with pytest.raises(IncompleteError, match="has changed"):
+            read(source, 0, 100, stat)
+        server.etags = False
+        server.files["/x"] = DATA + b"more"
+        with pytest.raises(IncompleteError, match="has changed"):
+            read(source, 0, 100, stat)
+        server.files["/x"] = b"less"
+        with pytest.raises(IncompleteError, match="has changed"):
+            read(source, 100, 100, stat)
+
+
+def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    source = open_here(tmp_path)
+    stat = source.stat("x")
+    assert read(source, 5, 10, stat) == DATA[5:15]
+    (tmp_path / "x").write_bytes(DATA[:100])
+    with pytest.raises(IncompleteError, match="has changed"):
+        read(source, 0, 200, stat)
+
+
+def test_a_missing_file_in_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="x: No such file or directory"):
+        open_here(tmp_path).stat("x")
+
+
+def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def authorized(headers: Mapping[str, str]) -> bool:
+        return headers.get("Authorization") == f"Bearer {SECRET}"
+
+    with serve({"x": DATA}, authorized=authorized) as server, serve({"x": DATA}) as other:
+        port = server.url.rpartition(":")[2]
+        monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:{port}={SECRET}")
+        assert open_here(server.url).stat("x").size == len(DATA)
+        server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+        # Another port of the same host is another server.
+        server.redirect = other.url + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(other.url).stat("x").size == len(DATA)
+
+    assert "Authorization" in server.requests[-1].headers
+    assert len(other.requests) == 3
+    assert all("Authorization" not in request.headers for request in other.requests)
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "expected"),
+    [
+        ("mirror.edu=abc", "https://mirror.edu/x", "abc"),
+        ("mirror.edu=abc", "https://MIRROR.edu:443/x", "abc"),
+        ("Mirror.edu:443=abc==", "https://mirror.edu", "abc=="),
+        ("a.edu=one, mirror.edu:8443=two", "https://mirror.edu:8443/", "two"),
+        ("a.edu=one\nmirror.edu=two", "https://a.edu/", "one"),
+        ("mirror.edu=abc", "https://mirror.edu:8443/x", None),
+        ("mirror.edu:8443=abc", "https://mirror.edu/x", None),
+        ("host.edu=abc", "https://host.edu.example.com/x", None),
+        ("mirror.edu=abc", "https://sub.mirror.edu/x", None),
+        ("mirror.edu=abc", "http://other.edu/x", None),
+        ("127.0.0.1:8000=abc", "http://127.0.0.1:8000/x", "abc"),
+        ("localhost:80=abc", "http://localhost/x", "abc"),
+        ("[::1]:8000=abc", "http://[::1]:8000/x", "abc"),
+        ("", "https://mirror.edu/x", None),
+    ],
+)
+def test_a_token_belongs_to_one_host_and_port(
+    monkeypatch: pytest.MonkeyPatch, value: str, base: str, expected: str | None
+) -> None:
+    monkeypatch.setenv(http.TOKEN_VARIABLE, value)
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")
+
+    assert http._token_for(base) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SECRET,
+        f"{SECRET}==",
+        "=" + SECRET,
+        f"host={SECRET} {SECRET}",
+        f"ho/st={SECRET}",
+        f"https://host={SECRET}",
+        f"host:port={SECRET}",
+        f"host={SECRET}?",
+    ],
+)
+def test_a_token_for_any_host_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(http.TOKEN_VARIABLE, value)
+    with pytest.raises(UsageError, match="expected HOST=TOKEN") as caught:
+        open_here("https://mirror.edu/x")
+
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "base"),
+    [
+        ("mirror.edu", "http://mirror.edu/x"),
+        ("mirror.edu:80", "http://mirror.edu/x"),
+        ("mirror.edu:8000", "http://mirror.edu:8000/x"),
+        ("127.0.0.1.example.com:80", "http://127.0.0.1.example.com/x"),
+    ],
+)
+def test_a_token_is_never_sent_in_clear_text(
+    monkeypatch: pytest.MonkeyPatch, value: str, base: str
+) -> None:
+    monkeypatch.setenv(http.TOKEN_VARIABLE, f"{value}={SECRET}")
+    with pytest.raises(UsageError, match="would show it to the network. Use https://") as caught:
+        open_here(base)
+
+    assert SECRET not in str(caught.value)
+
+
+def test_a_token_for_loopback_is_not_given_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
+    monkeypatch.setenv("http_proxy", "http://gate.example.com:3128")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "")
+    with pytest.raises(UsageError, match="Set NO_PROXY=127.0.0.1"):
+        open_here("http://127.0.0.1:8000")
+
+
+def test_cookies_stay_with_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cookies = tmp_path / "cookies.txt"
+    lines = [
+        f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}",
+        # For https alone.
+        f"127.0.0.1\tFALSE\t/\tTRUE\t0\tsecure\t{SECRET}",
+    ]
+    cookies.write_text("# Netscape HTTP Cookie File\n" + "\n".join(lines) + "\n")
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
+    with serve({"x": DATA}) as server, serve({"x": DATA}) as other:
+        server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+    assert server.requests[-1].headers["Cookie"] == f"session={SECRET}"
+    assert "Cookie" not in other.requests[-1].headers
+
+
+def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine 127.0.0.1 login ann password {SECRET}\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with serve({"x": DATA}, authorized=lambda h: "Basic" in h.get("Authorization", "")) as server:
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+
+def test_cookies_come_from_a_browsers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cookies = tmp_path / "cookies.txt"
+    line = f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}"
+    cookies.write_text(f"# Netscape HTTP Cookie File\n{line}\n")
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
+    with serve({"x": DATA}, authorized=lambda h: SECRET in h.get("Cookie", "")) as server:
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+
+def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cookies = tmp_path / "cookies.txt"
+    cookies.write_text(f"# Netscape HTTP Cookie File\n{SECRET}\n")
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
+    with pytest.raises(UsageError, match="no Netscape cookie file") as caught:
+        open_here("http://127.0.0.1")
+    assert SECRET not in str(caught.value)
+
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="nowhere: No such file"):
+        open_here("http://127.0.0.1")
+
+
+ANSWER = (
+    b'HTTP/1.1 206 Partial Content\r\nETag: "a"\r\nRetry-After: 3\r\nLocation: /y\r\n'
+    b"Content-Type: application/x-tar\r\nContent-Range: bytes 0-511/600\r\n"
+    b"Content-Length: 512\r\n\r\n" + bytes(512)
+)
+STATUSES = (b"206", b"200", b"301", b"302", b"416", b"429", b"503", b"100", b"000", b"999")
+
+
+def mutated(rng: random.Random) -> bytes:
+    """Returns an answer that some broken or hostile server might give."""
+    answer = bytearray(ANSWER.replace(b"206", rng.choice(STATUSES), 1))
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(answer) - 400)
+        kind = rng.randrange(4)
+        if kind == 0:
+            answer[at] = rng.randrange(256)
+        elif kind == 1:
+            del answer[at : at + rng.randrange(1, 40)]
+        elif kind == 2:
+            answer[at:at] = rng.randbytes(rng.randrange(1, 20))
+        else:
+            answer[at:at] = rng.choice(
+                [b"9" * 5000, b"\r\n", b"\xb2", b"-", b"http://[", b"chunked"]
+            )
+    return bytes(answer[: rng.choice([len(answer)] * 3 + [rng.randrange(len(answer))])])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_a_server_says_ends_in_an_error_of_ours_or_a_sound_answer(seed: int) -> None:
+    rng = random.Random(seed)
+    stat = Stat(600, '"a"', True)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_all() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        connection.settimeout(5)
+                        connection.recv(65536)
+                        connection.sendall(mutated(rng))
+                        connection.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=answer_all, daemon=True)
+        thread.start()
+        source = open_here(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for _ in range(150):
+            for attempt in (
+                lambda: source.stat("x").size >= 0,
+                lambda: len(read(source, 0, 512, stat)) == 512,
+            ):
+                with contextlib.suppress(UnavailableError, StoreError, IncompleteError):
+                    assert attempt()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    assert not thread.is_alive()

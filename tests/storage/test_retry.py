@@ -1,0 +1,74 @@
+"""Patience without a clock, ranges at their place, and a hash that follows them."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage.retry import Patience
+
+
+class Clock(threading.Event):
+    """Notes how long it was to wait, and does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        return self.is_set()
+
+
+def test_delays_double_up_to_a_minute_and_vary() -> None:
+    clock = Clock()
+    patience = Patience("x", 20, clock)
+    for _ in range(20):
+        patience.wait(UnavailableError("no"))
+
+    bounds = [min(60.0, 0.2 * 2**n) for n in range(20)]
+    for delay, bound in zip(clock.waits, bounds, strict=True):
+        assert bound / 2 <= delay <= bound
+    with pytest.raises(IncompleteError, match="x: no, given up after 21 failed attempts"):
+        patience.wait(UnavailableError("no"))
+
+
+def test_waiting_draws_nothing_from_the_random_numbers_of_who_reads() -> None:
+    state = random.getstate()
+    Patience("x", 1, Clock()).wait(UnavailableError("no"))
+
+    assert random.getstate() == state
+
+
+def test_a_success_makes_the_next_delay_short_but_the_budget_no_larger() -> None:
+    clock = Clock()
+    patience = Patience("x", 10, clock)
+    for _ in range(10):
+        patience.wait(UnavailableError("no"))
+        patience.succeeded()
+
+    assert max(clock.waits) <= 0.2
+    with pytest.raises(IncompleteError):
+        patience.wait(UnavailableError("no"))
+
+
+def test_the_server_may_ask_for_a_longer_delay_but_not_for_a_day() -> None:
+    clock = Clock()
+    patience = Patience("x", 10, clock)
+    patience.wait(UnavailableError("no", retry_after_s=100.0))
+
+    assert clock.waits == [100.0]
+    with pytest.raises(IncompleteError, match="asks to wait 86,400 s"):
+        patience.wait(UnavailableError("no", retry_after_s=86_400.0))
+
+
+def test_nobody_waits_when_the_run_has_ended() -> None:
+    clock = Clock()
+    clock.set()
+    with pytest.raises(IncompleteError, match="run is ending"):
+        Patience("x", 10, clock).wait(UnavailableError("no"))

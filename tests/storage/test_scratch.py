@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage import scratch
+from tests.kit import command
+
+HOLD = (
+    "import sys, time; from imagenet_prep.storage import scratch\n"
+    "path = scratch.own(); (path / 'shard').write_bytes(b'half')\n"
+    "print(path, flush=True); time.sleep(600)\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield tmp_path
+    scratch.leave()
+
+
+def test_a_process_has_one_folder_and_leaves_nothing(tmp: Path) -> None:
+    path = scratch.own()
+    (path / "shard").write_bytes(b"some")
+    assert scratch.own() == path
+    assert path.is_relative_to(tmp)
+    scratch.leave()
+
+    assert list(tmp.iterdir()) == []
+    assert scratch.own() != path
+
+
+def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path) -> None:
+    environment = command.environment(TMPDIR=str(tmp))
+    living, dead = (
+        subprocess.Popen(
+            [sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(2)
+    )
+    try:
+        assert living.stdout is not None
+        assert dead.stdout is not None
+        kept, gone = (Path(process.stdout.readline().strip()) for process in (living, dead))
+        assert (kept / "shard").exists()
+        assert (gone / "shard").exists()
+        dead.send_signal(signal.SIGKILL)
+        dead.wait(command.PATIENCE_S)
+        mine = scratch.own()
+
+        assert sorted(mine.parent.iterdir()) == sorted([kept, mine])
+        assert (kept / "shard").read_bytes() == b"half"
+    finally:
+        for process in (living, dead):
+            process.kill()
+            process.communicate(timeout=command.PATIENCE_S)
+
+
+def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp / f"imagenet-prep-{os.getuid()}").symlink_to(elsewhere)
+    with pytest.raises(StoreError, match="is not yours. Remove it, or set TMPDIR"):
+        scratch.own()
+
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_file_system_that_cannot_lock_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match="cannot lock .*: Function not implemented"):
+        scratch.own()

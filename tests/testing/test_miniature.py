@@ -1,0 +1,375 @@
+"""The miniature against the standard library, Pillow and SciPy: none of our readers is used."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import importlib.util
+import io
+import multiprocessing
+import subprocess
+import sys
+import tarfile
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import scipy.io
+from PIL import Image
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.testing import miniature
+from imagenet_prep.testing.miniature import (
+    DEVKIT_ARCHIVE,
+    IMAGENET_SIZE,
+    ODD_KINDS,
+    TRAIN_ARCHIVE,
+    VALIDATION_ARCHIVE,
+    Miniature,
+    Synset,
+    make_devkit,
+    make_miniature,
+)
+from tests.kit.miniature import edit_train_tar, miniature_for_tests, rewrite_tar
+
+ARCHIVES = (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, DEVKIT_ARCHIVE)
+SMALL = (96, 72)
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Miniature:
+    return make_miniature(tmp_path_factory.mktemp("mini"), size=SMALL)
+
+
+def members(path: Path) -> list[tuple[str, bytes]]:
+    with tarfile.open(path) as tar:
+        return [(member.name, tar.extractfile(member).read()) for member in tar]
+
+
+def source_bytes(root: Path, split: str) -> Iterator[tuple[str, bytes]]:
+    """Yields (key, bytes) in the order of the archive."""
+    if split == "validation":
+        yield from members(root / VALIDATION_ARCHIVE)
+        return
+    for name, data in members(root / TRAIN_ARCHIVE):
+        with tarfile.open(fileobj=io.BytesIO(data)) as inner:
+            for member in inner:
+                yield f"{name.removesuffix('.tar')}/{member.name}", inner.extractfile(member).read()
+
+
+def devkit(root: Path) -> tuple[list[tuple], list[int]]:
+    """Returns the rows of meta.mat, read as torchvision reads them, and the ground truth."""
+    data = {name.removeprefix("ILSVRC2012_devkit_t12/"): d for name, d in members(root)}
+    assert set(data) == {
+        "readme.txt",
+        "data/meta.mat",
+        "data/ILSVRC2012_validation_ground_truth.txt",
+    }
+    synsets = scipy.io.loadmat(io.BytesIO(data["data/meta.mat"]), squeeze_me=True)["synsets"]
+    lines = data["data/ILSVRC2012_validation_ground_truth.txt"].decode().splitlines()
+    return [tuple(row) for row in synsets], [int(line) for line in lines]
+
+
+def test_train_archive_is_a_plain_tar_of_one_tar_per_wnid(mini: Miniature) -> None:
+    names = [name for name, _ in members(mini.root / TRAIN_ARCHIVE)]
+
+    assert names == [f"{wnid}.tar" for wnid, _ in mini.classes]
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_members_are_not_in_alphabetic_order(mini: Miniature, split: str) -> None:
+    keys = [key for key, _ in source_bytes(mini.root, split)]
+
+    assert keys != sorted(keys)
+    assert keys == list(mini.of(split))
+
+
+def test_validation_files_are_numbered_from_one(mini: Miniature) -> None:
+    expected = {f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 17)}
+
+    assert expected == set(mini.of("validation"))
+
+
+def test_train_numbers_are_unique_but_not_consecutive(mini: Miniature) -> None:
+    keys = list(mini.of("train"))
+    numbers = sorted(int(key.split("_")[1].removesuffix(".JPEG")) for key in keys)
+
+    assert len(set(keys)) == 40
+    assert numbers != list(range(numbers[0], numbers[0] + 40))
+
+
+def test_classes_have_slightly_different_counts(mini: Miniature) -> None:
+    counts = Counter(image.wnid for image in mini.of("train").values())
+
+    assert len(counts) == 8
+    assert len(set(counts.values())) > 1
+    assert max(counts.values()) <= 2 * min(counts.values())
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_truth_agrees_with_the_bytes(mini: Miniature, split: str) -> None:
+    truth = mini.of(split)
+    for key, data in source_bytes(mini.root, split):
+        image = truth[key]
+        assert (image.num_bytes, image.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+        assert mini.classes[image.class_index][0] == image.wnid
+        if split == "train":
+            assert key.startswith(f"{image.wnid}/{image.wnid}_")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of the broken EXIF
+            try:
+                with Image.open(io.BytesIO(data)) as decoded:
+                    decoded.load()
+                    size = decoded.size
+            except OSError:
+                size = (0, 0)
+        assert (image.width, image.height) == size, image
+        assert (image.fate == "quarantined") == (size == (0, 0))
+
+
+def test_every_odd_kind_is_in_train_with_the_fate_of_the_design(mini: Miniature) -> None:
+    odd = {image.kind: image.fate for image in mini.of("train").values() if image.kind != "plain"}
+
+    assert odd == ODD_KINDS
+    assert {kind for kind, fate in odd.items() if fate == "repaired"} == {"png", "cmyk", "grey"}
+    assert {kind for kind, fate in odd.items() if fate == "quarantined"} == {"truncated", "empty"}
+
+
+def test_odd_files_are_what_they_claim(mini: Miniature) -> None:
+    kind_of = {key: image.kind for key, image in mini.of("train").items()}
+    odd = {kind_of[key]: data for key, data in source_bytes(mini.root, "train")}
+
+    def opened(kind: str) -> Image.Image:
+        return Image.open(io.BytesIO(odd[kind]))
+
+    assert opened("png").format == "PNG"
+    assert opened("cmyk").mode == "CMYK"
+    assert "adobe" in opened("cmyk").info
+    assert opened("grey").mode == "L"
+    assert opened("exif_rotated").getexif()[0x112] == 6
+    with pytest.warns(UserWarning, match="Corrupt EXIF"):
+        opened("broken_exif").getexif()
+    assert odd["truncated"].startswith(b"\xff\xd8")
+    assert odd["empty"] == b""
+    assert b"\xff\xd9\x00\x00<!--" in odd["trailing_garbage"]
+    assert opened("one_pixel").size == (1, 1)
+    assert opened("wide").width == 4000
+    assert opened("large").width > 3 * SMALL[0]
+
+
+def test_a_few_validation_images_are_odd(mini: Miniature) -> None:
+    kinds = {image.kind for image in mini.of("validation").values()}
+
+    assert kinds == {"plain", "grey", "cmyk", "truncated", "exif_rotated"}
+
+
+@pytest.mark.parametrize("num_classes", [2, 7, 10])
+def test_every_class_keeps_an_image_in_each_split(tmp_path: Path, num_classes: int) -> None:
+    mini = make_miniature(
+        tmp_path,
+        num_train=20,
+        num_validation=2 * num_classes,
+        num_classes=num_classes,
+        size=(32, 24),
+    )
+
+    for split in ("train", "validation"):
+        usable = {i.wnid for i in mini.of(split).values() if i.fate != "quarantined"}
+        assert usable == {wnid for wnid, _ in mini.classes}
+
+
+def test_meta_mat_has_the_real_fields_and_shape(mini: Miniature) -> None:
+    data = dict(members(mini.root / DEVKIT_ARCHIVE))["ILSVRC2012_devkit_t12/data/meta.mat"]
+    synsets = scipy.io.loadmat(io.BytesIO(data))["synsets"]
+
+    assert synsets.shape == (11, 1)
+    assert " ".join(synsets.dtype.names) == (
+        "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+    )
+    assert synsets[0, 0]["ILSVRC2012_ID"].shape == (1, 1)
+
+
+def test_leaf_ids_come_first_and_differ_from_wnid_order(mini: Miniature) -> None:
+    rows, _ = devkit(mini.root / DEVKIT_ARCHIVE)
+    leaves = [row for row in rows if row[4] == 0]
+    inner = [row for row in rows if row[4] != 0]
+    by_wnid = sorted(leaves, key=lambda row: row[1])
+
+    assert [row[0] for row in leaves] == list(range(1, 9))
+    assert [row[0] for row in inner] == list(range(9, 12))
+    assert all(row[0] != rank for rank, row in enumerate(by_wnid, start=1))
+    assert [(row[1], row[2]) for row in by_wnid] == list(mini.classes)
+
+
+def test_meta_mat_counts_the_train_images(mini: Miniature) -> None:
+    rows, _ = devkit(mini.root / DEVKIT_ARCHIVE)
+    counts = Counter(image.wnid for image in mini.of("train").values())
+
+    assert {row[1]: row[7] for row in rows if row[4] == 0} == counts
+
+
+def test_every_synset_but_the_root_is_the_child_of_one_other(mini: Miniature) -> None:
+    rows, _ = devkit(mini.root / DEVKIT_ARCHIVE)
+    children = []
+    for row in rows:
+        below = row[5].tolist() if hasattr(row[5], "tolist") else [row[5]]
+        below = below if isinstance(below, list) else [below]
+        assert len(below) == row[4]
+        children += below
+
+    assert sorted(children) == [row[0] for row in rows if row[1] != "n00001740"]
+
+
+def test_ground_truth_maps_to_the_classes_through_meta_mat(mini: Miniature) -> None:
+    rows, ground_truth = devkit(mini.root / DEVKIT_ARCHIVE)
+    wnid_of = {row[0]: row[1] for row in rows}
+    truth = mini.of("validation")
+
+    assert [wnid_of[i] for i in ground_truth] == [truth[key].wnid for key in sorted(truth)]
+
+
+def test_meta_mat_of_a_thousand_leaves_survives(tmp_path: Path) -> None:
+    leaves = [Synset(i, f"n{i:08d}", f"word {i}", num_train_images=1300) for i in range(1, 1001)]
+    inner = [Synset(1001, "n00001740", "entity", "all", tuple(range(1, 1001)), 19)]
+    make_devkit(tmp_path / DEVKIT_ARCHIVE, leaves[::-1], inner, [490, 361, 171, 822])
+    rows, ground_truth = devkit(tmp_path / DEVKIT_ARCHIVE)
+
+    assert [row[0] for row in rows] == list(range(1, 1002))
+    assert rows[999][:4] == (1000, "n00001000", "word 1000", "word 1000")
+    assert rows[1000][5].tolist() == list(range(1, 1001))
+    assert ground_truth == [490, 361, 171, 822]
+
+
+def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path: Path, mini: Miniature) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from imagenet_prep.testing.miniature import make_miniature\n"
+        f"make_miniature(Path(sys.argv[1]), size={SMALL!r})"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, cwd=root)
+
+    for name in ARCHIVES:
+        assert (mini.root / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def test_another_seed_gives_other_archives(tmp_path: Path, mini: Miniature) -> None:
+    make_miniature(tmp_path, size=SMALL, seed=1)
+
+    for name in ARCHIVES:
+        assert (mini.root / name).read_bytes() != (tmp_path / name).read_bytes(), name
+
+
+def test_archives_carry_no_trace_of_the_host(mini: Miniature) -> None:
+    for name in ARCHIVES:
+        with tarfile.open(mini.root / name) as tar:
+            for info in tar:
+                assert (info.mtime, info.uid, info.gid, info.uname, info.gname) == (0, 0, 0, "", "")
+    assert (mini.root / DEVKIT_ARCHIVE).read_bytes()[4:8] == bytes(4)  # gzip's mtime
+    assert sorted(path.name for path in mini.root.iterdir()) == sorted(ARCHIVES)
+
+
+def test_default_size_has_imagenets_mix_of_sizes_and_bytes(tmp_path: Path) -> None:
+    mini = make_miniature(tmp_path, num_train=200, odd_files=False)
+    plain = [image for image in mini.images if image.kind == "plain"]
+    sizes = Counter((image.width, image.height) for image in plain)
+    mean_bytes = sum(image.num_bytes for image in plain) / len(plain)
+
+    assert sizes.most_common(1)[0][0] == IMAGENET_SIZE
+    assert (375, 500) in sizes
+    assert len(sizes) > 5
+    assert {image.kind for image in mini.images} == {"plain", "large"}
+    assert 60_000 < mean_bytes < 110_000
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_classes": 11}, "num_classes=11"),
+        ({"num_classes": 1}, "num_classes=1"),
+        ({"num_train": 19}, "num_train=19"),
+        ({"num_train": 7, "odd_files": False}, "num_train=7"),
+        ({"num_validation": 0}, "num_validation=0"),
+        ({"size": (8, 8)}, "size="),
+        ({"seed": -1}, "seed=-1"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_impossible_numbers_are_refused(
+    tmp_path: Path, kwargs: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_miniature(tmp_path / "new", **kwargs)
+
+    assert not (tmp_path / "new").exists()
+
+
+def test_missing_photographs_are_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniature._photograph_path.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[demo\]'"):
+        make_miniature(tmp_path / "new")
+
+    assert not (tmp_path / "new").exists()
+
+
+def _build(cache_dir: Path) -> Miniature:
+    return miniature_for_tests(cache_dir, num_train=20, size=(32, 24))
+
+
+def test_shared_miniature_is_built_once_by_processes_that_race(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        first, second = pool.map(_build, [tmp_path, tmp_path])
+
+    assert first == second
+    assert [path.name for path in tmp_path.iterdir()] == [first.root.name]
+    assert first.images == make_miniature(tmp_path / "fresh", num_train=20, size=(32, 24)).images
+
+
+def test_shared_miniature_differs_by_arguments(tmp_path: Path) -> None:
+    one = miniature_for_tests(tmp_path, num_train=20, size=(32, 24))
+    two = miniature_for_tests(tmp_path, num_train=21, size=(32, 24))
+
+    assert one.root != two.root
+    assert len(two.of("train")) == 21
+
+
+def test_rewrite_tar_drops_repeats_and_changes_members(tmp_path: Path, mini: Miniature) -> None:
+    before = members(mini.root / VALIDATION_ARCHIVE)
+    drop, repeat = before[0][0], before[1][0]
+
+    def edit(info: tarfile.TarInfo, data: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
+        if info.name == drop:
+            return []
+        return [(info, data), (info, b"new")] if info.name == repeat else [(info, data)]
+
+    rewrite_tar(mini.root / VALIDATION_ARCHIVE, tmp_path / "val.tar", edit)
+
+    assert members(tmp_path / "val.tar") == [before[1], (repeat, b"new"), *before[2:]]
+    assert [path.name for path in tmp_path.iterdir()] == ["val.tar"]
+
+
+def test_edit_train_tar_reaches_the_inner_members(tmp_path: Path, mini: Miniature) -> None:
+    before = list(source_bytes(mini.root, "train"))
+    target = before[7][0]
+
+    def edit(info: tarfile.TarInfo, data: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
+        return [(info, b"broken" if target.endswith(info.name) else data)]
+
+    edit_train_tar(mini.root / TRAIN_ARCHIVE, tmp_path / TRAIN_ARCHIVE, edit)
+    after = list(source_bytes(tmp_path, "train"))
+
+    assert after == [(key, b"broken" if key == target else data) for key, data in before]
+
+
+def test_rewriting_without_change_keeps_the_bytes(tmp_path: Path, mini: Miniature) -> None:
+    for name, rewrite in ((TRAIN_ARCHIVE, edit_train_tar), (VALIDATION_ARCHIVE, rewrite_tar)):
+        rewrite(mini.root / name, tmp_path / name, lambda info, data: [(info, data)])
+
+        assert (mini.root / name).read_bytes() == (tmp_path / name).read_bytes()

@@ -1,0 +1,187 @@
+"""The meeting point of hosts without ssh: its own come together, whoever else speaks to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.trainer import rendezvous
+from imagenet_prep.trainer.rendezvous import Place
+from tests.trainer.conftest import horovod
+
+__all__ = ["horovod"]
+
+TOKEN = "a-token-of-this-job"
+HOSTS = [Host("algo-1", 1), Host("algo-2", 1)]
+PATIENCE_S = 60.0
+WRONG = "a-token-of-another-job"
+STRANGE = [
+    b"",
+    b"\n",
+    b"G",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS
+    b"A" * 100_000,
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET /facts/algo-1 HTTP/1.0\r\n\r\n",
+    b"PUT /facts/algo-2 HTTP/1.0\r\nContent-Length: 1\r\n\r\n-",
+    f"PUT /{WRONG}:1/facts/algo-2 HTTP/1.0\r\nContent-Length: 1\r\n\r\n-".encode(),
+    f"PUT /{TOKEN[:-1]}:1/facts/algo-2 HTTP/1.0\r\nContent-Length: 1\r\n\r\n-".encode(),
+    f"PUT /x/{TOKEN}:1/facts/algo-2 HTTP/1.0\r\nContent-Length: 1\r\n\r\n-".encode(),
+    b"PUT /:1/facts/algo-2 HTTP/1.0\r\nContent-Length: 1\r\n\r\n-",
+]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A meeting point that endures eight strangers and one for each of two ranks and hosts."""
+    monkeypatch.setattr(rendezvous, "_STRANGERS", 8)
+    monkeypatch.setattr(rendezvous, "_POLL_S", 0.02)
+    with rendezvous.serving(HOSTS, Place("127.0.0.1", 0, TOKEN)) as found:
+        yield found
+
+
+def say(place: Place, words: bytes) -> bytes:
+    """Returns the whole answer to some bytes."""
+    with (
+        socket.create_connection((place.address, place.port), timeout=PATIENCE_S) as stranger,
+        contextlib.suppress(ConnectionError),  # refused before all was said
+    ):
+        stranger.sendall(words)
+        stranger.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: stranger.recv(65536), b""))
+    return b""
+
+
+@contextlib.contextmanager
+def crowd(place: Place) -> Iterator[list[socket.socket]]:
+    """Speaks to the meeting point without an end, and holds many connections open."""
+    ended = threading.Event()
+
+    def shout() -> None:
+        while not ended.is_set():
+            for words in STRANGE:
+                with contextlib.suppress(OSError):
+                    say(place, words)
+
+    thread = threading.Thread(target=shout)
+    with contextlib.ExitStack() as stack:
+        held = [socket.create_connection((place.address, place.port)) for _ in range(60)]
+        for each in held:
+            stack.enter_context(each)
+            with contextlib.suppress(OSError):
+                each.sendall(b"G")
+        thread.start()
+        try:
+            yield held
+        finally:
+            ended.set()
+            thread.join()
+
+
+def meet(place: Place) -> list[dict[str, str]]:
+    """Lets all hosts tell each other who they are."""
+    with ThreadPoolExecutor() as pool:
+        told = [
+            pool.submit(
+                rendezvous.exchange,
+                "facts",
+                f"I am {host.address}",
+                HOSTS,
+                host.address,
+                place,
+                limit_s=PATIENCE_S,
+            )
+            for host in HOSTS
+        ]
+        return [each.result() for each in told]
+
+
+def test_hosts_meet_whatever_strangers_say(place: Place) -> None:
+    expected = {host.address: f"I am {host.address}" for host in HOSTS}
+    with crowd(place) as held:
+        assert meet(place) == [expected, expected]
+        # Of those that say nothing more, the oldest had to make room.
+        held[0].settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionError):
+            assert held[0].recv(1) == b""
+    assert meet(place) == [expected, expected]
+
+
+@pytest.mark.parametrize("words", STRANGE, ids=range(len(STRANGE)))
+def test_a_stranger_is_told_nothing_and_changes_nothing(place: Place, words: bytes) -> None:
+    rendezvous._ask(place, "PUT", "facts/algo-1", "a secret")
+
+    assert say(place, words) in (b"", b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n") or (
+        len(words) > 65536
+    )
+    assert rendezvous._ask(place, "GET", "facts/algo-1") == "a secret"
+    assert rendezvous._ask(place, "GET", "facts/algo-2") is None
+
+
+def test_a_host_of_another_job_is_told_so(place: Place) -> None:
+    with pytest.raises(ImagenetPrepError, match="does not take this host's token") as caught:
+        rendezvous.exchange(
+            "facts", "-", HOSTS, "algo-1", place._replace(token=WRONG), limit_s=PATIENCE_S
+        )
+
+    assert TOKEN not in str(caught.value)
+    assert WRONG not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", ["", "-1", "x", "1" * 5000, str((1 << 20) + 1)])
+def test_what_a_job_may_leave_is_bounded_in_size(place: Place, length: str) -> None:
+    line = f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: {length}\r\n\r\n-"
+
+    assert say(place, line.encode()).startswith(b"HTTP/1.0 413 ")
+
+
+def test_what_a_job_may_leave_is_bounded_in_number(place: Place) -> None:
+    kept = [rendezvous._ask(place, "PUT", f"facts/{number}", "-") for number in range(80)]
+
+    # Two ranks and two hosts, sixteen values each.
+    assert [answer is not None for answer in kept] == [True] * 64 + [False] * 16
+    assert rendezvous._ask(place, "PUT", "facts/0", "anew") is not None
+
+
+def test_a_value_that_was_cut_is_not_kept(place: Place) -> None:
+    say(place, f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: 9\r\n\r\nabc".encode())
+
+    assert rendezvous._ask(place, "GET", "facts/algo-1") is None
+
+
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.usefixtures("tf", "horovod")
+def test_real_ranks_meet_by_the_token_whatever_strangers_say(place: Place) -> None:
+    program = """\
+import tensorflow as tf
+import horovod.tensorflow as hvd
+hvd.init()
+print(float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum)))
+"""
+    two = [Host("localhost", 2)]
+    variables = rendezvous.environments(two, "localhost", place, "lo")
+    with crowd(place):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=os.environ | each,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for each in variables
+        ]
+        said = [rank.communicate(timeout=4 * PATIENCE_S) for rank in ranks]
+
+    assert [out.strip() for out, _ in said] == ["3.0", "3.0"], said

@@ -1,4 +1,4 @@
-"""Lanes on this machine: threads, or Beam's worker processes; and what every lane does."""
+"""Workers on this machine: threads, or Beam's worker processes; and what every worker does."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from imagenet_prep.storage.folder import LocalStore, storage_errors
 THREADS = "threads"
 PROCESSES = "processes"
 
-# Threads start at once and the codecs release the GIL; beyond a few lanes what remains of
+# Threads start at once and the codecs release the GIL; beyond a few workers what remains of
 # Python in the loop (2 % of the image's time) starts to serialise them.
-MAX_THREAD_LANES = 8
+MAX_THREAD_WORKERS = 8
 
 
 @dataclass(frozen=True)
-class Lanes:
+class Workers:
     """How much runs at once.
 
     Attributes:
       num: tasks in work at a time; 0 is one a core this process may use.
       kind: "threads", "processes", or "auto" to choose by their number.
-      beam_args: options for Beam; with a --runner the lanes are the runner's.
+      beam_args: options for Beam; with a --runner the workers are the runner's.
     """
 
     num: int = 0
@@ -41,15 +41,15 @@ class Lanes:
 
     @property
     def count(self) -> int:
-        """The number of lanes on this machine."""
+        """The number of workers on this machine."""
         return self.num or len(os.sched_getaffinity(0))
 
     @property
     def resolved_kind(self) -> str:
-        """What a lane is: "threads" or "processes"."""
+        """What a worker is: "threads" or "processes"."""
         if self.kind != "auto":
             return self.kind
-        return THREADS if self.count <= MAX_THREAD_LANES else PROCESSES
+        return THREADS if self.count <= MAX_THREAD_WORKERS else PROCESSES
 
     @property
     def remote(self) -> bool:
@@ -57,14 +57,14 @@ class Lanes:
         return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
 
 
-class Pipeline:
-    """The lanes at work behind a thread, so that nothing they do can hold up an interrupt."""
+class LocalWorkers:
+    """The workers at work behind a thread, so that nothing they do can hold up an interrupt."""
 
-    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> None:
         self._error: BaseException | None = None
         self._lost_worker = False
         self._thread = threading.Thread(
-            target=self._run, args=(stage, tasks, lanes), name="pipeline", daemon=True
+            target=self._run, args=(stage, tasks, workers), name="pipeline", daemon=True
         )
         self._hook, threading.excepthook = threading.excepthook, self._thread_died
         self._thread.start()
@@ -76,7 +76,7 @@ class Pipeline:
         """Leaves what is stuck alone: it ends with this process."""
 
     def wait(self, seconds: float) -> bool:
-        """As for `_Workers`."""
+        """As for `_Started`."""
         self._thread.join(seconds)
         if self._thread.is_alive() and not self._lost_worker:
             return True
@@ -86,12 +86,12 @@ class Pipeline:
             raise self._error
         return False
 
-    def _run(self, stage: Stage[Any], tasks: list[Any], lanes: Lanes) -> None:
+    def _run(self, stage: Stage[Any], tasks: list[Any], workers: Workers) -> None:
         try:
-            if lanes.resolved_kind == PROCESSES and lanes.count > 1:
-                _run_beam(stage, tasks, lanes)
+            if workers.resolved_kind == PROCESSES and workers.count > 1:
+                _run_beam(stage, tasks, workers)
             else:
-                _run_threads(stage, tasks, lanes)
+                _run_threads(stage, tasks, workers)
         except BaseException as error:  # noqa: BLE001 - `wait` raises it again
             self._error = error
 
@@ -103,14 +103,14 @@ class Pipeline:
             self._lost_worker = True
 
 
-def _run_threads(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
-    count = min(lanes.count, len(tasks))
-    with ThreadPoolExecutor(count, thread_name_prefix="lane") as pool:
-        for lane in [pool.submit(run_lane, None, stage, tasks) for _ in range(count)]:
-            lane.result()
+def _run_threads(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> None:
+    count = min(workers.count, len(tasks))
+    with ThreadPoolExecutor(count, thread_name_prefix="worker") as pool:
+        for worker in [pool.submit(run_worker, None, stage, tasks) for _ in range(count)]:
+            worker.result()
 
 
-def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None:
+def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> None:
     # Beam costs 1 s and 125 MB: not before there is work. It warns of cloud extras on import.
     logging.disable(logging.WARNING)
     import apache_beam as beam
@@ -124,7 +124,7 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
     for noisy in ("apache_beam", "grpc"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
-    count = min(lanes.count, len(tasks))
+    count = min(workers.count, len(tasks))
     log = stage.log("processes")
     # What Beam's own multi_processing mode starts, plus a log file. A worker that outlived its
     # launcher would wait for ever for a runner that is gone, or write beside the next run.
@@ -141,20 +141,20 @@ def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> None
         default_environment=environment,
         provision_info=fn_runner.ExtendedProvisionInfo(information, job_name=stage.name),
     )
-    options = PipelineOptions([*lanes.beam_args, f"--direct_num_workers={count}"])
+    options = PipelineOptions([*workers.beam_args, f"--direct_num_workers={count}"])
     with beam.Pipeline(runner=runner, options=options) as pipeline:
         _ = (
             pipeline
-            | "Lanes" >> beam.Create([(lane, None) for lane in range(count)])
-            # The local runner deals groups out round robin: one lane to each of its workers.
+            | "Worker slots" >> beam.Create([(worker, None) for worker in range(count)])
+            # The local runner deals groups out round robin: one slot to each of its processes.
             | "Spread" >> beam.GroupByKey()
-            | "Run" >> beam.Map(run_lane, stage, tasks)
+            | "Run" >> beam.Map(run_worker, stage, tasks)
         )
 
 
-def run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
-    """Does tasks that no other lane has claimed, until none is left."""
-    if stage.turn:
+def run_worker(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
+    """Does tasks that no other worker has claimed, until none is left."""
+    if stage.attempt:
         stage.arrive()
     if isinstance(stage.store, LocalStore):
         for task in _claimed(stage, tasks):
@@ -172,9 +172,9 @@ def run_lane(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
 
 
 def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
-    """Yields tasks that no other lane has claimed, until none is left or one has failed."""
-    claims = f"{stage.notes}/claims"
-    taken = set(stage.board.names(claims)) if stage.turn else set()
+    """Yields tasks that no other worker has claimed, until none is left or one has failed."""
+    claims = f"{stage.attempt_folder}/claims"
+    taken = set(stage.coordination.names(claims)) if stage.attempt else set()
     for task in tasks:
         if task.name in taken:
             continue
@@ -182,23 +182,23 @@ def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
             return
         if _claim(stage, task):
             yield task
-        elif stage.turn:
+        elif stage.attempt:
             # Elsewhere each try is a request.
-            taken = set(stage.board.names(claims))
+            taken = set(stage.coordination.names(claims))
 
 
 def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
-    """Returns whether this lane is the first to claim the task."""
-    name = f"{stage.notes}/claims/{task.name}"
-    if not isinstance(stage.board, LocalStore):
+    """Returns whether this worker is the first to claim the task."""
+    name = f"{stage.attempt_folder}/claims/{task.name}"
+    if not isinstance(stage.coordination, LocalStore):
         mine = uuid.uuid4().bytes
-        return stage.board.claim(name, mine) == mine
+        return stage.coordination.claim(name, mine) == mine
     try:
         with (
-            storage_errors("create", stage.board.path(name)),
+            storage_errors("create", stage.coordination.path(name)),
             contextlib.suppress(FileExistsError),
         ):
-            os.close(stage.board.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(stage.coordination.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return True
     except errors.ImagenetPrepError as error:
         # Out of inodes or space: one failure stops the run with the reason.

@@ -1,4 +1,4 @@
-"""A run: turns of lanes, until every task has its receipt."""
+"""A run: attempts of workers, until every task has its receipt."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any, Protocol, Self
 
 from imagenet_prep.core import errors
 from imagenet_prep.engine import cluster
-from imagenet_prep.engine.lanes import Lanes, Pipeline, run_lane
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.engine.workers import LocalWorkers, Workers, run_worker
 from imagenet_prep.storage.folder import LocalStore
 
 # Looking costs nothing here, and a request elsewhere.
 _POLL_S = 0.2
 _POLL_ELSEWHERE_S = 2.0
-# A worker may be lost again and again, but each turn gets on. Flink counts a dead TaskManager's
-# slots for a while, so that a turn may come to nothing.
-_FUTILE_TURNS = 3
+# A worker may be lost again and again, but each attempt gets on. Flink counts a dead TaskManager's
+# slots for a while, so that an attempt may come to nothing.
+_FUTILE_ATTEMPTS = 3
 _PAUSE_S = 5.0
 
 
 def run(
     stage: Stage[AnyTask],
     tasks: Sequence[AnyTask],
-    lanes: Lanes,
+    workers: Workers,
     *,
     title: str,
     watch: Callable[[dict[str, Any]], None] | None = None,
@@ -43,7 +43,7 @@ def run(
     Args:
       stage: what to do, and where.
       tasks: names differ.
-      lanes: how much at once, and on what.
+      workers: how much at once, and on what.
       title: for the progress.
       watch: called in this process with each receipt, also with those of earlier runs;
         an ImagenetPrepError from it stops the run.
@@ -63,16 +63,16 @@ def run(
     futile = 0
     try:
         while pending := [task for task in tasks if receipts[task.name] is None]:
-            if futile == (_FUTILE_TURNS if lanes.remote else 1):
+            if futile == (_FUTILE_ATTEMPTS if workers.remote else 1):
                 raise _incomplete(stage, len(pending), len(tasks), lost)
             if futile:
                 time.sleep(_PAUSE_S)
-            stage = replace(stage, turn=uuid.uuid4().hex[:16] if lanes.remote else "")
+            stage = replace(stage, attempt=uuid.uuid4().hex[:16] if workers.remote else "")
             stage.clear()
             now_lost = None
             try:
-                with _start(stage, pending, lanes) as workers:
-                    _follow(stage, workers, receipts, watch, progress)
+                with _start(stage, pending, workers) as started:
+                    _follow(stage, started, receipts, watch, progress)
             except cluster.JobLostError as error:
                 lost = now_lost = error
             # First: a job that one task's failure ended may look like a lost one.
@@ -80,11 +80,11 @@ def run(
             if now_lost is not None and not quiet:
                 print(f"{title}: workers were lost. {now_lost}", file=sys.stderr, flush=True)
             left = sum(receipts[task.name] is None for task in pending)
-            futile = 0 if lanes.remote and left < len(pending) else futile + 1
+            futile = 0 if workers.remote and left < len(pending) else futile + 1
     finally:
         progress.close()
-        if lanes.remote:
-            stage.store.remove_tree(f"{stage.folder}/turns")
+        if workers.remote:
+            stage.store.remove_tree(f"{stage.folder}/attempts")
     return [receipt for receipt in receipts.values() if receipt is not None]
 
 
@@ -94,8 +94,8 @@ def _incomplete(
     if lost is not None:
         return errors.IncompleteError(
             f"{stage.name}: {left} of {total} tasks are left, and the workers were lost "
-            f"{_FUTILE_TURNS} times on end. {lost}. Finished work is kept: mend that, then run the "
-            "same command again to resume."
+            f"{_FUTILE_ATTEMPTS} times on end. {lost}. Finished work is kept: mend that, then run "
+            "the same command again to resume."
         )
     return errors.IncompleteError(
         f"{stage.name}: a worker process died (killed for memory?); {left} of {total} tasks are "
@@ -104,7 +104,7 @@ def _incomplete(
     )
 
 
-class _Workers(Protocol):
+class _Started(Protocol):
     """What was started, to be waited for; leaving it ends it."""
 
     def __enter__(self) -> Self: ...
@@ -115,21 +115,21 @@ class _Workers(Protocol):
         """Returns whether it is still at work after at most `seconds`; raises what it raised."""
 
 
-def _start(stage: Stage[AnyTask], tasks: list[AnyTask], lanes: Lanes) -> _Workers:
-    if not lanes.remote:
-        return Pipeline(stage, tasks, lanes)
+def _start(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> _Started:
+    if not workers.remote:
+        return LocalWorkers(stage, tasks, workers)
     return cluster.submit(
-        lanes.beam_args,
-        partial(run_lane, stage=stage, tasks=tasks),
+        workers.beam_args,
+        partial(run_worker, stage=stage, tasks=tasks),
         len(tasks),
-        name=f"imagenet-prep-{stage.name}-{stage.turn}",
+        name=f"imagenet-prep-{stage.name}-{stage.attempt}",
         log=stage.log("runner"),
     )
 
 
 def _follow(
     stage: Stage[AnyTask],
-    workers: _Workers,
+    started: _Started,
     receipts: dict[str, dict[str, Any] | None],
     watch: Callable[[dict[str, Any]], None],
     progress: Progress,
@@ -139,7 +139,7 @@ def _follow(
     try:
         running = True
         while running:
-            running = workers.wait(poll_s)
+            running = started.wait(poll_s)
             left = [name for name, receipt in receipts.items() if receipt is None]
             for name, found in stage.receipts(left).items():
                 receipts[name] = found
@@ -149,7 +149,7 @@ def _follow(
     except cluster.JobLostError:
         raise
     except BaseException:
-        # Ctrl-C, a limit, a failed runner: lanes finish the task they hold and stop. A store
+        # Ctrl-C, a limit, a failed runner: workers finish the task they hold and stop. A store
         # that cannot be told is likely what has failed.
         with contextlib.suppress(errors.ImagenetPrepError):
             stage.fail("run", "", "the run was ended")

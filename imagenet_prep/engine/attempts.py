@@ -15,7 +15,7 @@ from imagenet_prep.core import errors
 from imagenet_prep.engine import cluster
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
-from imagenet_prep.engine.workers import LocalWorkers, Workers, run_worker
+from imagenet_prep.engine.workers import PROCESSES, Processes, Threads, Workers, run_worker
 from imagenet_prep.storage.folder import LocalStore
 
 # Looking costs nothing here, and a request elsewhere.
@@ -117,7 +117,9 @@ class _Started(Protocol):
 
 def _start(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> _Started:
     if not workers.remote:
-        return LocalWorkers(stage, tasks, workers)
+        count = min(workers.count, len(tasks))
+        processes = workers.resolved_kind == PROCESSES and workers.count > 1
+        return (Processes if processes else Threads)(stage, tasks, count)
     return cluster.submit(
         workers.beam_args,
         partial(run_worker, stage=stage, tasks=tasks),

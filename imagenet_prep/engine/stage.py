@@ -161,7 +161,7 @@ class Stage(Generic[AnyTask]):
             }
             return Result(receipt, outputs)
         except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
-            self._note(task, error)
+            self.note(task.name, error)
             return None
 
     def publish(self, task: AnyTask, made: Result) -> None:
@@ -172,16 +172,17 @@ class Stage(Generic[AnyTask]):
             for output in made.outputs:
                 self.store.publish(*output)
         except Exception as error:  # noqa: BLE001 - as in `make`
-            self._note(task, error)
+            self.note(task.name, error)
 
-    def _note(self, task: AnyTask, error: Exception) -> None:
+    def note(self, task: str, error: Exception) -> None:
+        """Leaves what went wrong in a task for `run` to raise, in the launching process."""
         if isinstance(error, errors.ImagenetPrepError):
             # A bucket may be read by others, who need not know what hosts are called.
             name = socket.gethostname() if isinstance(self.coordination, LocalStore) else _worker()
             where = f" (on worker {name})" if self.attempt else ""
-            self.fail(task.name, type(error).__name__, f"{error}{where}")
+            self.fail(task, type(error).__name__, f"{error}{where}")
         else:
-            self.fail(task.name, "", "".join(traceback.format_exception(error)))
+            self.fail(task, "", "".join(traceback.format_exception(error)))
 
     def fail(self, task: str, error: str, message: str) -> None:
         """Leaves the failure of a task for `run` to raise; other workers see it and stop.

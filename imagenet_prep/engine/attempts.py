@@ -16,7 +16,6 @@ from imagenet_prep.engine import cluster
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
 from imagenet_prep.engine.workers import PROCESSES, Processes, Threads, Workers, run_worker
-from imagenet_prep.storage.folder import LocalStore
 
 # Looking costs nothing here, and a request elsewhere.
 _POLL_S = 0.2
@@ -137,7 +136,7 @@ def _follow(
     progress: Progress,
 ) -> None:
     """Picks up receipts until the pipeline has ended, and stops it where `watch` says so."""
-    poll_s = _POLL_S if isinstance(stage.store, LocalStore) else _POLL_ELSEWHERE_S
+    poll_s = _POLL_S if stage.store.as_folder else _POLL_ELSEWHERE_S
     try:
         running = True
         while running:

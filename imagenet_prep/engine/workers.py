@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import NoReturn, Self
 
 from imagenet_prep.core import children, cli, errors
 from imagenet_prep.engine.stage import AnyTask, Stage
-from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -153,7 +151,7 @@ def run_worker(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
     """Does tasks that no other worker has claimed, until none is left."""
     if stage.attempt:
         stage.arrive()
-    if isinstance(stage.store, LocalStore):
+    if stage.store.as_folder:
         for task in _claimed(stage, tasks):
             stage.execute(task)
         return
@@ -177,27 +175,14 @@ def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
             continue
         if stage.stopped:
             return
-        if _claim(stage, task):
+        try:
+            first = stage.coordination.take(f"{claims}/{task.name}")
+        except errors.ImagenetPrepError as error:
+            # Out of inodes or space: one failure stops the run with the reason.
+            stage.note(task.name, error)
+            return
+        if first:
             yield task
         elif stage.attempt:
             # Elsewhere each try is a request.
             taken = set(stage.coordination.names(claims))
-
-
-def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
-    """Returns whether this worker is the first to claim the task."""
-    name = f"{stage.attempt_folder}/claims/{task.name}"
-    if not isinstance(stage.coordination, LocalStore):
-        mine = uuid.uuid4().bytes
-        return stage.coordination.claim(name, mine) == mine
-    try:
-        with (
-            storage_errors("create", stage.coordination.path(name)),
-            contextlib.suppress(FileExistsError),
-        ):
-            os.close(stage.coordination.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            return True
-    except errors.ImagenetPrepError as error:
-        # Out of inodes or space: one failure stops the run with the reason.
-        stage.fail(task.name, type(error).__name__, str(error))
-    return False

@@ -21,7 +21,7 @@ from imagenet_prep.dataset import naming, schema
 if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.dataset.manifest import Manifest
-    from imagenet_prep.engine import Lanes
+    from imagenet_prep.engine import Workers
     from imagenet_prep.preparation.survey import Survey
     from imagenet_prep.sources.tfrecords import TfrecordSet
     from imagenet_prep.storage.folder import LocalStore
@@ -91,7 +91,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.engine import Lanes
+    from imagenet_prep.engine import Workers
     from imagenet_prep.preparation.survey import survey
     from imagenet_prep.sources import tfrecords
     from imagenet_prep.storage.folder import LocalStore
@@ -100,12 +100,12 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     out = root if config.out is None else Path(config.out).expanduser()
     if config.out is not None and out.resolve() == root.resolve():
         raise UsageError(f"--out {out} is the folder itself; leave it out to work in place")
-    lanes = Lanes(config.workers, config.worker_kind)
+    workers = Workers(config.workers, config.worker_kind)
     store = LocalStore(out)
     if config.dry_run:
         found = tfrecords.find(root)
         with tempfile.TemporaryDirectory() as scratch:
-            seen = survey(found, LocalStore(Path(scratch)), lanes, quiet=config.json)
+            seen = survey(found, LocalStore(Path(scratch)), workers, quiet=config.json)
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
@@ -116,13 +116,13 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     found = tfrecords.find(root)
     with store.lock():
         store.remove_temporaries()
-        seen = survey(found, store, lanes, quiet=config.json)
+        seen = survey(found, store, workers, quiet=config.json)
         made = None
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
             made = _complete(store, found, seen, in_place=config.out is None)
     if refusal is None and config.rewrite:
-        made = _rewrite(config, found, seen, lanes, out)
+        made = _rewrite(config, found, seen, workers, out)
     return _summary(config, found, seen, made), refusal
 
 
@@ -346,7 +346,9 @@ def _commit(store: LocalStore, seen: Survey) -> Manifest:
     )
 
 
-def _rewrite(config: Config, found: TfrecordSet, seen: Survey, lanes: Lanes, out: Path) -> Manifest:
+def _rewrite(
+    config: Config, found: TfrecordSet, seen: Survey, workers: Workers, out: Path
+) -> Manifest:
     from imagenet_prep.codec.transform import keep
     from imagenet_prep.dataset import example
     from imagenet_prep.preparation import rewrite
@@ -359,7 +361,7 @@ def _rewrite(config: Config, found: TfrecordSet, seen: Survey, lanes: Lanes, out
         settings={"rewrite": True},
         transform=keep,
         libraries={},
-        lanes=lanes,
+        workers=workers,
         allowed_bad_images=0,
         labelling=seen.labelling,
         lacks={schema.COLORSPACE: example.UNTRUE} if seen.not_rgb else {},

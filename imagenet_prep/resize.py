@@ -152,7 +152,7 @@ class Config:
 
     @property
     def num_workers(self) -> int:
-        """Lanes, 0 for one a core; the tutorial's 60 threads were the length of a queue."""
+        """Workers, 0 for one a core; the tutorial's 60 threads were the length of a queue."""
         cores = len(os.sched_getaffinity(0))
         return self.workers or min(self.num_preprocess_threads, cores)
 
@@ -174,7 +174,7 @@ def resize(config: Config) -> dict[str, Any]:
     from imagenet_prep.codec.policy import DECISIVE_LIBRARIES, Policy
     from imagenet_prep.codec.transform import transform
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.engine import Lanes
+    from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import tfrecords
 
@@ -193,7 +193,7 @@ def resize(config: Config) -> dict[str, Any]:
         settings=config.decisive(),
         transform=partial(transform, policy=policy),
         libraries={name: version(name) for name in DECISIVE_LIBRARIES},
-        lanes=Lanes(config.num_workers, config.worker_kind, config.beam_args),
+        workers=Workers(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,

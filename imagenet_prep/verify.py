@@ -164,10 +164,10 @@ def _check_shards(
 
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
-    lanes = engine.Lanes(config.workers, config.worker_kind, config.beam_args)
-    with _receipts(store, elsewhere=lanes.remote) as place:
+    workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
+    with _receipts(store, elsewhere=workers.remote) as place:
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work)
-        receipts = engine.run(stage, tasks, lanes, title="verify", quiet=config.json)
+        receipts = engine.run(stage, tasks, workers, title="verify", quiet=config.json)
         # They prove nothing later.
         place.remove_tree(stage.folder)
     for receipt in receipts:

@@ -55,18 +55,18 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
     store = out.local
     stage, tasks = index_stage(job, store, unpack=unpack)
     # Reading headers waits for the disk, so threads do; processes would only start twice.
-    lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
+    workers = dataclasses.replace(job.workers, kind=engine.THREADS)
     packed = isinstance(job.source, source.Packed)
-    if store is not out and job.lanes.remote and packed:
+    if store is not out and job.workers.remote and packed:
         raise UsageError(
             f"{job.config.source} must be unpacked where all workers can read it: give --out "
             "a folder that they share, then put it into the bucket by imagenet-prep replicate"
         )
     if not packed:
         # A cluster takes longer to begin than this machine to read the headers.
-        lanes = dataclasses.replace(lanes, beam_args=())
-    receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
-    lookup = _read_boxes(job, store, lanes, quiet=quiet)
+        workers = dataclasses.replace(workers, beam_args=())
+    receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
+    lookup = _read_boxes(job, store, workers, quiet=quiet)
     # Of an earlier run, or planted: nothing in it is written through.
     store.remove_tree(PLAN_FOLDER)
     store.make_folder(PLAN_FOLDER)
@@ -163,14 +163,14 @@ class _BoxLookup:
 
 
 def _read_boxes(
-    job: Job, store: LocalStore, lanes: engine.Lanes, *, quiet: bool
+    job: Job, store: LocalStore, workers: engine.Workers, *, quiet: bool
 ) -> _BoxLookup | None:
     if job.annotations is None:
         return None
     digest = canonical.digest(job.annotations.identity)
     work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
     stage = engine.Stage("boxes", digest, store, work)
-    receipts = engine.run(stage, job.annotations.tasks(), lanes, title="boxes", quiet=quiet)
+    receipts = engine.run(stage, job.annotations.tasks(), workers, title="boxes", quiet=quiet)
     total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
     if not quiet:
         print(

@@ -1,4 +1,4 @@
-"""One request to prepare, resolved: the source that was found, the codec's policy, the lanes."""
+"""One request to prepare, resolved: the source that was found, the codec's policy, the workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.engine import PROCESSES, Lanes
+from imagenet_prep.engine import PROCESSES, Workers
 from imagenet_prep.preparation.tasks import UNPACKED, HashTask
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.source import Packed, Part, Reader, Source, Stored
@@ -38,7 +38,7 @@ class Job:
       seen: the same in a line for people.
       annotations: bounding boxes beside it, where they are there and wanted.
       policy: for the codec.
-      lanes: how much runs at once.
+      workers: how much runs at once.
       libraries: versions that decide a shard's bytes.
     """
 
@@ -47,7 +47,7 @@ class Job:
     seen: str
     annotations: boxes.Annotations | None
     policy: Policy
-    lanes: Lanes
+    workers: Workers
     libraries: dict[str, str]
 
     @classmethod
@@ -78,7 +78,7 @@ class Job:
             seen=seen + ("; with bounding boxes" if annotations else ""),
             annotations=annotations,
             policy=policy,
-            lanes=Lanes(config.workers, kind, config.beam_args),
+            workers=Workers(config.workers, kind, config.beam_args),
             libraries={name: version(name) for name in DECISIVE_LIBRARIES},
         )
 

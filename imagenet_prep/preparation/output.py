@@ -138,13 +138,13 @@ class Output:
         if self.store is self.store.local:
             # For `report`, which reads folders; a bucket gets no paths of this machine.
             self.store.write(naming.ORIGIN, self._origin())
-        if self.job.lanes.remote:
+        if self.job.workers.remote:
             shards = (name for split in plans for name in split.shard_names)
             self.store.share(plan_name(name) for name in shards if name in pending)
         receipts = engine.run(
             stage,
             tasks,
-            self.job.lanes,
+            self.job.workers,
             title="write",
             watch=BadImageLimit(self.job.config.allowed_bad_images),
             quiet=self.job.config.json,
@@ -171,7 +171,7 @@ class Output:
             reader=self.job.reader(self.store.local),
             proofs=ArchiveReader({p.name: p.path for p in self.job.parts if p.path is not None}),
             store=self.store,
-            plans=self.store if self.job.lanes.remote else self.store.local,
+            plans=self.store if self.job.workers.remote else self.store.local,
             policy=self.job.policy,
             classes=tuple(zip(classes.wnids, classes.words, strict=True)),
             label_offset=config.label_offset,

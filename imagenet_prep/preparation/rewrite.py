@@ -55,7 +55,7 @@ class Job:
       settings: what decides the bytes of a split, beside its source.
       transform: source bytes to the stored image; raises BadImageError.
       libraries: versions that decide bytes.
-      lanes: how much runs at once.
+      workers: how much runs at once.
       allowed_bad_images: 0 stops at the first, None never.
       labelling: what the labels mean, where that is known already.
       lacks: what is known to be untrue of the stored images.
@@ -70,7 +70,7 @@ class Job:
     settings: dict[str, Any]
     transform: Callable[[bytes], PreparedImage]
     libraries: dict[str, str]
-    lanes: engine.Lanes
+    workers: engine.Workers
     allowed_bad_images: int | None = None
     labelling: Labelling | None = None
     lacks: dict[str, str] = field(default_factory=dict)
@@ -181,7 +181,7 @@ def foresee(job: Job, out: Path) -> dict[str, Any]:
             if split in job.splits
         },
         "labels": labels,
-        "workers": f"{job.lanes.count} {job.lanes.resolved_kind}",
+        "workers": f"{job.workers.count} {job.workers.resolved_kind}",
     }
 
 
@@ -257,7 +257,7 @@ class _Output:
             pending = names - stage.receipts(names).keys()
             title = f"{self.job.verb} {split}"
             receipts = engine.run(
-                stage, tasks, self.job.lanes, title=title, watch=watch, quiet=self.job.quiet
+                stage, tasks, self.job.workers, title=title, watch=watch, quiet=self.job.quiet
             )
             self._new += [receipt for receipt in receipts if receipt["shard"] in pending]
             self._commit(split, receipts, labelling.classes)
@@ -343,7 +343,7 @@ class _Output:
         kept = set(there.splits) - set(left) if there else set()
         known = self._classes(there) if there and kept else None
         labelling = self.job.labelling or settle_labels(
-            self.job.found, left, self.store, self.job.lanes, known=known, quiet=self.job.quiet
+            self.job.found, left, self.store, self.job.workers, known=known, quiet=self.job.quiet
         )
         classes = labelling.classes
         root = self.job.found.root

@@ -74,7 +74,7 @@ def check_shards(job: Job, out: Store, plans: Sequence[plan.SplitPlan], pending:
     left = [split for split in plans if not pending.isdisjoint(split.shard_names)]
     if store is not out:
         # What a worker on another machine has free shows there.
-        needed = 0.0 if job.lanes.remote else _MARGIN * _passing_bytes(job, store, left)
+        needed = 0.0 if job.workers.remote else _MARGIN * _passing_bytes(job, store, left)
         _refuse(out, needed, free, " here while shards are sent")
         return
     needed = _MARGIN * sum(
@@ -111,7 +111,7 @@ def foresee(
         "disk": str(out.local.root),
         "disk_bytes": on_disk + unpacked,
         "free_bytes": out.local.free_bytes(),
-        "workers": f"{job.lanes.count} {job.lanes.resolved_kind}",
+        "workers": f"{job.workers.count} {job.workers.resolved_kind}",
     }
 
 
@@ -131,8 +131,8 @@ def _refuse(out: Store, needed: float, free: int, why: str = "") -> None:
 def _passing_bytes(job: Job, store: LocalStore, plans: Sequence[plan.SplitPlan]) -> float:
     """Returns about how many bytes are on this disk while shards go to a bucket."""
     largest = max(_foreseen_bytes(job, store, split) / split.num_shards for split in plans)
-    # A lane sends a shard while it makes the next.
-    return 2 * job.lanes.count * largest
+    # A worker sends a shard while it makes the next.
+    return 2 * job.workers.count * largest
 
 
 def _foreseen_bytes(job: Job, store: LocalStore, split: plan.SplitPlan) -> float:

@@ -307,11 +307,11 @@ def _index(receipt: dict[str, Any]) -> bytes:
 def _commit(store: LocalStore, seen: Survey) -> Manifest:
     import hashlib
 
-    from imagenet_prep import __version__
     from imagenet_prep.core import canonical
-    from imagenet_prep.dataset import manifest
+    from imagenet_prep.dataset.settings import ADOPT, Settings
+    from imagenet_prep.preparation.output import Output, Wanted
     from imagenet_prep.preparation.survey import num_per_class
-    from imagenet_prep.shards.commit import publish, split_of
+    from imagenet_prep.shards.commit import split_of
 
     classes = seen.labelling.classes
     splits = {}
@@ -327,44 +327,34 @@ def _commit(store: LocalStore, seen: Survey) -> Manifest:
             for receipt in receipts
         ]
         splits[split] = split_of(whole, num_per_class(receipts, len(classes.wnids)))
-    return publish(
-        store,
-        producer=manifest.Producer("imagenet-prep", __version__, {}),
-        config={"adopt": {split: {"rewrite": False} for split in splits}},
+    settings = Settings(ADOPT, {split: {} for split in splits})
+    # What the shards were made from, nobody knows any more: the manifest names no sources.
+    Output(store, Wanted(settings, libraries={})).commit(
+        splits,
+        classes,
+        label_offset=seen.labelling.offset,
+        lacks=seen.lacks,
         plan_digest=canonical.digest(
             [shard.sha256 for split in splits.values() for shard in split.shards]
         ),
-        splits=splits,
-        incidents=[],
-        # What the shards were made from, nobody knows any more.
-        sources=[],
-        classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
-        labels_file=classes.render(),
-        label_offset=seen.labelling.offset,
         subset=bool(seen.count_problems),
-        lacks=seen.lacks,
     )
+    return _load(store)
 
 
 def _rewrite(
     config: Config, found: TfrecordSet, seen: Survey, workers: Workers, out: Path
 ) -> Manifest:
-    from imagenet_prep.codec.transform import keep
-    from imagenet_prep.dataset import example
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.storage.folder import LocalStore
 
     job = rewrite.Job(
-        verb="adopt",
         found=found,
         splits=tuple(found.splits),
-        settings={"rewrite": True},
-        transform=keep,
-        libraries={},
+        policy=None,
         workers=workers,
         allowed_bad_images=0,
         labelling=seen.labelling,
-        lacks={schema.COLORSPACE: example.UNTRUE} if seen.not_rgb else {},
         quiet=config.json,
     )
     rewrite.run(job, out)

@@ -188,13 +188,17 @@ def _receipts(store: Store, *, elsewhere: bool) -> Iterator[Store]:
 
 
 def _mend(manifest: Manifest) -> str:
-    if "adopt" in manifest.config:
-        return "Its shards were adopted: fetch what is damaged from where the set came from."
-    verb = "resize" if "resize" in manifest.config else "prepare"
-    return (
-        "To mend a shard, delete it (and a file too many), then run the same "
-        f"{verb} command again: it makes only what is missing."
-    )
+    from imagenet_prep.dataset import settings
+
+    with contextlib.suppress(ValueError):
+        verb = settings.parse(manifest.config).verb
+        if verb == settings.ADOPT:
+            return "Its shards were adopted: fetch what is damaged from where the set came from."
+        return (
+            "To mend a shard, delete it (and a file too many), then run the same "
+            f"{verb} command again: it makes only what is missing."
+        )
+    return "Fetch what is damaged from where the set came from."
 
 
 def load_manifest(root: Path) -> Manifest:

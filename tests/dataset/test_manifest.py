@@ -338,7 +338,7 @@ def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_f
 
 
 @pytest.mark.parametrize(
-    ("examples", "num_bytes"), [(-1, 0), (7, 111), (2**63, 2**67), (1, -1), (10**10, 2**40 // 8)]
+    ("examples", "num_bytes"), [(-1, 0), (7, 111), (2**60, 2**62), (1, -1), (10**10, 2**40 // 8)]
 )
 def test_more_examples_than_bytes_can_hold_are_refused(examples: int, num_bytes: int) -> None:
     content = json.loads(SMALL.dumps())

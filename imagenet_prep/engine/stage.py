@@ -97,18 +97,17 @@ class Stage(Generic[AnyTask]):
 
     def clear(self) -> None:
         """Forgets what an earlier run claimed, and how it failed; opens the attempt, if any."""
-        coordination = self.coordination
         for name in ("failed", "claims", "attempts"):
-            coordination.remove_tree(f"{self.folder}/{name}")
-        if isinstance(coordination, LocalStore):
-            coordination.make_folder(f"{self.folder}/receipts")
+            self.coordination.remove_tree(f"{self.folder}/{name}")
+        if place := self.coordination.as_folder:
+            place.make_folder(f"{self.folder}/receipts")
             for name in ("claims", "failed"):
-                coordination.make_folder(f"{self.attempt_folder}/{name}")
+                place.make_folder(f"{self.attempt_folder}/{name}")
             reserve = f"{self.attempt_folder}/{_RESERVE}"
-            with storage_errors("create", coordination.path(reserve)):
-                _overwrite(coordination, reserve, bytes(_RESERVE_BYTES))
+            with storage_errors("create", place.path(reserve)):
+                _overwrite(place, reserve, bytes(_RESERVE_BYTES))
         if self.attempt:
-            coordination.write(f"{self.attempt_folder}/{_OPEN}", b"")
+            self.coordination.write(f"{self.attempt_folder}/{_OPEN}", b"")
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Returns the receipts of those tasks that are finished; others are done (again).
@@ -161,7 +160,7 @@ class Stage(Generic[AnyTask]):
             }
             return Result(receipt, outputs)
         except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
-            self._note(task, error)
+            self.note(task.name, error)
             return None
 
     def publish(self, task: AnyTask, made: Result) -> None:
@@ -172,16 +171,17 @@ class Stage(Generic[AnyTask]):
             for output in made.outputs:
                 self.store.publish(*output)
         except Exception as error:  # noqa: BLE001 - as in `make`
-            self._note(task, error)
+            self.note(task.name, error)
 
-    def _note(self, task: AnyTask, error: Exception) -> None:
+    def note(self, task: str, error: Exception) -> None:
+        """Leaves what went wrong in a task for `run` to raise, in the launching process."""
         if isinstance(error, errors.ImagenetPrepError):
             # A bucket may be read by others, who need not know what hosts are called.
-            name = socket.gethostname() if isinstance(self.coordination, LocalStore) else _worker()
+            name = socket.gethostname() if self.coordination.as_folder else _worker()
             where = f" (on worker {name})" if self.attempt else ""
-            self.fail(task.name, type(error).__name__, f"{error}{where}")
+            self.fail(task, type(error).__name__, f"{error}{where}")
         else:
-            self.fail(task.name, "", "".join(traceback.format_exception(error)))
+            self.fail(task, "", "".join(traceback.format_exception(error)))
 
     def fail(self, task: str, error: str, message: str) -> None:
         """Leaves the failure of a task for `run` to raise; other workers see it and stop.
@@ -193,20 +193,20 @@ class Stage(Generic[AnyTask]):
         """
         failure = {"task": task, "error": error, "message": message}
         name = f"{self.attempt_folder}/failed/{task}.json"
-        coordination = self.coordination
-        if not isinstance(coordination, LocalStore):
-            coordination.write(name, canonical.dumps(failure))
+        place = self.coordination.as_folder
+        if place is None:
+            self.coordination.write(name, canonical.dumps(failure))
             return
         reserve = f"{self.attempt_folder}/{_RESERVE}"
         try:
-            _overwrite(coordination, name, canonical.dumps(failure))
+            _overwrite(place, name, canonical.dumps(failure))
         except OSError:
             # A full disk has no room to say so, except what was reserved for the first to fail.
             with contextlib.suppress(OSError, errors.StoreError):
-                coordination.remove(name)
+                place.remove(name)
                 short = canonical.dumps({**failure, "message": message[:900]})
-                _overwrite(coordination, reserve, short.ljust(_RESERVE_BYTES), flags=0)
-                coordination.rename(reserve, name)
+                _overwrite(place, reserve, short.ljust(_RESERVE_BYTES), flags=0)
+                place.rename(reserve, name)
 
     def raise_failure(self) -> None:
         """Raises the failure that a task has left, if any.

@@ -1,21 +1,21 @@
-"""Workers on this machine: threads, or Beam's worker processes; and what every worker does."""
+"""Workers on this machine, threads or processes; and what every worker does, wherever it is."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import importlib
 import os
-import shlex
-import threading
-import uuid
+import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import NoReturn, Self
 
-from imagenet_prep.core import children, errors
+from imagenet_prep.core import children, cli, errors
 from imagenet_prep.engine.stage import AnyTask, Stage
-from imagenet_prep.storage.folder import LocalStore, storage_errors
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -23,6 +23,8 @@ PROCESSES = "processes"
 # Threads start at once and the codecs release the GIL; beyond a few workers what remains of
 # Python in the loop (2 % of the image's time) starts to serialise them.
 MAX_THREAD_WORKERS = 8
+
+_PROGRAM = "from imagenet_prep.engine import workers; workers.run_process()"
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,20 @@ class Workers:
     Attributes:
       num: tasks in work at a time; 0 is one a core this process may use.
       kind: "threads", "processes", or "auto" to choose by their number.
-      beam_args: options for Beam; with a --runner the workers are the runner's.
+      beam_args: options for Beam, a --runner among them, which has the workers then.
     """
 
     num: int = 0
     kind: str = "auto"
     beam_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UsageError where Beam has options and nothing to do."""
+        if self.beam_args and not self.remote:
+            raise errors.UsageError(
+                f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "
+                "They are Apache Beam's, which runs clusters only; without them this machine works."
+            )
 
     @property
     def count(self) -> int:
@@ -57,112 +67,97 @@ class Workers:
         return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
 
 
-class LocalWorkers:
-    """The workers at work behind a thread, so that nothing they do can hold up an interrupt."""
+class Threads:
+    """Workers that are threads of this process; those that are stuck end with it."""
 
-    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> None:
-        self._error: BaseException | None = None
-        self._lost_worker = False
-        self._thread = threading.Thread(
-            target=self._run, args=(stage, tasks, workers), name="pipeline", daemon=True
-        )
-        self._hook, threading.excepthook = threading.excepthook, self._thread_died
-        self._thread.start()
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
+        """Starts them."""
+        pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
+        self._workers = [pool.submit(run_worker, None, stage, tasks) for _ in range(count)]
+        pool.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leaves what is stuck alone: it ends with this process."""
+        """Waits for nobody: an interrupt is not held up by what a worker is busy with."""
 
     def wait(self, seconds: float) -> bool:
-        """As for `_Started`."""
-        self._thread.join(seconds)
-        if self._thread.is_alive() and not self._lost_worker:
+        """Returns whether any is still at work after at most `seconds`; raises what one raised."""
+        if futures.wait(self._workers, seconds).not_done:
             return True
-        if not self._lost_worker:
-            threading.excepthook = self._hook
-        if self._error is not None:
-            raise self._error
+        for worker in self._workers:
+            worker.result()
         return False
 
-    def _run(self, stage: Stage[Any], tasks: list[Any], workers: Workers) -> None:
+
+class Processes:
+    """Workers that are processes. They die with this one, however it ends."""
+
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
+        """Starts them; what they say beside their receipts goes to the stage's log."""
+        # Under `python -m imagenet_prep.verify` the verb's own classes are pickled as `__main__`'s,
+        # and the workers' `__main__` is another module.
+        spec = sys.modules["__main__"].__spec__
+        in_main = type(stage.function).__module__ == "__main__"
+        module = spec.name if spec and in_main else __name__
+        argv = children.bound(children.python("-c", _PROGRAM, module))
+        with (
+            os.fdopen(os.memfd_create("work"), "wb") as work,
+            open(stage.log("processes"), "ab") as log,
+        ):
+            pickle.dump((stage, tasks), work)
+            work.flush()
+            self._processes = [
+                subprocess.Popen(argv, stdin=work, stdout=log, stderr=log) for _ in range(count)
+            ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether, after at most `seconds`, some are at work and none has died."""
+        end = time.monotonic() + seconds
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        codes = [process.poll() for process in self._processes]
+        return None in codes and not any(codes)
+
+
+def run_process() -> NoReturn:
+    """Is one of `Processes`: standard input is a file that says what to do."""
+    sys.modules["__main__"] = importlib.import_module(sys.argv[1])
+    # All workers share the file's position; it is memory of the launching process, nobody else's.
+    stage, tasks = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
+
+    def work() -> int:
         try:
-            if workers.resolved_kind == PROCESSES and workers.count > 1:
-                _run_beam(stage, tasks, workers)
-            else:
-                _run_threads(stage, tasks, workers)
-        except BaseException as error:  # noqa: BLE001 - `wait` raises it again
-            self._error = error
+            run_worker(None, stage, tasks)
+        except Exception as error:  # noqa: BLE001 - the launching process raises it again
+            stage.note("worker", error)
+        return 0
 
-    def _thread_died(self, arguments: threading.ExceptHookArgs) -> None:
-        # Beam watches each worker process in such a thread, which dies with it; Beam itself
-        # would wait for the dead process's answer for ever. Its other threads lose their
-        # connections at the same moment, and would each print a traceback about it.
-        if arguments.thread is not None and arguments.thread.name == "run_worker":
-            self._lost_worker = True
-
-
-def _run_threads(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> None:
-    count = min(workers.count, len(tasks))
-    with ThreadPoolExecutor(count, thread_name_prefix="worker") as pool:
-        for worker in [pool.submit(run_worker, None, stage, tasks) for _ in range(count)]:
-            worker.result()
-
-
-def _run_beam(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> None:
-    # Beam costs 1 s and 125 MB: not before there is work. It warns of cloud extras on import.
-    logging.disable(logging.WARNING)
-    import apache_beam as beam
-    from apache_beam.options.pipeline_options import PipelineOptions
-    from apache_beam.portability.api import beam_provision_api_pb2
-    from apache_beam.runners.portability.fn_api_runner import fn_runner
-    from apache_beam.transforms import environments
-
-    logging.disable(logging.NOTSET)
-    # What goes wrong in a task is in its receipt; these would add what they saw of it.
-    for noisy in ("apache_beam", "grpc"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-
-    count = min(workers.count, len(tasks))
-    log = stage.log("processes")
-    # What Beam's own multi_processing mode starts, plus a log file. A worker that outlived its
-    # launcher would wait for ever for a runner that is gone, or write beside the next run.
-    worker = children.python("-m", "apache_beam.runners.worker.sdk_worker_main")
-    command = children.bound(worker)
-    environment = environments.SubprocessSDKEnvironment.from_command_string(
-        f"exec {shlex.join(command)} 2>>{shlex.quote(str(log))}"
-    )
-    # Options reach worker processes in the provision info only.
-    information = beam_provision_api_pb2.ProvisionInfo()
-    information.pipeline_options.update({"beam:option:default_sdk_harness_log_level:v1": "ERROR"})
-    # Beam's default runner first looks for another one online; this one is here.
-    runner = fn_runner.FnApiRunner(
-        default_environment=environment,
-        provision_info=fn_runner.ExtendedProvisionInfo(information, job_name=stage.name),
-    )
-    options = PipelineOptions([*workers.beam_args, f"--direct_num_workers={count}"])
-    with beam.Pipeline(runner=runner, options=options) as pipeline:
-        _ = (
-            pipeline
-            | "Worker slots" >> beam.Create([(worker, None) for worker in range(count)])
-            # The local runner deals groups out round robin: one slot to each of its processes.
-            | "Spread" >> beam.GroupByKey()
-            | "Run" >> beam.Map(run_worker, stage, tasks)
-        )
+    cli.finish(work)
 
 
 def run_worker(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
     """Does tasks that no other worker has claimed, until none is left."""
     if stage.attempt:
         stage.arrive()
-    if isinstance(stage.store, LocalStore):
+    if stage.store.as_folder:
         for task in _claimed(stage, tasks):
             stage.execute(task)
         return
     # What one task made is sent elsewhere while the next is at work.
-    with ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
-        sending: Future[None] | None = None
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
+        sending: futures.Future[None] | None = None
         for task in _claimed(stage, tasks):
             made = stage.make(task)
             if sending is not None:
@@ -180,27 +175,14 @@ def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
             continue
         if stage.stopped:
             return
-        if _claim(stage, task):
+        try:
+            first = stage.coordination.take(f"{claims}/{task.name}")
+        except errors.ImagenetPrepError as error:
+            # Out of inodes or space: one failure stops the run with the reason.
+            stage.note(task.name, error)
+            return
+        if first:
             yield task
         elif stage.attempt:
             # Elsewhere each try is a request.
             taken = set(stage.coordination.names(claims))
-
-
-def _claim(stage: Stage[AnyTask], task: AnyTask) -> bool:
-    """Returns whether this worker is the first to claim the task."""
-    name = f"{stage.attempt_folder}/claims/{task.name}"
-    if not isinstance(stage.coordination, LocalStore):
-        mine = uuid.uuid4().bytes
-        return stage.coordination.claim(name, mine) == mine
-    try:
-        with (
-            storage_errors("create", stage.coordination.path(name)),
-            contextlib.suppress(FileExistsError),
-        ):
-            os.close(stage.coordination.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            return True
-    except errors.ImagenetPrepError as error:
-        # Out of inodes or space: one failure stops the run with the reason.
-        stage.fail(task.name, type(error).__name__, str(error))
-    return False

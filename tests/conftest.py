@@ -55,9 +55,13 @@ def clean_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ctrl_c() -> None:
-    """Ctrl-C reaches what tests start, also where a shell runs pytest in the background."""
+def ctrl_c_and_a_lost_terminal() -> None:
+    """Both reach what tests start, also where pytest runs in the background or under nohup.
+
+    A process that is started with a signal ignored goes on ignoring it, and so do its children.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

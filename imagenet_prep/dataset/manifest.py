@@ -20,6 +20,8 @@ from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
+# Of settings. What is nested deeper is nobody's, and too deep for what copies and compares it.
+_MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,8 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
         return kind(**{k: _parse(hints[k], value[k], f"{where}: {k}") for k in value})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
+        if _depth(value) > _MAX_DEPTH:
+            raise ManifestError(f"{where}: nested more than {_MAX_DEPTH} deep")
         return value
     if origin is list and isinstance(value, list):
         return [_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
@@ -263,3 +267,17 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
     if type(value) in allowed:
         return value
     raise ManifestError(f"{where}: expected {kind}, got {value!r}")
+
+
+def _depth(value: Any) -> int:
+    """Returns how deep lists and objects of JSON are nested in a value."""
+    depth, level = 0, [value]
+    while level := [inner for each in level for inner in _inside(each)]:
+        depth += 1
+    return depth
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

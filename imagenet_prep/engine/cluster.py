@@ -1,4 +1,4 @@
-"""Lanes on other machines: a job for Flink, Spark or Dataflow, followed and cancelled from here.
+"""Workers on other machines: a job for Flink, Spark or Dataflow, followed and cancelled from here.
 
 Beam alone would print a page of Java for each failure, leave its job server behind, and
 leave the Flink job running after Ctrl-C.
@@ -131,7 +131,7 @@ def submit(
             _own_job_server(pipeline.runner, options, ending)
         _ = (
             pipeline
-            | "Lanes" >> beam.Create(range(count))
+            | "Worker slots" >> beam.Create(range(count))
             | "Spread" >> beam.Reshuffle()
             | "Run" >> beam.Map(work)
         )

@@ -220,7 +220,7 @@ def _known(folder: Path) -> Record:
 
 
 def _tail(path: Path) -> str:
-    """Returns the last lines of a log, without what a terminal would obey."""
+    """Returns the last lines of a log, indented."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -228,10 +228,7 @@ def _tail(path: Path) -> str:
     except OSError:
         return ""
     lines = text.splitlines()[-_TAIL_LINES:]
-    return "".join(
-        "  " + "".join(c if c.isprintable() or c == "\t" else "?" for c in line) + "\n"
-        for line in lines
-    )
+    return "".join(f"  {line}\n" for line in lines)
 
 
 def _start(pid: int) -> int | None:

@@ -153,7 +153,7 @@ class Config:
                 "--dry-run plans with archives that are here: get them by imagenet-prep download"
             )
 
-    def decisive(self) -> dict[str, Any]:
+    def byte_settings(self) -> dict[str, Any]:
         """Returns the settings that decide the data set's bytes."""
         return {
             "splits": [split for split in schema.SPLITS if split in self.splits],

@@ -22,57 +22,7 @@ from imagenet_prep.dataset.manifest import (
 )
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
 from imagenet_prep.shards import tfds
-from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.storage.store import Store
-
-
-def commit(
-    store: Store,
-    *,
-    producer: Producer,
-    config: dict[str, Any],
-    plans: Sequence[SplitPlan],
-    receipts: Sequence[dict[str, Any]],
-    sources: Sequence[Source],
-    classes: Classes,
-    labels_file: bytes,
-    label_offset: int,
-    subset: bool,
-    name: str = tfds.IMAGENET,
-) -> Manifest:
-    """Publishes the small files and then dataset.json; returns the manifest.
-
-    Args:
-      store: the data set.
-      producer, config, sources, classes, label_offset, subset: for the manifest.
-      plans: of all splits.
-      receipts: of all shards of all plans, in any order.
-      labels_file: content of labels.txt.
-      name: what dataset_info.json calls the data set.
-
-    Raises:
-      IncompleteError: the disk is full, or what was published is gone; without a manifest there
-        is no data set.
-    """
-    by_shard = {receipt["shard"]: receipt for receipt in receipts}
-    splits = {
-        plan.split: split_of([by_shard[name] for name in plan.shard_names], plan.num_per_class)
-        for plan in plans
-    }
-    return publish(
-        store,
-        producer=producer,
-        config=config,
-        plan_digest=canonical.digest([plan.digest for plan in plans]),
-        splits=splits,
-        incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
-        sources=sources,
-        classes=classes,
-        labels_file=labels_file,
-        label_offset=label_offset,
-        subset=subset,
-        name=name,
-    )
 
 
 def publish(

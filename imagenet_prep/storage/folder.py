@@ -52,6 +52,11 @@ class LocalStore:
         """As for `Store`: this very folder."""
         return self
 
+    @property
+    def as_folder(self) -> LocalStore:
+        """As for `Store`."""
+        return self
+
     def where(self, name: str = "") -> str:
         """As for `Store`."""
         return f"{self._called}/{name}" if name else self._called
@@ -236,6 +241,18 @@ class LocalStore:
         """As for `Store`; the caller holds the lock and has looked at what was there."""
         self.write(name, data)
         return data
+
+    def take(self, name: str) -> bool:
+        """As for `Store`; its folder exists.
+
+        Raises:
+          DataDamagedError, StoreError: as for `open`.
+          IncompleteError: the disk is full.
+        """
+        with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
+            os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            return True
+        return False
 
     def share(self, names: Iterable[str]) -> None:
         """As for `Store`: they share this folder."""

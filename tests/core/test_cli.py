@@ -166,8 +166,8 @@ def test_a_lost_terminal_interrupts_and_what_is_still_said_harms_nothing(tmp_pat
 import os, signal, sys, time
 from imagenet_prep.core import cli
 def main():
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         time.sleep(60)
     finally:
         print("to a terminal that is gone", flush=True)

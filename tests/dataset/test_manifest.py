@@ -322,3 +322,11 @@ def test_small_files_come_once_and_the_class_list_is_one_of_them() -> None:
         manifest.loads(edited(files=[labels, labels]), "here")
     with pytest.raises(ManifestError, match=r"here: it names no labels\.txt"):
         manifest.loads(edited(files=[other]), "here")
+
+
+def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_full() -> None:
+    config: Any = 1
+    for _ in range(60):
+        config = {"a": [config]}
+    with pytest.raises(ManifestError, match=r"config\['a'\]: nested more than 20 deep"):
+        manifest.loads(edited(config=config), "dataset.json")

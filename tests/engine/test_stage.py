@@ -29,8 +29,8 @@ def stage(tmp_path: Path) -> engine.Stage[Task]:
 
 
 def run(stage: engine.Stage[Task], *names: str) -> list[dict[str, Any]]:
-    lanes = engine.Lanes(1, engine.THREADS)
-    return engine.run(stage, [*map(Task, names)], lanes, title="", quiet=True)
+    workers = engine.Workers(1, engine.THREADS)
+    return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from tests.kit.warm import Warm
 def in_memory() -> str | None:
     """Returns a folder in memory, where there is one: hundreds of commands sync their files."""
     folder = Path("/dev/shm")
-    return str(folder) if folder.is_dir() and shutil.disk_usage(folder).free > 2 << 30 else None
+    if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return None
+    return str(folder) if shutil.disk_usage(folder).free > 2 << 30 else None
 
 
 @pytest.fixture(scope="session")

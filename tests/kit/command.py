@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import re
@@ -10,11 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.kit.warm import Warm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = ("-P", "-m", "imagenet_prep")
@@ -22,6 +28,9 @@ PROGRAM = ("-P", "-m", "imagenet_prep")
 # A bound, not a measure: on a busy machine everything is slow, and what hangs hangs forever.
 PATIENCE_S = 90.0
 _MARK = "IMAGENET_PREP_TEST_RUN"
+# Variables that an interpreter or a library reads once, before a verb begins.
+_AT_IMPORT = re.compile("PYTHON|LANG|LC_|LD_|TZ|OMP_|OPENBLAS_|OPENCV_|MALLOC_")
+_forking = threading.Lock()
 
 
 class Finished(NamedTuple):
@@ -135,9 +144,46 @@ def started(
 
 
 def run(*arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Finished:
-    """Runs a command to its end; keywords are those of `started`."""
-    with started(*arguments, **how) as running:
-        return running.finish(timeout)
+    """Runs a command to its end; keywords are those of `started`.
+
+    It is forked from a process that has imported the verbs, unless something hangs on its start:
+    another program or interpreter, worker processes, a variable that Python or a library reads
+    when it is imported. So is a command beside another one of this test.
+    """
+    starts = how.keys() - {"env", "cwd"} or any(map(_AT_IMPORT.match, how.get("env") or {}))
+    if starts or "processes" in arguments or not _forking.acquire(blocking=False):
+        with started(*arguments, **how) as running:
+            return running.finish(timeout)
+    try:
+        return _forked(*arguments, timeout=timeout, **how)
+    finally:
+        _forking.release()
+
+
+def _forked(*arguments: str | Path, timeout: float, **how: Any) -> Finished:
+    warm = _warm()
+    try:
+        ended = warm.run(*arguments, timeout=timeout, **how)
+        warm.left(0.0)
+    except BaseException:
+        # A test's time is over, or Ctrl-C: what is answered next would be of another command.
+        _warm.cache_clear()
+        warm.close()
+        raise
+    # As Python calls files whose names are no text.
+    out, err = (each.decode(errors="surrogateescape") for each in (ended.out, ended.err))
+    assert not ended.hung, f"still running after {timeout} s\n{err}"
+    return Finished(ended.code, out, err)
+
+
+@functools.cache
+def _warm() -> Warm:
+    """The process that forks commands of this test process."""
+    from tests.kit.warm import Warm
+
+    warm = Warm()
+    atexit.register(warm.close)
+    return warm
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> None:

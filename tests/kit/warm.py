@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, Self
 
 from tests.kit.command import PATIENCE_S, REPOSITORY, environment
 
-# All that verbs import when they are at work, but for Beam, TensorFlow and boto3.
+# All that verbs import when they are at work, but for Beam, TensorFlow and boto3, and Arrow, which
+# starts a thread: what is forked beside one may wait for a lock that nobody holds any more.
 VERBS = (
     *("imagenet_prep.adopt", "imagenet_prep.download", "imagenet_prep.replicate"),
     *("imagenet_prep.report", "imagenet_prep.resize", "imagenet_prep.show", "imagenet_prep.verify"),
@@ -38,9 +39,8 @@ VERBS = (
     *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
     *(
         "pipelines.prepare",
-        "imagenet_prep.preparation.tasks",
+        "imagenet_prep.preparation.job",
         "imagenet_prep.preparation.output",
-        "pyarrow.parquet",
         "scipy.io",
     ),
 )
@@ -92,6 +92,11 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it, and what it runs."""
+        self.send(signal.SIGKILL)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -111,14 +116,14 @@ class Warm:
 
         Args:
           *arguments: verb and flags.
-          env: added to the environment.
+          env: added to the environment that commands of tests have.
           cwd: where it runs.
           call: module:function that reads `arguments` from sys.argv.
           file_bytes: how large it may make a file; 0: any size.
         """
         told = {
             "argv": ["imagenet-prep", *map(str, arguments)],
-            "env": dict(env or {}),
+            "env": environment(**(env or {})),
             "cwd": str(cwd or tempfile.gettempdir()),
             "call": call,
             "file_bytes": file_bytes,
@@ -216,6 +221,8 @@ def _serve(modules: Sequence[str]) -> None:
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for module in modules:
         importlib.import_module(module)
+    others = len(os.listdir("/proc/self/task")) - 1
+    assert not others or "tensorflow" in modules, f"an import has started {others} threads"
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps({"ready": True}), file=answers, flush=True)
@@ -258,6 +265,7 @@ def _become(told: Mapping[str, Any]) -> None:
         os.dup2(opened, descriptor)
         os.close(opened)
     try:
+        os.environ.clear()
         os.environ.update(told["env"])
         tempfile.tempdir = None
         os.chdir(told["cwd"])
@@ -267,6 +275,10 @@ def _become(told: Mapping[str, Any]) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (told["file_bytes"],) * 2)
         module, _, function = told["call"].partition(":")
         getattr(importlib.import_module(module), function)()
+    except SystemExit as ending:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
     except BaseException:
         sys.excepthook(*sys.exc_info())
         sys.stderr.flush()

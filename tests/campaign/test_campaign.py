@@ -63,5 +63,5 @@ def test_a_process_that_is_left_and_a_changed_home_are_violations(tmp_path: Path
 
         story.hold_outside(before)
         (tmp_path / "home" / ".bashrc").write_text("owned")
-        with pytest.raises(ViolationError, match="beside"):
+        with pytest.raises(ViolationError, match=r"home/.bashrc"):
             story.hold_outside(before)

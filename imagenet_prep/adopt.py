@@ -21,7 +21,6 @@ from imagenet_prep.dataset import naming, schema
 if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.dataset.manifest import Manifest
-    from imagenet_prep.engine import Workers
     from imagenet_prep.preparation.survey import Survey
     from imagenet_prep.sources.tfrecords import TfrecordSet
     from imagenet_prep.storage.folder import LocalStore
@@ -92,6 +91,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
+    from imagenet_prep.preparation import rewrite
     from imagenet_prep.preparation.survey import survey
     from imagenet_prep.sources import tfrecords
     from imagenet_prep.storage.folder import LocalStore
@@ -122,7 +122,18 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         if refusal is None and not config.rewrite:
             made = _complete(store, found, seen, in_place=config.out is None)
     if refusal is None and config.rewrite:
-        made = _rewrite(config, found, seen, workers, out)
+        # What `resize --keep-original` does, of a set that was found without a fault.
+        job = rewrite.Job(
+            found=found,
+            splits=tuple(found.splits),
+            policy=None,
+            workers=workers,
+            allowed_bad_images=0,
+            labelling=seen.labelling,
+            quiet=config.json,
+        )
+        rewrite.run(job, out)
+        made = _load(store)
     return _summary(config, found, seen, made), refusal
 
 
@@ -340,25 +351,6 @@ def _commit(store: LocalStore, seen: Survey) -> Manifest:
         subset=bool(seen.count_problems),
     )
     return _load(store)
-
-
-def _rewrite(
-    config: Config, found: TfrecordSet, seen: Survey, workers: Workers, out: Path
-) -> Manifest:
-    from imagenet_prep.preparation import rewrite
-    from imagenet_prep.storage.folder import LocalStore
-
-    job = rewrite.Job(
-        found=found,
-        splits=tuple(found.splits),
-        policy=None,
-        workers=workers,
-        allowed_bad_images=0,
-        labelling=seen.labelling,
-        quiet=config.json,
-    )
-    rewrite.run(job, out)
-    return _load(LocalStore(out))
 
 
 def _load(store: LocalStore) -> Manifest:

@@ -42,25 +42,18 @@ def parse(config: dict[str, Any]) -> Settings:
     Raises:
       ValueError: no version of this program has written it.
     """
-    verb, splits = config.get("verb"), config.get("splits")
+    verb: Any = config.get("verb")
+    splits: Any = config.get("splits")
     if verb is None:
         if type(splits) is list and all(type(split) is str for split in splits):
             return Settings(PREPARE, dict.fromkeys(splits, config))
-        verb, splits = next(((v, config[v]) for v in (RESIZE, ADOPT) if v in config), (None, None))
-        if verb == ADOPT and type(splits) is dict:
-            verb, splits = _adopted_before(splits)
-    if verb not in (RESIZE, ADOPT) or type(splits) is not dict:
-        raise ValueError("its settings are of no verb of this program")
-    if not all(type(settings) is dict for settings in splits.values()):
-        raise ValueError("the settings of a split are no JSON object")
-    return Settings(verb, splits)
-
-
-def _adopted_before(splits: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns verb and settings of splits whose settings say only whether they were rewritten."""
-    rewritten = {
-        split: {**KEEP_ORIGINAL, "source": settings.get("source")}
-        for split, settings in splits.items()
-        if type(settings) is dict and settings.get("rewrite") is True
-    }
-    return (RESIZE, rewritten) if rewritten else (ADOPT, {split: {} for split in splits})
+        verb = next((verb for verb in (RESIZE, ADOPT) if verb in config), "")
+        splits = config.get(verb)
+    known = verb in (RESIZE, ADOPT) and type(splits) is dict
+    if not known or not all(type(each) is dict for each in splits.values()):
+        raise ValueError("these are settings of no verb of this program")
+    if any(each.get("rewrite") for each in splits.values()):
+        return Settings(
+            RESIZE, {s: {**KEEP_ORIGINAL, "source": splits[s].get("source")} for s in splits}
+        )
+    return Settings(verb, {split: {} for split in splits} if verb == ADOPT else splits)

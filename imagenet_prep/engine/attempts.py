@@ -10,13 +10,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any
 
 from imagenet_prep.core import errors
 from imagenet_prep.engine import cluster
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
-from imagenet_prep.engine.workers import PROCESSES, Processes, Threads, Workers, run_worker
+from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers, run_worker
 
 # Looking costs nothing here, and a request elsewhere.
 _POLL_S = 0.2
@@ -151,17 +151,6 @@ def _attempt(
     # A job that one task's failure has ended may look like a lost one.
     stage.raise_failure()
     return lost
-
-
-class Started(Protocol):
-    """Workers that were started, to be waited for; leaving ends them."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: object, *_: object) -> None: ...
-
-    def wait(self, seconds: float) -> bool:
-        """Returns whether they are still at work after at most `seconds`; raises what they did."""
 
 
 def _start(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> Started:

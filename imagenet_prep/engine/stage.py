@@ -16,11 +16,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from imagenet_prep.core import canonical, errors
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import storage_errors
 from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
-_RESERVE = "reserve"
 _RESERVE_BYTES = 4096
 
 # What launcher and workers of one attempt have in common; without it they do not share a folder.
@@ -95,17 +94,19 @@ class Stage(Generic[AnyTask]):
         """The folder of that, relative to the data set."""
         return f"{self.folder}/attempts/{self.attempt}" if self.attempt else self.folder
 
+    @property
+    def _reserve(self) -> str:
+        return f"{self.attempt_folder}/reserve"
+
     def clear(self) -> None:
         """Forgets what an earlier run claimed, and how it failed; opens the attempt, if any."""
         for name in ("failed", "claims", "attempts"):
             self.coordination.remove_tree(f"{self.folder}/{name}")
         if place := self.coordination.as_folder:
-            place.make_folder(f"{self.folder}/receipts")
             for name in ("claims", "failed"):
                 place.make_folder(f"{self.attempt_folder}/{name}")
-            reserve = f"{self.attempt_folder}/{_RESERVE}"
-            with storage_errors("create", place.path(reserve)):
-                _overwrite(place, reserve, bytes(_RESERVE_BYTES))
+            place.make_folder(f"{self.folder}/receipts")
+            place.write(self._reserve, bytes(_RESERVE_BYTES))
         if self.attempt:
             self.coordination.write(f"{self.attempt_folder}/{_OPEN}", b"")
 
@@ -193,20 +194,17 @@ class Stage(Generic[AnyTask]):
         """
         failure = {"task": task, "error": error, "message": message}
         name = f"{self.attempt_folder}/failed/{task}.json"
-        place = self.coordination.as_folder
-        if place is None:
-            self.coordination.write(name, canonical.dumps(failure))
-            return
-        reserve = f"{self.attempt_folder}/{_RESERVE}"
         try:
-            _overwrite(place, name, canonical.dumps(failure))
-        except OSError:
+            self.coordination.write(name, canonical.dumps(failure))
+        except errors.IncompleteError:
+            if (place := self.coordination.as_folder) is None:
+                raise
             # A full disk has no room to say so, except what was reserved for the first to fail.
             with contextlib.suppress(OSError, errors.StoreError):
-                place.remove(name)
                 short = canonical.dumps({**failure, "message": message[:900]})
-                _overwrite(place, reserve, short.ljust(_RESERVE_BYTES), flags=0)
-                place.rename(reserve, name)
+                with os.fdopen(place.open(self._reserve, os.O_WRONLY), "wb") as file:
+                    file.write(short.ljust(_RESERVE_BYTES))
+                place.rename(self._reserve, name)
 
     def raise_failure(self) -> None:
         """Raises the failure that a task has left, if any.
@@ -281,13 +279,6 @@ def _receipt(content: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return receipt if isinstance(receipt, dict) else None
-
-
-def _overwrite(
-    store: LocalStore, name: str, data: bytes, flags: int = os.O_CREAT | os.O_TRUNC
-) -> None:
-    with os.fdopen(store.open(name, os.O_WRONLY | flags), "wb") as file:
-        file.write(data)
 
 
 # Receipts may lie in a bucket that others read: they tell workers apart, not where they ran.

@@ -67,7 +67,21 @@ class Workers:
         return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
 
 
-class Threads:
+class Started:
+    """Workers that were started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Ends them, where that holds up nobody."""
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether they are still at work after at most `seconds`; raises what one did."""
+        raise NotImplementedError
+
+
+class Threads(Started):
     """Workers that are threads of this process; those that are stuck end with it."""
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
@@ -76,22 +90,15 @@ class Threads:
         self._workers = [pool.submit(run_worker, None, stage, tasks) for _ in range(count)]
         pool.shutdown(wait=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Waits for nobody: an interrupt is not held up by what a worker is busy with."""
-
     def wait(self, seconds: float) -> bool:
-        """Returns whether any is still at work after at most `seconds`; raises what one raised."""
-        if futures.wait(self._workers, seconds).not_done:
-            return True
-        for worker in self._workers:
+        """As for `Started`."""
+        done, running = futures.wait(self._workers, seconds)
+        for worker in () if running else done:
             worker.result()
-        return False
+        return bool(running)
 
 
-class Processes:
+class Processes(Started):
     """Workers that are processes. They die with this one, however it ends."""
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
@@ -112,10 +119,7 @@ class Processes:
                 subprocess.Popen(argv, stdin=work, stdout=log, stderr=log) for _ in range(count)
             ]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for process in self._processes:
             process.kill()
         for process in self._processes:

@@ -113,12 +113,7 @@ class Inventory(NamedTuple):
 
 
 def take_inventory(
-    selection: Selection,
-    out: Store,
-    workers: engine.Workers,
-    *,
-    quiet: bool,
-    unpack: bool = True,
+    selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
     """Writes the plan files of all splits below `out`, and unpacks what must be unpacked.
 
@@ -128,8 +123,7 @@ def take_inventory(
     Args:
       selection: which images are wanted.
       out: the data set.
-      workers: how much runs at once.
-      quiet: show no progress.
+      workers, quiet: as for `engine.run`.
       unpack: False to look only, so that nothing large is written.
 
     Raises:

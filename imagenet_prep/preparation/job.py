@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER, DECISIVE_LIBRARIES, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import canonical
@@ -144,15 +145,7 @@ def _wanted(config: Config, selection: Selection) -> Wanted:
 
 
 def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
-    """Returns the indices of the classes that are asked for.
-
-    Args:
-      classes: the class list.
-      asked: WNIDs, or one number for the first classes; empty for all.
-
-    Raises:
-      UsageError: one that is asked for is not in the class list.
-    """
+    """Returns the indices of the classes that are asked for: WNIDs, or a number of them."""
     if not asked:
         return frozenset(range(len(classes.wnids)))
     if len(asked) == 1 and asked[0].isdigit():
@@ -167,7 +160,7 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
     Raises:
       StoreError: too little space; nothing was written.
-      ImagenetPrepError: as for `Output.run` and `Output.commit`.
+      ImagenetPrepError: as for `engine.run` and `Output.commit`.
     """
     store, plans = output.store, inventory.plans
     stage = _stage(job, inventory, store)
@@ -179,7 +172,9 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     output.begin(job.selection.splits)
     if job.workers.remote:
         store.share(plan_name(name) for name in shards if name in pending)
-    receipts = output.run(stage, tasks, pending, job.workers, title="write", quiet=job.quiet)
+    receipts = engine.run(
+        stage, tasks, job.workers, title="write", watch=output.watch(pending), quiet=job.quiet
+    )
     _commit(job, inventory, output, receipts)
     if store is not store.local:
         store.remove_tree(PLAN_FOLDER)

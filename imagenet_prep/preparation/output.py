@@ -9,18 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import imagenet_prep
-from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import manifest, naming, schema, settings
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
 from imagenet_prep.dataset.settings import Settings
-from imagenet_prep.engine.stage import AnyTask
 from imagenet_prep.shards import tfds
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.limit import BadImageLimit, check_finished
@@ -125,28 +123,19 @@ class Output:
             # For `report`, which reads folders; a bucket gets no paths of this machine.
             self.store.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
 
-    def run(
-        self,
-        stage: engine.Stage[AnyTask],
-        tasks: Sequence[AnyTask],
-        pending: set[str],
-        workers: engine.Workers,
-        *,
-        title: str,
-        quiet: bool,
-    ) -> list[dict[str, Any]]:
-        """Does the tasks and returns their receipts, unless too many images are bad.
+    def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
+        """Returns what counts receipts for `engine.run`: bad images, and what this run wrote.
 
         Args:
-          pending: names of the tasks that have no receipt yet.
-          stage, tasks, workers, title, quiet: as for `engine.run`.
-
-        Raises:
-          ImagenetPrepError: as for `engine.run`, and DataDamagedError beyond the limit.
+          pending: names of the shards that have no receipt yet.
         """
-        receipts = engine.run(stage, tasks, workers, title=title, watch=self._limit, quiet=quiet)
-        self._new += [receipt for receipt in receipts if receipt.get("shard") in pending]
-        return receipts
+
+        def note(receipt: dict[str, Any]) -> None:
+            self._limit(receipt)
+            if receipt.get("shard") in pending:
+                self._new.append(receipt)
+
+        return note
 
     def commit(
         self,
@@ -168,47 +157,46 @@ class Output:
           splits: whose shards are all here.
           plan_digest: None for that of the sources.
           subset: None to ask the sources whether they are the whole ILSVRC2012.
-          name: what dataset_info.json calls the data set.
           dropped: a split that was there and shall not be named any more.
-          classes, incidents, sources, label_offset, lacks: as for `publish`.
+          classes, incidents, sources, label_offset, lacks, name: for the manifest and small files.
 
         Raises:
           IncompleteError: the disk is full, or what was published is gone.
         """
         there = self.committed()
-        kept = set(there.splits) - {*splits, dropped} if there else set()
         made = {split: self._splits[split] for split in splits}
         libraries, lacks = self._wanted.libraries, lacks or {}
-        if there and kept:
+        if there and (kept := set(there.splits) - {*splits, dropped}):
             splits = splits | {split: there.splits[split] for split in kept}
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
             libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
             # A run killed between this file and the manifest has left its own lines there.
             lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
             incidents = [*incidents, *(i for i in lines if _split_of(i["archive"]) in kept)]
-            sources = sorted(
-                [*sources, *(source for source in there.sources if _split_of(source.name) in kept)],
-                key=lambda s: (schema.SPLITS.index(_split_of(s.name)), s.name),
-            )
+            before = (source for source in there.sources if _split_of(source.name) in kept)
+            sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
         if subset is None:
             subset = not (classes.official and all(_is_official(s, sources) for s in splits))
-        publish(
-            self.store,
+        config = Settings(self._wanted.settings.verb, made).config
+        draft = Manifest(
+            schema_version=manifest.SCHEMA_VERSION,
             producer=manifest.Producer("imagenet-prep", imagenet_prep.__version__, libraries),
-            config=Settings(self._wanted.settings.verb, made).config,
+            config=config,
+            config_digest=canonical.digest(config),
             plan_digest=plan_digest,
-            splits={split: splits[split] for split in schema.SPLITS if split in splits},
-            incidents=incidents,
-            sources=sources,
-            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
-            labels_file=classes.render(),
             label_offset=label_offset,
             subset=subset,
+            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
+            sources=[*sources],
+            splits={split: splits[split] for split in schema.SPLITS if split in splits},
+            quarantined={},
+            repaired={},
+            files=[],
             lacks=lacks,
-            name=name,
         )
+        publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here."""
@@ -331,6 +319,10 @@ class Output:
         # Their sizes could pass for those of the new shards.
         for path in local.path(naming.WORK).glob(f"{self._wanted.settings.verb}-{split}-*"):
             local.remove_tree(f"{naming.WORK}/{path.name}")
+
+
+def _place(source: Source) -> tuple[int, str]:
+    return schema.SPLITS.index(_split_of(source.name)), source.name
 
 
 def _is_official(split: str, sources: Sequence[Source]) -> bool:

@@ -214,9 +214,10 @@ def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: L
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work)
     tasks = [*map(ShardTask, shards)]
     names = {task.name for task in tasks}
-    pending = names - stage.receipts(names).keys()
-    title = f"{RESIZE} {split}"
-    receipts = output.run(stage, tasks, pending, job.workers, title=title, quiet=job.quiet)
+    watch = output.watch(names - stage.receipts(names).keys())
+    receipts = engine.run(
+        stage, tasks, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
+    )
     _commit(job.found.root, output, split, receipts, labelling.classes)
 
 

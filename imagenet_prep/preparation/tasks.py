@@ -140,14 +140,9 @@ class HashTask(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """Writes one shard."""
+    """Writes the shard of this name."""
 
-    shard: str
-
-    @property
-    def name(self) -> str:
-        """The receipt's name."""
-        return self.shard
+    name: str
 
 
 def plan_name(shard: str) -> str:
@@ -210,7 +205,7 @@ def planned_images(
       reader: reads the members.
       plans: where the plan lies: beside the data set, or on this machine alone.
     """
-    members = plan.parse(plans.read(plan_name(task.shard)))
+    members = plan.parse(plans.read(plan_name(task.name)))
     # Records are in hash order; the disk is told in offset order, once, for all of
     # them. So it is swept in one direction and nothing needs to be spooled.
     ranges: dict[str, list[tuple[int, int]]] = {}

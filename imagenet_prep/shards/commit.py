@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,16 +11,7 @@ from typing import Any
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ABSENT
-from imagenet_prep.dataset.manifest import (
-    SCHEMA_VERSION,
-    Classes,
-    File,
-    Manifest,
-    Producer,
-    Shard,
-    Source,
-    Split,
-)
+from imagenet_prep.dataset.manifest import File, Manifest, Shard, Split
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
 from imagenet_prep.shards import tfds
 from imagenet_prep.storage.store import Store
@@ -27,61 +19,43 @@ from imagenet_prep.storage.store import Store
 
 def publish(
     store: Store,
+    draft: Manifest,
     *,
-    producer: Producer,
-    config: dict[str, Any],
-    plan_digest: str,
-    splits: dict[str, Split],
     incidents: Iterable[dict[str, Any]],
-    sources: Sequence[Source],
-    classes: Classes,
     labels_file: bytes,
-    label_offset: int,
-    subset: bool,
-    lacks: dict[str, str] | None = None,
     name: str = tfds.IMAGENET,
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
     Args:
       store: the data set; all shards and indexes are there.
-      producer, config, plan_digest, splits, sources, classes, label_offset, subset, lacks:
-        for the manifest.
+      draft: the manifest, but for what is counted here: images left out and small files.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       labels_file: content of labels.txt.
       name: what dataset_info.json calls the data set.
 
     Raises:
-      IncompleteError: the disk is full, or what was published is gone.
+      IncompleteError: the disk is full, or what was published is gone; without a manifest there
+        is no data set.
     """
-    lacks = lacks or {}
+    lacks, splits = draft.lacks, draft.splits
     incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
         naming.TFDS_FEATURES: tfds.features([key for key in lacks if lacks[key] == ABSENT]),
         naming.TFDS_INFO: tfds.dataset_info(
-            name, {name: split.shards for name, split in splits.items()}, subset
+            name, {name: split.shards for name, split in splits.items()}, draft.subset
         ),
     }
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        producer=producer,
-        config=config,
-        config_digest=canonical.digest(config),
-        plan_digest=plan_digest,
-        label_offset=label_offset,
-        subset=subset,
-        classes=classes,
-        sources=list(sources),
-        splits=splits,
+    manifest = dataclasses.replace(
+        draft,
         quarantined=_count(incidents, QUARANTINED),
         repaired=_count(incidents, REPAIRED),
         files=[
             File(name, len(data), hashlib.sha256(data).hexdigest())
             for name, data in sorted(contents.items())
         ],
-        lacks=lacks,
     )
     for name, data in contents.items():
         store.write(name, data)

@@ -341,7 +341,7 @@ class LocalStore:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise gone or self._busy("many that begin and end")
+        raise gone or self._busy("several short ones")
 
     def _busy(self, owner: str) -> BusyError:
         shown = owner if owner.isprintable() else ""
@@ -364,7 +364,7 @@ class LocalStore:
         if status.st_uid not in (os.geteuid(), above.st_uid):
             raise StoreError(
                 f"{path} belongs to another user (number {status.st_uid}), who may change what "
-                "this run relies on. Remove it, or let it be yours (chown), then run the same "
+                "this run relies on. Remove it, or make it yours (chown), then run the same "
                 "command again."
             )
 

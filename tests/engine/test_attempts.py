@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,6 +12,7 @@ from imagenet_prep import engine
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, SourceError
 from imagenet_prep.engine import attempts, cluster
 from imagenet_prep.engine.attempts import Attempts, Decision
+from imagenet_prep.engine.workers import Started
 from imagenet_prep.storage.folder import LocalStore
 
 DONE, ANOTHER, GIVE_UP = Decision.DONE, Decision.ANOTHER, Decision.GIVE_UP
@@ -63,20 +64,13 @@ def test_what_is_left_is_said_with_what_was_lost() -> None:
     assert "3 of 3 tasks are left, and the workers were lost 3 times on end. Flink: no" in said
 
 
-class Fake:
+class Fake(Started):
     """Workers in whose stead the test does things, one at each wait."""
 
     def __init__(self, acts: list[Callable[[], None]]) -> None:
         self._acts: Iterator[Callable[[], None]] = iter(acts)
-        self.left = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.left = True
-
-    def wait(self, _: float) -> bool:
+    def wait(self, seconds: float) -> bool:  # noqa: ARG002
         act = next(self._acts, None)
         if act is not None:
             act()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.campaign import commands
-from tests.hostile.arena import Arena
+from tests.hostile.arena import Arena, Look
 from tests.kit import faults
 from tests.kit.dataset import contents
 from tests.kit.warm import Ended, Warm
@@ -118,9 +118,11 @@ class Story:
         """Returns the changes of files that the last command has made; it was not killed."""
         return int((self.folder / "changes").read_text())
 
-    def hold_outside(self, before: object) -> None:
+    def hold_outside(self, before: Look) -> None:
         """Holds everything beside the given folder against how it was."""
-        hold(self.arena.look() == before, "something beside the given folders has changed")
+        after = self.arena.look()
+        changed = sorted(k for k in before | after if before.get(k) != after.get(k))
+        hold(not changed, f"changed beside the given folders: {changed}")
 
     @contextmanager
     def disk(self) -> Iterator[Path]:

@@ -20,6 +20,8 @@ KEEP = 3
 # Each of them starts two interpreters with TensorFlow.
 TWO_RANKS_CHANCE = 0.1
 _STOPPED = 4
+# Where Keras and matplotlib leave settings of their own; else it is the home.
+_OF_OTHERS = {"KERAS_HOME": "keras", "MPLCONFIGDIR": "matplotlib"}
 
 
 class Train:
@@ -53,7 +55,7 @@ class Train:
             damaged = self._damage(story, log) if story.rng.random() < 0.4 else ""
             self._disturb(story, words, seconds, launched=bool(launched))
             self._hold(log, damaged)
-        story.undisturbed(words)
+        story.undisturbed(words, env=_OF_OTHERS)
         self._hold(log, "")
         found = _last(log)
         hold(found["step"] == self.last["step"], f"ended after step {found['step']}")
@@ -67,7 +69,7 @@ class Train:
             place = story.rng.randint(1, self.changes)
             story.start(words, at=place, signum=int(signum))
         else:
-            story.start(words)
+            story.start(words, env=_OF_OTHERS)
             if not story.warm.ended(story.rng.uniform(0, seconds)):
                 story.warm.send(signum)
         ended = story.finish(0, _STOPPED, INTERRUPTED, -KILL, 128 + signal.SIGTERM)

@@ -67,10 +67,11 @@ class Download:
         if lie:
             server.plan = SeededFaults(story.rng.getrandbits(32), 1, rate=0.2, kinds=(lie,))
             story.start(_words(story, server), **_told(files))
-            # Wrong bytes show at the end only; then nothing of them may be kept.
+            # Wrong bytes show at the end only; then nothing of them may be kept. A lie may also have
+            # gone to a request that a killed run left behind: what is visible is looked at below.
             ended = story.finish(0, 3)
-            lied = [r for r in server.requests if r.fault]
-            hold(ended.code == (3 if lied else 0), f"exit code {ended.code} after {len(lied)} lies")
+            lied = any(request.fault for request in server.requests)
+            hold(lied or ended.code == 0, "exit code 3, and nobody lied")
         else:
             server.plan = _plan(story, story.rng.randint(0, 8))
             story.ended_early(_words(story, server), self.changes, self.seconds, **_told(files))

@@ -46,9 +46,12 @@ class Replicate:
         with story.disk() as disk:
             copy = disk / "copy"
             words = _words(story.folder / "set", copy)
+            # A run that ends early may not have come to them.
+            damaged: set[str] = set()
             for _ in range(story.rng.randint(2, 6)):
                 fault = story.rng.choice(_FAULTS)
-                damaged = _damage(story, copy) if fault == "file" else ""
+                if fault == "file":
+                    damaged.add(_damage(story, copy))
                 if fault == "full disk":
                     story.little_room(disk, sum(map(len, reference.values())))
                     story.start(words, blind=True)
@@ -56,7 +59,7 @@ class Replicate:
                     story.much_room(disk)
                 else:
                     story.ended_early(words, self.changes, self.seconds)
-                hold_whole_or_absent(copy, reference, damaged)
+                hold_whole_or_absent(copy, reference, *damaged)
             story.undisturbed(words)
             hold(contents(copy) == reference, "the replica is another data set")
             left = [path for path in (copy / naming.WORK / "incoming").rglob("*") if path.is_file()]

@@ -67,8 +67,8 @@ class Download:
         if lie:
             server.plan = SeededFaults(story.rng.getrandbits(32), 1, rate=0.2, kinds=(lie,))
             story.start(_words(story, server), **_told(files))
-            # Wrong bytes show at the end only; then nothing of them may be kept. A lie may also have
-            # gone to a request that a killed run left behind: what is visible is looked at below.
+            # Wrong bytes show at the end only; then nothing of them may be kept. A lie may also
+            # have gone to a request of a killed run: what is visible is looked at below.
             ended = story.finish(0, 3)
             lied = any(request.fault for request in server.requests)
             hold(lied or ended.code == 0, "exit code 3, and nobody lied")

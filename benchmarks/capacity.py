@@ -1,6 +1,6 @@
-"""The capacity model of docs/operations.md: how long a preparation takes, and what it costs.
+"""The capacity model of docs/sizing.md: how long a preparation takes, and what it costs.
 
-python -m benchmarks.capacity      # prints the tables of docs/operations.md
+python -m benchmarks.capacity      # prints the tables of docs/sizing.md
 
 Images a second are what the cores have time for, or what the slowest of reading and writing
 lets through. CPU times are those of benchmarks/README.md#write; tests hold the model against the
@@ -80,7 +80,7 @@ def hours(job: Job, images: float, cores: int, **bars: float) -> float:
 
 
 def tables() -> str:
-    """Returns the tables of docs/operations.md: by cores, then by disk or network."""
+    """Returns the tables of docs/sizing.md: by cores, then by disk or network."""
     heads = ("on cores alone", "images/s a core", "ImageNet: 2 cores", "16", "64", "10^9: 64")
     heads += ("1,024", "dollars: ImageNet, 10^9", "a core reads, writes")
     rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * 8}|"]

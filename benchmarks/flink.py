@@ -1,4 +1,4 @@
-"""The same images prepared by this machine's lanes, and by two TaskManagers of Flink on it.
+"""The same images prepared by this machine's workers, and by two TaskManagers of Flink on it.
 
 python -m benchmarks.flink
 """

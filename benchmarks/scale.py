@@ -123,9 +123,9 @@ def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
             splits = "train,validation"
             shards += ["--validation-shards", min(128, row.validation)]
         subset = [] if row.train == NUM_TRAIN and not row.validation else ["--allow-subset"]
-        lanes: list[str | int] = ["--workers", workers, "--worker-kind", kind]
+        flags: list[str | int] = ["--workers", workers, "--worker-kind", kind]
         fixed = ["--keep-original", "--check", "header", "--splits", splits]
-        argv = measure.prepare_argv(source, out, *fixed, *shards, *subset, *lanes)
+        argv = measure.prepare_argv(source, out, *fixed, *shards, *subset, *flags)
         run = measure.run(argv)
         spans = measure.phases(out, run.start_s, run.wall_s)
         _, pss, rss = run.peak()

@@ -21,7 +21,6 @@ from imagenet_prep.dataset import naming, schema
 if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.dataset.manifest import Manifest
-    from imagenet_prep.engine import Lanes
     from imagenet_prep.preparation.survey import Survey
     from imagenet_prep.sources.tfrecords import TfrecordSet
     from imagenet_prep.storage.folder import LocalStore
@@ -91,7 +90,8 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.engine import Lanes
+    from imagenet_prep.engine import Workers
+    from imagenet_prep.preparation import rewrite
     from imagenet_prep.preparation.survey import survey
     from imagenet_prep.sources import tfrecords
     from imagenet_prep.storage.folder import LocalStore
@@ -100,12 +100,12 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     out = root if config.out is None else Path(config.out).expanduser()
     if config.out is not None and out.resolve() == root.resolve():
         raise UsageError(f"--out {out} is the folder itself; leave it out to work in place")
-    lanes = Lanes(config.workers, config.worker_kind)
+    workers = Workers(config.workers, config.worker_kind)
     store = LocalStore(out)
     if config.dry_run:
         found = tfrecords.find(root)
         with tempfile.TemporaryDirectory() as scratch:
-            seen = survey(found, LocalStore(Path(scratch)), lanes, quiet=config.json)
+            seen = survey(found, LocalStore(Path(scratch)), workers, quiet=config.json)
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
@@ -116,13 +116,24 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     found = tfrecords.find(root)
     with store.lock():
         store.remove_temporaries()
-        seen = survey(found, store, lanes, quiet=config.json)
+        seen = survey(found, store, workers, quiet=config.json)
         made = None
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
             made = _complete(store, found, seen, in_place=config.out is None)
     if refusal is None and config.rewrite:
-        made = _rewrite(config, found, seen, lanes, out)
+        # What `resize --keep-original` does, of a set that was found without a fault.
+        job = rewrite.Job(
+            found=found,
+            splits=tuple(found.splits),
+            policy=None,
+            workers=workers,
+            allowed_bad_images=0,
+            labelling=seen.labelling,
+            quiet=config.json,
+        )
+        rewrite.run(job, out)
+        made = _load(store)
     return _summary(config, found, seen, made), refusal
 
 
@@ -307,11 +318,11 @@ def _index(receipt: dict[str, Any]) -> bytes:
 def _commit(store: LocalStore, seen: Survey) -> Manifest:
     import hashlib
 
-    from imagenet_prep import __version__
     from imagenet_prep.core import canonical
-    from imagenet_prep.dataset import manifest
+    from imagenet_prep.dataset.settings import ADOPT, Settings
+    from imagenet_prep.preparation.output import Output, Wanted
     from imagenet_prep.preparation.survey import num_per_class
-    from imagenet_prep.shards.commit import publish, split_of
+    from imagenet_prep.shards.commit import split_of
 
     classes = seen.labelling.classes
     splits = {}
@@ -327,46 +338,19 @@ def _commit(store: LocalStore, seen: Survey) -> Manifest:
             for receipt in receipts
         ]
         splits[split] = split_of(whole, num_per_class(receipts, len(classes.wnids)))
-    return publish(
-        store,
-        producer=manifest.Producer("imagenet-prep", __version__, {}),
-        config={"adopt": {split: {"rewrite": False} for split in splits}},
+    settings = Settings(ADOPT, {split: {} for split in splits})
+    # What the shards were made from, nobody knows any more: the manifest names no sources.
+    Output(store, Wanted(settings, libraries={})).commit(
+        splits,
+        classes,
+        label_offset=seen.labelling.offset,
+        lacks=seen.lacks,
         plan_digest=canonical.digest(
             [shard.sha256 for split in splits.values() for shard in split.shards]
         ),
-        splits=splits,
-        incidents=[],
-        # What the shards were made from, nobody knows any more.
-        sources=[],
-        classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
-        labels_file=classes.render(),
-        label_offset=seen.labelling.offset,
         subset=bool(seen.count_problems),
-        lacks=seen.lacks,
     )
-
-
-def _rewrite(config: Config, found: TfrecordSet, seen: Survey, lanes: Lanes, out: Path) -> Manifest:
-    from imagenet_prep.codec.transform import keep
-    from imagenet_prep.dataset import example
-    from imagenet_prep.preparation import rewrite
-    from imagenet_prep.storage.folder import LocalStore
-
-    job = rewrite.Job(
-        verb="adopt",
-        found=found,
-        splits=tuple(found.splits),
-        settings={"rewrite": True},
-        transform=keep,
-        libraries={},
-        lanes=lanes,
-        allowed_bad_images=0,
-        labelling=seen.labelling,
-        lacks={schema.COLORSPACE: example.UNTRUE} if seen.not_rgb else {},
-        quiet=config.json,
-    )
-    rewrite.run(job, out)
-    return _load(LocalStore(out))
+    return _load(store)
 
 
 def _load(store: LocalStore) -> Manifest:

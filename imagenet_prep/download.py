@@ -336,7 +336,7 @@ class Download:
         receipts = engine.run(
             self._fetch_stage(archive, stat),
             tasks,
-            engine.Lanes(self.config.connections, engine.THREADS),
+            engine.Workers(self.config.connections, engine.THREADS),
             title=archive.name,
             watch=lambda receipt: hasher.finished(receipt["start"], receipt["num_bytes"]),
             quiet=self.config.json,
@@ -350,8 +350,8 @@ class Download:
 
         tasks = [_prove_task(archive, hasher.path) for archive, hasher in hashers.items()]
         stage = self._prove_stage({archive.name: hasher for archive, hasher in hashers.items()})
-        lanes = engine.Lanes(kind=engine.THREADS)
-        engine.run(stage, tasks, lanes, title="md5", quiet=self.config.json)
+        workers = engine.Workers(kind=engine.THREADS)
+        engine.run(stage, tasks, workers, title="md5", quiet=self.config.json)
 
     def _refuse_other(self, archive: Archive, path: Path, remedy: str) -> None:
         md5 = self.md5(archive, path)

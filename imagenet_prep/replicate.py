@@ -338,8 +338,8 @@ def _run(
     # The replica notes itself what was proven, wherever it lies; these receipts are progress.
     with tempfile.TemporaryDirectory() as scratch:
         stage = engine.Stage(title, "", LocalStore(Path(scratch)), work)
-        lanes = engine.Lanes(config.connections, engine.THREADS)
-        return engine.run(stage, tasks, lanes, title=title, quiet=config.json)
+        workers = engine.Workers(config.connections, engine.THREADS)
+        return engine.run(stage, tasks, workers, title=title, quiet=config.json)
 
 
 def _report(target: Target, problems: list[Problem], *, lacking_bytes: int = 0) -> dict[str, Any]:

@@ -84,6 +84,10 @@ class Config:
         help="make every image a square of --short-side, its aspect lost, small ones enlarged",
         aliases=("-R",),
     )
+    keep_original: bool = cli.flag(
+        False,
+        help="keep every image byte for byte, whatever its size: only the records are made whole",
+    )
     force: bool = cli.flag(
         False,
         help="replace a split that resize made in OUTPUT with other settings; nothing else",
@@ -133,6 +137,8 @@ class Config:
             raise ValueError(f"--short-side {self.short_side}: expected at least 1")
         if not 1 <= self.quality <= 100:
             raise ValueError(f"--quality {self.quality}: expected 1 to 100")
+        if self.keep_original and self.stretch:
+            raise ValueError("--keep-original keeps what --stretch would change")
         if self.report and self.dry_run:
             raise ValueError("--report shows what was made, --dry-run makes nothing")
         if self.start_offset:
@@ -152,13 +158,9 @@ class Config:
 
     @property
     def num_workers(self) -> int:
-        """Lanes, 0 for one a core; the tutorial's 60 threads were the length of a queue."""
+        """Workers, 0 for one a core; the tutorial's 60 threads were the length of a queue."""
         cores = len(os.sched_getaffinity(0))
         return self.workers or min(self.num_preprocess_threads, cores)
-
-    def decisive(self) -> dict[str, Any]:
-        """Returns the settings that decide a split's bytes."""
-        return {"short_side": self.short_side, "quality": self.quality, "stretch": self.stretch}
 
 
 def resize(config: Config) -> dict[str, Any]:
@@ -168,13 +170,9 @@ def resize(config: Config) -> dict[str, Any]:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
     # Everything behind the flags costs a second to import: not for --help.
-    from functools import partial
-    from importlib.metadata import version
-
-    from imagenet_prep.codec.policy import DECISIVE_LIBRARIES, Policy
-    from imagenet_prep.codec.transform import transform
+    from imagenet_prep.codec.policy import Policy
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.engine import Lanes
+    from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import tfrecords
 
@@ -187,13 +185,10 @@ def resize(config: Config) -> dict[str, Any]:
         )
     policy = Policy(config.short_side, config.quality, stretch=config.stretch)
     job = rewrite.Job(
-        verb="resize",
         found=found,
         splits=splits,
-        settings=config.decisive(),
-        transform=partial(transform, policy=policy),
-        libraries={name: version(name) for name in DECISIVE_LIBRARIES},
-        lanes=Lanes(config.num_workers, config.worker_kind, config.beam_args),
+        policy=None if config.keep_original else policy,
+        workers=Workers(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,

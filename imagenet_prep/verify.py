@@ -164,10 +164,10 @@ def _check_shards(
 
     labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
     work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
-    lanes = engine.Lanes(config.workers, config.worker_kind, config.beam_args)
-    with _receipts(store, elsewhere=lanes.remote) as place:
+    workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
+    with _receipts(store, elsewhere=workers.remote) as place:
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work)
-        receipts = engine.run(stage, tasks, lanes, title="verify", quiet=config.json)
+        receipts = engine.run(stage, tasks, workers, title="verify", quiet=config.json)
         # They prove nothing later.
         place.remove_tree(stage.folder)
     for receipt in receipts:
@@ -188,13 +188,17 @@ def _receipts(store: Store, *, elsewhere: bool) -> Iterator[Store]:
 
 
 def _mend(manifest: Manifest) -> str:
-    if "adopt" in manifest.config:
-        return "Its shards were adopted: fetch what is damaged from where the set came from."
-    verb = "resize" if "resize" in manifest.config else "prepare"
-    return (
-        "To mend a shard, delete it (and a file too many), then run the same "
-        f"{verb} command again: it makes only what is missing."
-    )
+    from imagenet_prep.dataset import settings
+
+    with contextlib.suppress(ValueError):
+        verb = settings.parse(manifest.config).verb
+        if verb == settings.ADOPT:
+            return "Its shards were adopted: fetch what is damaged from where the set came from."
+        return (
+            "To mend a shard, delete it (and a file too many), then run the same "
+            f"{verb} command again: it makes only what is missing."
+        )
+    return "Fetch what is damaged from where the set came from."
 
 
 def load_manifest(root: Path) -> Manifest:

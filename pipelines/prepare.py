@@ -41,10 +41,10 @@ def prepare(config: Config) -> dict[str, Any]:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
     # Everything behind the flags costs a second to import: not for --help.
-    from imagenet_prep.preparation import space
-    from imagenet_prep.preparation.inventory import index_stage, take_inventory
-    from imagenet_prep.preparation.job import Job
+    from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
+    from imagenet_prep.preparation.job import Job, write
     from imagenet_prep.preparation.output import Output
+    from imagenet_prep.preparation.space import Forecast
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
@@ -53,20 +53,24 @@ def prepare(config: Config) -> dict[str, Any]:
     job = Job.of(config)
     if not config.json:
         print(f"source: {job.seen}", file=sys.stderr)
+    store = open_store(config.out)
+    images, workers = job.selection, job.workers
     if config.dry_run:
         with tempfile.TemporaryDirectory() as scratch:
-            store = LocalStore(Path(scratch))
-            inventory = take_inventory(job, store, quiet=True, unpack=False)
-            return space.foresee(job, store, inventory.plans, open_store(config.out))
-    output = Output(job, open_store(config.out))
-    if (manifest := output.committed()) is not None:
-        output.remove_unpacked()
-        return output.summary(manifest)
-    with output.store.lock():
-        output.clear()
-        space.check_unpacking(job, output.store, *index_stage(job, output.store.local))
-        inventory = take_inventory(job, output.store, quiet=config.json)
-        return output.summary(output.write(inventory))
+            plans = LocalStore(Path(scratch))
+            inventory = take_inventory(images, plans, workers, quiet=True, unpack=False)
+            return Forecast(images, job.policy, workers, store, plans).content(inventory.plans)
+    output = Output(store, job.wanted)
+    if output.left():
+        with output.lock():
+            output.left()
+            remove_unpacked(store.local, keep=images)
+            forecast = Forecast(images, job.policy, workers, store, plans=store.local)
+            forecast.check_unpacking()
+            inventory = take_inventory(images, store, workers, quiet=config.json)
+            write(job, inventory, forecast, output)
+    remove_unpacked(store.local)
+    return output.summary()
 
 
 def _bring_archives(config: Config) -> str:

@@ -240,7 +240,7 @@ def keep(data: bytes) -> PreparedImage:
     header = probe(data)
     jpeg.refuse_bombs(data)
     if header.format != JPEG:
-        raise BadImageError("unknown_format", f"no JPEG, starts with {data[:8]!r}")
+        raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
 
 

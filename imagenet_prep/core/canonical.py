@@ -39,7 +39,7 @@ def loads(data: bytes | bytearray | str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 # json.loads would make a decoder for every call, as above.

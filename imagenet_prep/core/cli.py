@@ -200,7 +200,7 @@ def refuse_logins(words: Sequence[str]) -> None:
             try:
                 refuse_login(word)
             except ValueError as error:
-                raise errors.UsageError(f"word {number + 1} after the verb: {error}") from None
+                raise errors.UsageError(f"argument {number + 1} after the verb: {error}") from None
 
 
 def absolute(place: str) -> str:
@@ -263,7 +263,9 @@ def outcome(main: Callable[[], int]) -> int:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
         # Storage has its own errors; this is what lies beside it, e.g. a full stdout or /tmp.
-        print(f"imagenet-prep: {error}. Mend that, then run the same again.", file=sys.stderr)
+        print(
+            f"imagenet-prep: {error}. Mend that, then run the same command again.", file=sys.stderr
+        )
         return errors.ImagenetPrepError.exit_code
     except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
         traceback.print_exc()

@@ -20,6 +20,9 @@ from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
+# What frames a record takes, and the end of all offsets.
+_LEAST_RECORD_BYTES = 16
+_MOST_BYTES = 1 << 63
 # Of settings. What is nested deeper is nobody's, and too deep for what copies and compares it.
 _MAX_DEPTH = 20
 
@@ -207,7 +210,7 @@ def loads(data: bytes, where: str) -> Manifest:
         raise ManifestError(f"{where}: not written as this program writes it. {advice}")
     manifest = _parse(Manifest, content, where)
     assert isinstance(manifest, Manifest)
-    if (problem := _names_problem(manifest)) is not None:
+    if (problem := _names_problem(manifest) or _sizes_problem(manifest)) is not None:
         raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
     return manifest
 
@@ -231,6 +234,21 @@ def _names_problem(manifest: Manifest) -> str | None:
             return f"the file {file.name!r} comes twice"
         seen.add(file.name)
     return None if naming.LABELS in seen else f"it names no {naming.LABELS}"
+
+
+def _sizes_problem(manifest: Manifest) -> str | None:
+    """Returns what cannot be true of a shard's numbers: readers make room for what they say."""
+    if not manifest.splits:
+        return "it has no split"
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            least = shard.examples * _LEAST_RECORD_BYTES
+            if not 0 <= least <= shard.num_bytes:
+                return f"{shard.name}: {shard.examples:,} examples in {shard.num_bytes:,} bytes"
+    for file in manifest.files_of(manifest.splits):
+        if not 0 <= file.num_bytes < _MOST_BYTES:
+            return f"{file.name}: {file.num_bytes:,} bytes"
+    return None
 
 
 def _render(content: dict[str, Any]) -> bytes:

@@ -243,7 +243,7 @@ class Chain:
     def _wrong(self, member: Member, name: str, message: str) -> None:
         member.wrong += 1
         if name not in member.sizes or member.wrong > MAX_WRONG * len(member.sizes):
-            raise BrokenError(f"{name} was damaged, which cannot be")
+            raise BrokenError(f"{name} was damaged, which is impossible")
         self._actions.say(member, f"{message} It is sent again.")
 
     def _whole(self, member: Member) -> None:
@@ -299,7 +299,7 @@ class Chain:
             self._fail(
                 member,
                 StoreError(
-                    f"its receiver never gets to answer: {why}. The same Python with "
+                    f"its receiver never answers: {why}. The same Python with "
                     f"imagenet-prep must be there: {self._limits.python} (see --python)."
                 ),
             )

@@ -64,7 +64,7 @@ class Line:
         """
         file = self._files.get(name)
         if self.phase is not Phase.ASKED or file is None or name in self._lacking:
-            raise BrokenError(f"it lacks {name}, which cannot be")
+            raise BrokenError(f"it lacks {name}, which is impossible")
         if begun > file.num_bytes:
             raise BrokenError(f"{name}: it has {begun:,} bytes of {file.num_bytes:,}")
         self._lacking[name] = file

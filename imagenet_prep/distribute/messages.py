@@ -70,7 +70,7 @@ Messages = Mapping[str, Kind]
 def count(value: Any) -> int:
     """Returns a number of bytes or things; ValueError unless it is one."""
     if type(value) is not int or not 0 <= value <= _MAX_COUNT:
-        raise ValueError("expected a whole number from 0 on")
+        raise ValueError("expected a whole number, 0 or more")
     return value
 
 
@@ -105,7 +105,7 @@ def _flag(value: Any) -> bool:
 
 def _rate(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < math.inf:
-        raise ValueError("expected a number from 0 on")
+        raise ValueError("expected a number, 0 or more")
     return float(value)
 
 

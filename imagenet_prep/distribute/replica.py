@@ -362,7 +362,7 @@ class Incoming:
         if (found := self._hash.hexdigest()) != file.sha256:
             raise DataDamagedError(
                 f"{file.name}: sha256 {found} arrived, expected {file.sha256}: its bytes were "
-                "damaged where they come from, or on the way. Run verify there."
+                "damaged at the source, or on the way. Run verify at the source."
             )
 
 

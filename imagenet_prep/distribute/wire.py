@@ -189,7 +189,7 @@ class Channel:
         """Reads what there is; False at the end."""
         limit_s = self._silence_s if self._heard else self._start_s
         if not self._poll.poll(limit_s * 1000):
-            raise BrokenError(f"nothing was heard of it for {limit_s:g} s", Cause.SILENT)
+            raise BrokenError(f"it has sent nothing for {limit_s:g} s", Cause.SILENT)
         data = os.read(self._reads, CHUNK_BYTES)
         self._buffer += data
         return bool(data)

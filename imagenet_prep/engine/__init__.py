@@ -2,20 +2,30 @@
 
 A task is finished when its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, lies
 beside the files it names. Finished tasks are skipped by the next run; another
-configuration has another digest and never sees them. An element of the pipeline is a
-lane, never image bytes, so memory does not grow with the data set.
+configuration has another digest and never sees them.
 
-N lanes take tasks one by one until none is left: runners would deal them out beforehand,
-and the slowest lane would hold up the rest. Lanes are threads, which need no pipeline,
-Beam's worker processes, or, with Beam's options after `--`, slots of a cluster. What the
-lost worker of a cluster had in hand is done again in another turn.
+N workers take tasks one by one until none is left: dealt out beforehand, the slowest worker
+would hold up the rest. Workers are threads or processes of this machine or, with Beam's
+options after `--`, slots of a cluster: elements of a pipeline, never image bytes, so that memory
+does not grow with the data set. What the lost worker of a cluster had in hand is done again in
+another attempt.
 """
 
 from __future__ import annotations
 
-from imagenet_prep.engine.lanes import PROCESSES, THREADS, Lanes
+from imagenet_prep.engine.attempts import run
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import Output, Result, Stage, Task
-from imagenet_prep.engine.turns import run
+from imagenet_prep.engine.workers import PROCESSES, THREADS, Workers
 
-__all__ = ["PROCESSES", "THREADS", "Lanes", "Output", "Progress", "Result", "Stage", "Task", "run"]
+__all__ = [
+    "PROCESSES",
+    "THREADS",
+    "Output",
+    "Progress",
+    "Result",
+    "Stage",
+    "Task",
+    "Workers",
+    "run",
+]

@@ -1,4 +1,4 @@
-"""Lanes on other machines: a job for Flink, Spark or Dataflow, followed and cancelled from here.
+"""Workers on other machines: a job for Flink, Spark or Dataflow, followed and cancelled from here.
 
 Beam alone would print a page of Java for each failure, leave its job server behind, and
 leave the Flink job running after Ctrl-C.
@@ -13,10 +13,12 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from imagenet_prep.core import children, errors
+from imagenet_prep.engine.workers import Started
 
 _REST_TIMEOUT_S = 20.0
 _ENDING_S = 5.0
@@ -27,7 +29,7 @@ _OURS = re.compile(
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 
 
-class Job:
+class Job(Started):
     """A job that was submitted; made by `submit`."""
 
     def __init__(self, runner: str, log: Path, cancel: Callable[[], None]) -> None:
@@ -36,11 +38,7 @@ class Job:
         self._log = log
         self._cancel = cancel
         self._ending = contextlib.ExitStack()
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        return self
+        self._result: futures.Future[Any] = futures.Future()
 
     def __exit__(self, kind: object, *_: object) -> None:
         # Beam's threads lose their connection with the job server; nobody wants their tracebacks.
@@ -50,8 +48,7 @@ class Job:
                 self._cancel()
         finally:
             self._ending.close()
-            if self._thread is not None:
-                self._thread.join(_ENDING_S)
+            futures.wait([self._result], _ENDING_S)
             threading.excepthook = hook
 
     def wait(self, seconds: float) -> bool:
@@ -60,23 +57,11 @@ class Job:
         Raises:
           ImagenetPrepError: it failed, in one sentence, of the class that a worker raised.
         """
-        assert self._thread is not None
-        self._thread.join(seconds)
-        if self._thread.is_alive():
+        if not futures.wait([self._result], seconds).done:
             return True
-        if self._error is not None:
-            raise self._explained(self._error)
+        if error := self._result.exception():
+            raise self._explained(error)
         return False
-
-    def _follow(self, result: Any) -> None:
-        def run() -> None:
-            try:
-                result.wait_until_finish()
-            except Exception as error:  # noqa: BLE001 - `wait` raises it again
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="job", daemon=True)
-        self._thread.start()
 
     def _explained(self, error: BaseException) -> errors.ImagenetPrepError:
         text = str(error)
@@ -131,7 +116,7 @@ def submit(
             _own_job_server(pipeline.runner, options, ending)
         _ = (
             pipeline
-            | "Lanes" >> beam.Create(range(count))
+            | "Worker slots" >> beam.Create(range(count))
             | "Spread" >> beam.Reshuffle()
             | "Run" >> beam.Map(work)
         )
@@ -149,7 +134,7 @@ def submit(
         if not flink:
             job._cancel = result.cancel
         job._ending = ending.pop_all()
-        job._follow(result)
+        job._result = futures.ThreadPoolExecutor(1, "job").submit(result.wait_until_finish)
     return job
 
 

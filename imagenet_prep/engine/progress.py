@@ -29,12 +29,7 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                desc=title,
-                total=total,
-                initial=done,
-                unit="task",
-                dynamic_ncols=True,
-                leave=False,
+                desc=title, total=total, initial=done, unit="task", dynamic_ncols=True, leave=False
             )
 
     def add(self, receipt: dict[str, Any]) -> None:

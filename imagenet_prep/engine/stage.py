@@ -16,14 +16,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from imagenet_prep.core import canonical, errors
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import storage_errors
 from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
-_RESERVE = "reserve"
 _RESERVE_BYTES = 4096
 
-# What launcher and workers of one turn have in common; without it they do not share a folder.
+# What launcher and workers of one attempt have in common; without it they do not share a folder.
 _OPEN = "open"
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
@@ -70,7 +69,7 @@ class Stage(Generic[AnyTask]):
       digest: of everything that decides the results.
       store: where receipts and outputs go; shared by all workers.
       function: task -> result; picklable, without side effects outside its temporary files.
-      turn: names one attempt of workers on other machines; `run` says so. Workers that have
+      attempt: names one attempt of workers on other machines; `run` says so. Workers that have
         outlived theirs stop, and disturb nobody.
     """
 
@@ -78,7 +77,7 @@ class Stage(Generic[AnyTask]):
     digest: str
     store: Store
     function: Callable[[AnyTask], Result]
-    turn: str = ""
+    attempt: str = ""
 
     @property
     def folder(self) -> str:
@@ -86,29 +85,30 @@ class Stage(Generic[AnyTask]):
         return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
 
     @property
-    def board(self) -> Store:
+    def coordination(self) -> Store:
         """Where workers and launcher tell each other what is claimed and what has failed."""
-        return self.store if self.turn else self.store.local
+        return self.store if self.attempt else self.store.local
 
     @property
-    def notes(self) -> str:
+    def attempt_folder(self) -> str:
         """The folder of that, relative to the data set."""
-        return f"{self.folder}/turns/{self.turn}" if self.turn else self.folder
+        return f"{self.folder}/attempts/{self.attempt}" if self.attempt else self.folder
+
+    @property
+    def _reserve(self) -> str:
+        return f"{self.attempt_folder}/reserve"
 
     def clear(self) -> None:
-        """Forgets what an earlier run claimed, and how it failed; opens the turn, if any."""
-        board = self.board
-        for name in ("failed", "claims", "turns"):
-            board.remove_tree(f"{self.folder}/{name}")
-        if isinstance(board, LocalStore):
-            board.make_folder(f"{self.folder}/receipts")
+        """Forgets what an earlier run claimed, and how it failed; opens the attempt, if any."""
+        for name in ("failed", "claims", "attempts"):
+            self.coordination.remove_tree(f"{self.folder}/{name}")
+        if place := self.coordination.as_folder:
             for name in ("claims", "failed"):
-                board.make_folder(f"{self.notes}/{name}")
-            reserve = f"{self.notes}/{_RESERVE}"
-            with storage_errors("create", board.path(reserve)):
-                _overwrite(board, reserve, bytes(_RESERVE_BYTES))
-        if self.turn:
-            board.write(f"{self.notes}/{_OPEN}", b"")
+                place.make_folder(f"{self.attempt_folder}/{name}")
+            place.make_folder(f"{self.folder}/receipts")
+            place.write(self._reserve, bytes(_RESERVE_BYTES))
+        if self.attempt:
+            self.coordination.write(f"{self.attempt_folder}/{_OPEN}", b"")
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Returns the receipts of those tasks that are finished; others are done (again).
@@ -161,7 +161,7 @@ class Stage(Generic[AnyTask]):
             }
             return Result(receipt, outputs)
         except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
-            self._note(task, error)
+            self.note(task.name, error)
             return None
 
     def publish(self, task: AnyTask, made: Result) -> None:
@@ -172,19 +172,20 @@ class Stage(Generic[AnyTask]):
             for output in made.outputs:
                 self.store.publish(*output)
         except Exception as error:  # noqa: BLE001 - as in `make`
-            self._note(task, error)
+            self.note(task.name, error)
 
-    def _note(self, task: AnyTask, error: Exception) -> None:
+    def note(self, task: str, error: Exception) -> None:
+        """Leaves what went wrong in a task for `run` to raise, in the launching process."""
         if isinstance(error, errors.ImagenetPrepError):
             # A bucket may be read by others, who need not know what hosts are called.
-            name = socket.gethostname() if isinstance(self.board, LocalStore) else _worker()
-            where = f" (on worker {name})" if self.turn else ""
-            self.fail(task.name, type(error).__name__, f"{error}{where}")
+            name = socket.gethostname() if self.coordination.as_folder else _worker()
+            where = f" (on worker {name})" if self.attempt else ""
+            self.fail(task, type(error).__name__, f"{error}{where}")
         else:
-            self.fail(task.name, "", "".join(traceback.format_exception(error)))
+            self.fail(task, "", "".join(traceback.format_exception(error)))
 
     def fail(self, task: str, error: str, message: str) -> None:
-        """Leaves the failure of a task for `run` to raise; other lanes see it and stop.
+        """Leaves the failure of a task for `run` to raise; other workers see it and stop.
 
         Args:
           task: its name.
@@ -192,21 +193,18 @@ class Stage(Generic[AnyTask]):
           message: of the error, or the traceback.
         """
         failure = {"task": task, "error": error, "message": message}
-        name = f"{self.notes}/failed/{task}.json"
-        board = self.board
-        if not isinstance(board, LocalStore):
-            board.write(name, canonical.dumps(failure))
-            return
-        reserve = f"{self.notes}/{_RESERVE}"
+        name = f"{self.attempt_folder}/failed/{task}.json"
         try:
-            _overwrite(board, name, canonical.dumps(failure))
-        except OSError:
+            self.coordination.write(name, canonical.dumps(failure))
+        except errors.IncompleteError:
+            if (place := self.coordination.as_folder) is None:
+                raise
             # A full disk has no room to say so, except what was reserved for the first to fail.
             with contextlib.suppress(OSError, errors.StoreError):
-                board.remove(name)
                 short = canonical.dumps({**failure, "message": message[:900]})
-                _overwrite(board, reserve, short.ljust(_RESERVE_BYTES), flags=0)
-                board.rename(reserve, name)
+                with os.fdopen(place.open(self._reserve, os.O_WRONLY), "wb") as file:
+                    file.write(short.ljust(_RESERVE_BYTES))
+                place.rename(self._reserve, name)
 
     def raise_failure(self) -> None:
         """Raises the failure that a task has left, if any.
@@ -215,15 +213,16 @@ class Stage(Generic[AnyTask]):
           ImagenetPrepError: of the class and with the message of that task's.
           RuntimeError: with the traceback of a bug.
         """
-        for name in self.board.names(f"{self.notes}/failed"):
-            note = self.board.read(f"{self.notes}/failed/{name}")
+        for name in self.coordination.names(f"{self.attempt_folder}/failed"):
+            path = f"{self.attempt_folder}/failed/{name}"
+            note = self.coordination.read(path)
             try:
                 failure = canonical.loads(note)
                 task, error, message = (str(failure[key]) for key in ("task", "error", "message"))
             except (ValueError, KeyError, TypeError) as damage:
                 raise errors.StoreError(
-                    f"{self.board.where(f'{self.notes}/failed/{name}')}: a task has failed, and "
-                    f"what it left to say so is damaged ({damage}). Run the same command again."
+                    f"{self.coordination.where(path)}: a task has failed, and what it left to say "
+                    f"so is damaged ({damage}). Run the same command again."
                 ) from damage
             if error:
                 raise errors.by_name(error)(message)
@@ -232,11 +231,11 @@ class Stage(Generic[AnyTask]):
     @property
     def stopped(self) -> bool:
         """Whether a task has failed, or the run is being ended or has been followed by another."""
-        return self._over or bool(self.board.names(f"{self.notes}/failed"))
+        return self._over or bool(self.coordination.names(f"{self.attempt_folder}/failed"))
 
     @property
     def _over(self) -> bool:
-        return bool(self.turn) and _OPEN not in self.board.names(self.notes)
+        return bool(self.attempt) and _OPEN not in self.coordination.names(self.attempt_folder)
 
     def log(self, name: str) -> Path:
         """Returns a file of this machine that other programs append to, by an absolute path.
@@ -260,8 +259,9 @@ class Stage(Generic[AnyTask]):
         end = time.monotonic() + _SEEN_WITHIN_S
         while self._over:
             if time.monotonic() > end:
+                unseen = self.coordination.where(self.attempt_folder)
                 raise errors.UsageError(
-                    f"worker {socket.gethostname()} does not see {self.board.where(self.notes)}, "
+                    f"worker {socket.gethostname()} does not see {unseen}, "
                     "which was just written where this was started. Give an output that all "
                     "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
                 )
@@ -279,13 +279,6 @@ def _receipt(content: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return receipt if isinstance(receipt, dict) else None
-
-
-def _overwrite(
-    store: LocalStore, name: str, data: bytes, flags: int = os.O_CREAT | os.O_TRUNC
-) -> None:
-    with os.fdopen(store.open(name, os.O_WRONLY | flags), "wb") as file:
-        file.write(data)
 
 
 # Receipts may lie in a bucket that others read: they tell workers apart, not where they ran.

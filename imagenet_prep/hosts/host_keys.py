@@ -100,9 +100,9 @@ def add(contacts: Sequence[Contact]) -> None:
 def _look(address: str, timeout_s: float) -> Contact:
     settings = _settings(address)
     if not settings:
-        return Contact(address, SILENT, reason="ssh has no settings for it")
+        return Contact(address, SILENT, reason="`ssh -G` shows no settings for it")
     if settings.get("proxyjump", "none") != "none" or "proxycommand" in settings:
-        reason = "behind a jump host, which ssh-keyscan cannot pass: ask by `ssh` once"
+        reason = "it is behind a jump host, which ssh-keyscan cannot pass: log in with `ssh` once"
         return Contact(address, SILENT, reason=reason)
     host, port = settings["hostname"], settings["port"]
     name = settings.get("hostkeyalias", host)

@@ -36,7 +36,7 @@ def read_hosts(path: Path) -> list[Host]:
     """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment.
 
     Raises:
-      UsageError: the file cannot be read, a line is wrong, or a host comes twice.
+      UsageError: the file cannot be read, a line is wrong, or a host is listed twice.
     """
     try:
         text = path.read_text("utf-8")
@@ -52,10 +52,10 @@ def read_hosts(path: Path) -> list[Host]:
             raise UsageError(f"{path}: line {number}: {line!r}, expected: ADDRESS slots=N")
         count = int(slots[1]) if slots else 1
         if count < 1:
-            raise UsageError(f"{path}: line {number}: {words[0]} has no slots; leave it out")
+            raise UsageError(f"{path}: line {number}: {words[0]} has slots=0; remove this line")
         if words[0] in hosts:
-            raise UsageError(f"{path}: line {number}: {words[0]} comes twice")
+            raise UsageError(f"{path}: line {number}: {words[0]} is listed twice")
         hosts[words[0]] = Host(words[0], count)
     if not hosts:
-        raise UsageError(f"{path}: lists no host. One a line: ADDRESS slots=N")
+        raise UsageError(f"{path}: lists no host. Write one on each line: ADDRESS slots=N")
     return list(hosts.values())

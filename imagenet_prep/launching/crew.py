@@ -187,7 +187,7 @@ class Crew:
                 news = self._news.get(timeout=self._left_s())
             except queue.Empty:
                 names = ", ".join(sorted(member.name for member in waiting))
-                say(f"imagenet-prep: no answer from {names}: ranks may be left there\n")
+                say(f"imagenet-prep: no answer from {names}: ranks may still run there\n")
                 return
             if news is None:
                 self._ask()
@@ -227,7 +227,10 @@ class Crew:
             # What mpirun left is ended by those that watch each host.
             self._order({"ask": _FAILED_S}, _FAILED_S)
         elif code:
-            say(f"imagenet-prep: {member.name}: what runs its ranks ended with code {code}\n")
+            say(
+                f"imagenet-prep: {member.name}: the process that runs its ranks ended with code "
+                f"{code}\n"
+            )
             self._failed({"rank": -1, "code": 1, "left": False})
 
     def _told(self, line: str) -> bool:

@@ -172,7 +172,7 @@ def status(folder: Path) -> int:
         code = errors.EXIT_DONE
     elif record.exit is None:
         print(
-            f"ended without a word, begun {record.since}: pid {record.pid} on {record.host} was "
+            f"ended without a report, begun {record.since}: pid {record.pid} on {record.host} was "
             "killed, or the machine went down"
         )
         code = ImagenetPrepError.exit_code

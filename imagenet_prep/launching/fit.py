@@ -159,7 +159,8 @@ def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[s
     if first["dataset"] and second["dataset"] and first["dataset"] != second["dataset"]:
         found.append(
             f"{other.address}: manifest {second['dataset'][:16]}, {one.address} has "
-            f"{first['dataset'][:16]}: these are different data sets. Copy one of them anew."
+            f"{first['dataset'][:16]}: these are different data sets. "
+            "Copy the set again from one host to the other."
         )
     return found
 
@@ -204,8 +205,8 @@ def _ask(host: Host, argv: Sequence[str], timeout_s: float) -> Answer | str:
         said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
         if done.returncode == 255 and not host.is_local:
             return (
-                f"ssh failed: {said or 'no word'}. `ssh {host.address} true` must work without "
-                "a question: key in authorized_keys, host key in known_hosts."
+                f"ssh failed: {said or 'it printed nothing'}. `ssh {host.address} true` must work "
+                "without a question: key in authorized_keys, host key in known_hosts."
             )
         return (
             f"{argv[0]} has no imagenet-prep of this version there ({said or 'no output'}). "

@@ -33,14 +33,10 @@ class Config:
         None, help="shards of train (default: 1024, fewer for a subset)", metavar="N"
     )
     validation_shards: int | None = cli.flag(
-        None,
-        help="shards of validation (default: 128, fewer for a subset)",
-        metavar="N",
+        None, help="shards of validation (default: 128, fewer for a subset)", metavar="N"
     )
     short_side: int = cli.flag(
-        480,
-        help="shrink images whose shorter edge is longer than this many pixels",
-        metavar="PX",
+        480, help="shrink images whose shorter edge is longer than this many pixels", metavar="PX"
     )
     quality: int = cli.flag(90, help="JPEG quality of images that are encoded", metavar="1-100")
     keep_original: bool = cli.flag(False, help="keep every size; sound RGB JPEGs byte for byte")
@@ -53,9 +49,7 @@ class Config:
     no_boxes: bool = cli.flag(False, help="leave out bounding boxes that lie beside the source")
     seed: int = cli.flag(0, help="decides which image lies in which shard", metavar="N")
     label_offset: int = cli.flag(
-        schema.DEFAULT_LABEL_OFFSET,
-        help="stored label = class index + this",
-        metavar="0|1",
+        schema.DEFAULT_LABEL_OFFSET, help="stored label = class index + this", metavar="0|1"
     )
     allow_subset: bool = cli.flag(False, help="accept other counts than ILSVRC2012's")
     subset_classes: tuple[str, ...] = cli.flag(
@@ -67,14 +61,10 @@ class Config:
         None, help="at most this many images a class, chosen by the seed", metavar="N"
     )
     on_bad_image: str = cli.flag(
-        "quarantine",
-        choices=("quarantine", "fail"),
-        help="what a bad image does to the run",
+        "quarantine", choices=("quarantine", "fail"), help="what a bad image does to the run"
     )
     max_bad: int | None = cli.flag(
-        None,
-        help="stop when more images than this are bad (default: no limit)",
-        metavar="N",
+        None, help="stop when more images than this are bad (default: no limit)", metavar="N"
     )
     workers: int = cli.flag(0, help="images in work at a time; 0 is one a core", metavar="N")
     worker_kind: str = cli.flag(
@@ -90,13 +80,7 @@ class Config:
         unknown = set(self.splits) - set(schema.SPLITS)
         if unknown or not self.splits:
             raise ValueError(f"--splits: expected some of {', '.join(schema.SPLITS)}")
-        positive = (
-            "short_side",
-            "train_shards",
-            "validation_shards",
-            "subset_per_class",
-        )
-        for name in positive:
+        for name in ("short_side", "train_shards", "validation_shards", "subset_per_class"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
@@ -111,12 +95,9 @@ class Config:
             raise ValueError(f"--label-offset {self.label_offset}: expected 0 or 1")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"--seed {self.seed}: expected 64 bits")
-        for name, split in (
-            ("train_shards", "train"),
-            ("validation_shards", "validation"),
-        ):
-            if getattr(self, name) and split not in self.splits:
-                raise ValueError(f"--{name.replace('_', '-')} without {split} in --splits")
+        for split in schema.SPLITS:
+            if getattr(self, f"{split}_shards") and split not in self.splits:
+                raise ValueError(f"--{split}-shards without {split} in --splits")
         if self.report and self.dry_run:
             raise ValueError("--report shows what was made, --dry-run makes nothing")
         if "://" in self.out:
@@ -153,7 +134,7 @@ class Config:
                 "--dry-run plans with archives that are here: get them by imagenet-prep download"
             )
 
-    def decisive(self) -> dict[str, Any]:
+    def byte_settings(self) -> dict[str, Any]:
         """Returns the settings that decide the data set's bytes."""
         return {
             "splits": [split for split in schema.SPLITS if split in self.splits],

@@ -7,6 +7,8 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +17,87 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.survey import num_per_class
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import boxes, labels, source
-from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
+from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The images that are wanted, and into how many shards they go.
+
+    Attributes:
+      source: where images come from.
+      where: how messages call it.
+      annotations: bounding boxes beside it, where they are there and wanted.
+      splits: in order.
+      classes: indices of the classes.
+      per_class: at most this many images of each, chosen by the seed; None for all.
+      any_counts: accept other counts than the published ones.
+      num_shards: by split; None for as many as keep the official examples a shard.
+      seed: decides which image lies in which shard.
+    """
+
+    source: Source
+    where: str
+    annotations: boxes.Annotations | None
+    splits: tuple[str, ...]
+    classes: frozenset[int]
+    per_class: int | None
+    any_counts: bool
+    num_shards: dict[str, int | None]
+    seed: int
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """What the images and boxes come from."""
+        return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
+
+    @cached_property
+    def index_digest(self) -> str:
+        """Of what decides the members."""
+        # Of what has to be unpacked, only the chosen classes are.
+        chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
+        return canonical.digest([*self.source.identity, chosen])
+
+    def index_tasks(self) -> list[IndexTask]:
+        """Returns the pieces of the source that hold chosen classes."""
+        return [
+            task
+            for split in self.splits
+            for task in self.source.index_tasks(split)
+            if task.class_index is None or task.class_index in self.classes
+        ]
+
+    def reader(self, store: LocalStore) -> Reader:
+        """Returns what reads the members, from the source or from what was unpacked in `store`."""
+        if isinstance(self.source, Stored):
+            return self.source.reader
+        tasks = [task for split in self.splits for task in self.source.index_tasks(split)]
+        folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
+        return ArchiveReader({task.name: folder / task.name for task in tasks})
+
+    def shards_of(self, split: str, examples: int) -> int:
+        """Returns the number of shards of a split.
+
+        Raises:
+          UsageError: more were asked for than there are examples.
+        """
+        asked, official = self.num_shards[split], schema.DEFAULT_NUM_SHARDS[split]
+        if asked is None:
+            per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[split] // official)
+            return min(official, -(-examples // per_shard))
+        if asked > examples:
+            raise UsageError(
+                f"--{split}-shards {asked}: there are {examples:,} images, and no shard may be "
+                "empty"
+            )
+        return asked
 
 
 class Inventory(NamedTuple):
@@ -36,16 +112,18 @@ class Inventory(NamedTuple):
     taken: Counter[str]
 
 
-def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) -> Inventory:
+def take_inventory(
+    selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
+) -> Inventory:
     """Writes the plan files of all splits below `out`, and unpacks what must be unpacked.
 
     A bucket's are made on this machine, whatever runs elsewhere afterwards: lists of images are
     small, and each request for one takes as long as reading it.
 
     Args:
-      job: the request.
+      selection: which images are wanted.
       out: the data set.
-      quiet: show no progress.
+      workers, quiet: as for `engine.run`.
       unpack: False to look only, so that nothing large is written.
 
     Raises:
@@ -53,40 +131,41 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
       UsageError: more shards than images, or no image of the chosen classes.
     """
     store = out.local
-    stage, tasks = index_stage(job, store, unpack=unpack)
-    # Reading headers waits for the disk, so threads do; processes would only start twice.
-    lanes = dataclasses.replace(job.lanes, kind=engine.THREADS)
-    packed = isinstance(job.source, source.Packed)
-    if store is not out and job.lanes.remote and packed:
+    packed = isinstance(selection.source, Packed)
+    if store is not out and workers.remote and packed:
         raise UsageError(
-            f"{job.config.source} must be unpacked where all workers can read it: give --out "
+            f"{selection.where} must be unpacked where all workers can read it: give --out "
             "a folder that they share, then put it into the bucket by imagenet-prep replicate"
         )
+    stage = index_stage(selection, store, unpack=unpack)
+    tasks = selection.index_tasks()
+    # Reading headers waits for the disk, so threads do; processes would only start twice.
+    workers = dataclasses.replace(workers, kind=engine.THREADS)
     if not packed:
         # A cluster takes longer to begin than this machine to read the headers.
-        lanes = dataclasses.replace(lanes, beam_args=())
-    receipts = engine.run(stage, tasks, lanes, title="index", quiet=quiet)
-    lookup = _read_boxes(job, store, lanes, quiet=quiet)
+        workers = dataclasses.replace(workers, beam_args=())
+    receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
+    lookup = _read_boxes(selection.annotations, store, workers, quiet=quiet)
     # Of an earlier run, or planted: nothing in it is written through.
     store.remove_tree(PLAN_FOLDER)
     store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
-    for split in _splits(job):
+    for split in selection.splits:
         mine = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
-        examples = _count(job, split, [receipt for _, receipt in mine])
+        examples = _count(selection, split, [receipt for _, receipt in mine])
         work = stage.function
         assert isinstance(work, IndexWork)
         lists = [(task, store.path(work.member_list(task))) for task, _ in mine]
-        members = _Members(job, lists, lookup)
+        members = _Members(selection, lists, lookup)
         plans.append(
             plan.write(
                 store.path(PLAN_FOLDER),
                 split,
                 members,
-                num_classes=len(job.source.classes.wnids),
-                num_shards=_num_shards(job, split, examples),
-                seed=job.config.seed,
+                num_classes=len(selection.source.classes.wnids),
+                num_shards=selection.shards_of(split, examples),
+                seed=selection.seed,
             )
         )
         taken += members.taken
@@ -94,45 +173,44 @@ def take_inventory(job: Job, out: Store, *, quiet: bool, unpack: bool = True) ->
 
 
 def index_stage(
-    job: Job, store: LocalStore, *, unpack: bool = True
-) -> tuple[engine.Stage[IndexTask], list[IndexTask]]:
-    """Returns what lists the images, and its tasks."""
-    digest = job.index_digest
-    tasks = [
-        task
-        for split in _splits(job)
-        for task in job.source.index_tasks(split)
-        if task.class_index is None or task.class_index in job.chosen
-    ]
+    selection: Selection, store: LocalStore, *, unpack: bool = True
+) -> engine.Stage[IndexTask]:
+    """Returns what lists the images."""
+    digest = selection.index_digest
     work = IndexWork(
-        job.source,
+        selection.source,
         store,
         f"{naming.WORK}/index-{digest[:16]}/members",
         f"{UNPACKED}/{digest[:16]}" if unpack else None,
-        job.chosen,
+        selection.classes,
     )
-    return engine.Stage("index", digest, store, work), tasks
+    return engine.Stage("index", digest, store, work)
 
 
-def _splits(job: Job) -> list[str]:
-    return [split for split in schema.SPLITS if split in job.config.splits]
+def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
+    """Removes images that were unpacked, but for those that a selection still reads."""
+    kept = keep.index_digest[:16] if keep else ""
+    for folder in store.path(UNPACKED).glob("*"):
+        if folder.name != kept:
+            store.remove_tree(f"{UNPACKED}/{folder.name}")
+    if keep is None:
+        store.remove_tree(UNPACKED)
 
 
-def _count(job: Job, split: str, receipts: Sequence[dict[str, Any]]) -> int:
+def _count(selection: Selection, split: str, receipts: Sequence[dict[str, Any]]) -> int:
     """Returns how many members are used, after checking how many there are."""
-    counts = [0] * len(job.source.classes.wnids)
-    for receipt in receipts:
-        for index, count in receipt["num_per_class"].items():
-            counts[int(index)] += count
-    problems = job.source.count_problems(split, counts)
-    if problems and not job.config.asks_for_subset:
+    counts = num_per_class(receipts, len(selection.source.classes.wnids))
+    problems = selection.source.count_problems(split, counts)
+    if problems and not selection.any_counts:
         raise SourceError(
-            f"{job.config.source}: not whole: {'; '.join(problems)}. "
+            f"{selection.where}: not whole: {'; '.join(problems)}. "
             "Get the missing part, or pass --allow-subset if this is what you want."
         )
-    limit = job.config.subset_per_class
+    limit = selection.per_class
     used = sum(
-        min(count, limit or count) for index, count in enumerate(counts) if index in job.chosen
+        min(count, limit or count)
+        for index, count in enumerate(counts)
+        if index in selection.classes
     )
     if not used:
         raise UsageError(f"{split}: no image of the chosen classes")
@@ -163,14 +241,18 @@ class _BoxLookup:
 
 
 def _read_boxes(
-    job: Job, store: LocalStore, lanes: engine.Lanes, *, quiet: bool
+    annotations: boxes.Annotations | None,
+    store: LocalStore,
+    workers: engine.Workers,
+    *,
+    quiet: bool,
 ) -> _BoxLookup | None:
-    if job.annotations is None:
+    if annotations is None:
         return None
-    digest = canonical.digest(job.annotations.identity)
+    digest = canonical.digest(annotations.identity)
     work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
     stage = engine.Stage("boxes", digest, store, work)
-    receipts = engine.run(stage, job.annotations.tasks(), lanes, title="boxes", quiet=quiet)
+    receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
     total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
     if not quiet:
         print(
@@ -178,7 +260,7 @@ def _read_boxes(
             "more without an area were dropped",
             file=sys.stderr,
         )
-    return _BoxLookup(store, work, job.annotations.parts)
+    return _BoxLookup(store, work, annotations.parts)
 
 
 class _Members:
@@ -190,10 +272,13 @@ class _Members:
     """
 
     def __init__(
-        self, job: Job, lists: Sequence[tuple[IndexTask, Path]], lookup: _BoxLookup | None
+        self,
+        selection: Selection,
+        lists: Sequence[tuple[IndexTask, Path]],
+        lookup: _BoxLookup | None,
     ) -> None:
         self.taken: Counter[str] = Counter()
-        self._job = job
+        self._selection = selection
         self._lists = lists
         self._split = lists[0][0].split
         self._lookup = lookup if lookup is not None and self._split in lookup.parts else None
@@ -208,17 +293,17 @@ class _Members:
         Raises:
           SourceError: an image comes twice, or the validation labels are not ILSVRC2012's.
         """
-        where = self._job.config.source
+        where = self._selection.where
         for index, lines in enumerate(self._lines()):
             members = source.sorted_by_key(map(parse_member, lines.splitlines()), where)
             self._note_numbers(members)
-            if index not in self._job.chosen or not members:
+            if index not in self._selection.classes or not members:
                 continue
-            if limit := self._job.config.subset_per_class:
-                members = plan.permute(members, self._job.config.seed)[:limit]
+            if limit := self._selection.per_class:
+                members = plan.permute(members, self._selection.seed)[:limit]
             self._count(members)
             yield self._with_boxes(members)
-        labels.check_validation(self._job.source.classes, self._numbers, where)
+        labels.check_validation(self._selection.source.classes, self._numbers, where)
 
     def _lines(self) -> Iterator[bytes | bytearray]:
         """Yields the members of each class as lines, since 1.28 million objects take a gigabyte."""
@@ -230,7 +315,7 @@ class _Members:
                 continue
             for line in path.read_bytes().splitlines(keepends=True):
                 mixed.setdefault(parse_member(line).class_index, bytearray()).extend(line)
-        for index in range(len(self._job.source.classes.wnids)):
+        for index in range(len(self._selection.source.classes.wnids)):
             yield one_class[index].read_bytes() if index in one_class else mixed.pop(index, b"")
 
     def _note_numbers(self, members: Sequence[Member]) -> None:
@@ -241,7 +326,7 @@ class _Members:
             noted = self._numbers.setdefault(int(match[1]), member.class_index)
             if noted != member.class_index:
                 raise SourceError(
-                    f"{self._job.config.source}: {member.key!r} comes twice, in two classes"
+                    f"{self._selection.where}: {member.key!r} comes twice, in two classes"
                 )
 
     def _count(self, members: Sequence[Member]) -> None:
@@ -251,7 +336,7 @@ class _Members:
     def _with_boxes(self, members: list[Member]) -> list[Member]:
         if self._lookup is None:
             return members
-        wnid = self._job.source.classes.wnids[members[0].class_index]
+        wnid = self._selection.source.classes.wnids[members[0].class_index]
         found = self._lookup.of(self._split, wnid)
         boxed = [
             member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
@@ -260,17 +345,3 @@ class _Members:
         part = self._lookup.parts[self._split].name
         self.taken[part] += sum(bool(member.boxes.xmin) for member in boxed)
         return boxed
-
-
-def _num_shards(job: Job, split: str, examples: int) -> int:
-    """Returns the shards asked for, or as many as keep the official examples a shard."""
-    asked: int | None = getattr(job.config, f"{split}_shards")
-    official = schema.DEFAULT_NUM_SHARDS[split]
-    if asked is None:
-        per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[split] // official)
-        return min(official, -(-examples // per_shard))
-    if asked > examples:
-        raise UsageError(
-            f"--{split}-shards {asked}: there are {examples:,} images, and no shard may be empty"
-        )
-    return asked

@@ -1,27 +1,41 @@
-"""One request to prepare, resolved: the source that was found, the codec's policy, the lanes."""
+"""What prepare does: settings read once, for all that comes below; plans to a committed set."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER, DECISIVE_LIBRARIES, Policy
-from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw
+from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.engine import PROCESSES, Lanes
-from imagenet_prep.preparation.tasks import UNPACKED, HashTask
+from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset.settings import PREPARE, Settings
+from imagenet_prep.engine import PROCESSES, Stage, Workers
+from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.inventory import Inventory, Selection
+from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.preparation.space import Forecast
+from imagenet_prep.preparation.tasks import (
+    PLAN_FOLDER,
+    HashTask,
+    ShardTask,
+    WriteOrHash,
+    WriteWork,
+    plan_name,
+    planned_images,
+)
+from imagenet_prep.shards.commit import split_of
 from imagenet_prep.sources import boxes, detect
-from imagenet_prep.sources.source import Packed, Part, Reader, Source, Stored
+from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage.archive import ArchiveReader
-from imagenet_prep.storage.folder import LocalStore
-
-if TYPE_CHECKING:
-    from imagenet_prep.preparation.config import Config
+from imagenet_prep.storage.store import Store
 
 # Where images only pass through, a third of the time is Python's: for this many bytes worker
 # processes end earlier than threads, though they start 1 s later (benchmarks/README.md).
@@ -30,25 +44,29 @@ _WORTH_PROCESSES_BYTES = 8 << 30
 
 @dataclass(frozen=True)
 class Job:
-    """One request, resolved: what every part of the run needs to know.
+    """One request, resolved.
 
     Attributes:
-      config: the settings as given.
-      source: where images come from.
-      seen: the same in a line for people.
-      annotations: bounding boxes beside it, where they are there and wanted.
+      selection: the images, and how they are dealt out.
+      seen: what the source is, in a line for people.
       policy: for the codec.
-      lanes: how much runs at once.
-      libraries: versions that decide a shard's bytes.
+      label_offset: stored label = class index + this.
+      workers: how much runs at once.
+      wanted: the data set that shall be there in the end.
+      expected_md5: by archive name, where it must be that one.
+      fail_on_bad_image: raise instead of leaving a bad image out.
+      quiet: show no progress.
     """
 
-    config: Config
-    source: Source
+    selection: Selection
     seen: str
-    annotations: boxes.Annotations | None
     policy: Policy
-    lanes: Lanes
-    libraries: dict[str, str]
+    label_offset: int
+    workers: Workers
+    wanted: Wanted
+    expected_md5: dict[str, str]
+    fail_on_bad_image: bool
+    quiet: bool
 
     @classmethod
     def of(cls, config: Config) -> Job:
@@ -57,81 +75,162 @@ class Job:
         Raises:
           ImagenetPrepError: what is needed is missing, unreadable or damaged.
         """
-        root = Path(config.source).expanduser()
-        splits = [split for split in schema.SPLITS if split in config.splits]
-        found, seen = detect.find(
-            root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
-        )
-        annotations = None
-        if not config.no_boxes and root.is_dir():
-            annotations = boxes.find(root, splits, official=found.classes.official)
+        selection, seen = _select(config)
         policy = Policy(
             None if config.keep_original else config.short_side, config.quality, config.check
         )
         kind = config.worker_kind
-        num_bytes = sum(part.num_bytes for part in found.parts)
+        num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
             kind = PROCESSES
         return cls(
-            config=config,
-            source=found,
-            seen=seen + ("; with bounding boxes" if annotations else ""),
-            annotations=annotations,
+            selection=selection,
+            seen=seen + ("; with bounding boxes" if selection.annotations else ""),
             policy=policy,
-            lanes=Lanes(config.workers, kind, config.beam_args),
-            libraries={name: version(name) for name in DECISIVE_LIBRARIES},
+            label_offset=config.label_offset,
+            workers=Workers(config.workers, kind, config.beam_args),
+            wanted=_wanted(config, selection),
+            expected_md5={
+                part.name: part.md5
+                for part in selection.parts
+                if part.md5 is not None and not config.allow_subset
+            },
+            fail_on_bad_image=config.on_bad_image == "fail",
+            quiet=config.json,
         )
 
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """What the images and boxes come from."""
-        return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
 
-    @cached_property
-    def sizes(self) -> dict[str, int]:
-        """Bytes by part name."""
-        return {part.name: part.num_bytes for part in self.parts}
+def _select(config: Config) -> tuple[Selection, str]:
+    """Returns the images that are asked for, and what their source is in a line for people."""
+    root = Path(config.source).expanduser()
+    splits = [split for split in schema.SPLITS if split in config.splits]
+    found, seen = detect.find(
+        root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
+    )
+    annotations = None
+    if not config.no_boxes and root.is_dir():
+        annotations = boxes.find(root, splits, official=found.classes.official)
+    selection = Selection(
+        source=found,
+        where=config.source,
+        annotations=annotations,
+        splits=tuple(splits),
+        classes=_chosen(found.classes, config.subset_classes),
+        per_class=config.subset_per_class,
+        any_counts=config.asks_for_subset,
+        num_shards={
+            schema.TRAIN: config.train_shards,
+            schema.VALIDATION: config.validation_shards,
+        },
+        seed=config.seed,
+    )
+    return selection, seen
 
-    @cached_property
-    def chosen(self) -> frozenset[int]:
-        """Indices of the classes that --subset-classes leaves.
 
-        Raises:
-          UsageError: one that is asked for is not in the class list.
-        """
-        classes, asked = self.source.classes, self.config.subset_classes
-        if not asked:
-            return frozenset(range(len(classes.wnids)))
-        if len(asked) == 1 and asked[0].isdigit():
-            return frozenset(range(min(int(asked[0]), len(classes.wnids))))
-        if unknown := sorted(set(asked) - set(classes.wnids)):
-            raise UsageError(f"--subset-classes: {', '.join(unknown)} not in the class list")
-        return frozenset(classes.index[wnid] for wnid in asked)
+def _wanted(config: Config, selection: Selection) -> Wanted:
+    encoding = selection.source.encoding
+    byte_settings = {
+        **config.byte_settings(),
+        "boxes": selection.annotations is not None,
+        **({} if encoding is None else {"encoded_from_pixels": RAW_ENCODING}),
+    }
+    files = {p.name: str(p.path.absolute()) for p in selection.parts if p.path is not None}
+    return Wanted(
+        Settings(PREPARE, dict.fromkeys(selection.splits, byte_settings)),
+        {name: version(name) for name in DECISIVE_LIBRARIES},
+        source_sizes={part.name: part.num_bytes for part in selection.parts},
+        allowed_bad_images=config.allowed_bad_images,
+        origin={"root": str(Path(config.source).expanduser().absolute()), "files": files},
+    )
 
-    @cached_property
-    def index_digest(self) -> str:
-        """Of what decides the members."""
-        # Of what has to be unpacked, only the chosen classes are.
-        chosen = sorted(self.chosen) if isinstance(self.source, Packed) else None
-        return canonical.digest([*self.source.identity, chosen])
 
-    def decisive(self) -> dict[str, Any]:
-        """Returns the settings that decide the data set's bytes, resolved for this source."""
-        encoding = {} if self.source.encoding is None else {"encoded_from_pixels": RAW_ENCODING}
-        return {**self.config.decisive(), "boxes": self.annotations is not None, **encoding}
+def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
+    """Returns the indices of the classes that are asked for: WNIDs, or a number of them."""
+    if not asked:
+        return frozenset(range(len(classes.wnids)))
+    if len(asked) == 1 and asked[0].isdigit():
+        return frozenset(range(min(int(asked[0]), len(classes.wnids))))
+    if unknown := sorted(set(asked) - set(classes.wnids)):
+        raise UsageError(f"--subset-classes: {', '.join(unknown)} not in the class list")
+    return frozenset(classes.index[wnid] for wnid in asked)
 
-    def hash_tasks(self) -> list[HashTask]:
-        """Returns the files to prove, longest first; none where headers are trusted."""
-        if self.policy.check == CHECK_HEADER:
-            return []
-        files = [part for part in self.parts if part.path is not None]
-        return [HashTask(part.name) for part in sorted(files, key=lambda part: -part.num_bytes)]
 
-    def reader(self, store: LocalStore) -> Reader:
-        """Returns what reads the members, from the source or from what was unpacked."""
-        if isinstance(self.source, Stored):
-            return self.source.reader
-        splits = [split for split in schema.SPLITS if split in self.config.splits]
-        tasks = [task for split in splits for task in self.source.index_tasks(split)]
-        folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
-        return ArchiveReader({task.name: folder / task.name for task in tasks})
+def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
+    """Writes the shards that are missing, then commits the whole.
+
+    Raises:
+      StoreError: too little space; nothing was written.
+      ImagenetPrepError: as for `engine.run` and `Output.commit`.
+    """
+    store, plans = output.store, inventory.plans
+    stage = _stage(job, inventory, store)
+    shards = [name for split in plans for name in split.shard_names]
+    tasks: list[HashTask | ShardTask] = [*_hash_tasks(job), *map(ShardTask, shards)]
+    names = {task.name for task in tasks}
+    pending = names - stage.receipts(names).keys()
+    forecast.check_shards(plans, pending)
+    output.begin(job.selection.splits)
+    if job.workers.remote:
+        store.share(plan_name(name) for name in shards if name in pending)
+    receipts = engine.run(
+        stage, tasks, job.workers, title="write", watch=output.watch(pending), quiet=job.quiet
+    )
+    _commit(job, inventory, output, receipts)
+    if store is not store.local:
+        store.remove_tree(PLAN_FOLDER)
+
+
+def _hash_tasks(job: Job) -> list[HashTask]:
+    """Returns the files to prove, longest first; none where headers are trusted."""
+    if job.policy.check == CHECK_HEADER:
+        return []
+    files = [part for part in job.selection.parts if part.path is not None]
+    return [HashTask(part.name) for part in sorted(files, key=lambda part: -part.num_bytes)]
+
+
+def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | ShardTask]:
+    selection, wanted = job.selection, job.wanted
+    classes = selection.source.classes
+    archives = {part.name: part.path for part in selection.parts if part.path is not None}
+    plans = store if job.workers.remote else store.local
+    work = WriteWork(
+        store=store,
+        images=partial(planned_images, reader=selection.reader(store.local), plans=plans),
+        transform=partial(transform, policy=job.policy),
+        classes=classes,
+        label_offset=job.label_offset,
+        fail_on_bad_image=job.fail_on_bad_image,
+    )
+    digest = canonical.digest(
+        [
+            wanted.settings.config,
+            wanted.libraries,
+            [split.digest for split in inventory.plans],
+            classes.render().decode(),
+            sorted(wanted.source_sizes.items()),
+        ]
+    )
+    function = WriteOrHash(work, ArchiveReader(archives), job.expected_md5)
+    return Stage("write", digest, store, function)
+
+
+def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[str, Any]]) -> None:
+    source = job.selection.source
+    md5 = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
+    shards = {receipt["shard"]: receipt for receipt in receipts if "shard" in receipt}
+    output.commit(
+        {
+            split.split: split_of([shards[n] for n in split.shard_names], split.num_per_class)
+            for split in inventory.plans
+        },
+        source.classes,
+        incidents=[incident for receipt in shards.values() for incident in receipt["incidents"]],
+        sources=[
+            Source(part.name, part.num_bytes, md5.get(part.name), inventory.taken[part.name])
+            for part in job.selection.parts
+        ],
+        label_offset=job.label_offset,
+        plan_digest=canonical.digest([split.digest for split in inventory.plans]),
+        subset=job.selection.any_counts,
+        name=source.name,
+    )

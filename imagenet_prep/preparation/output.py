@@ -1,231 +1,330 @@
-"""Where a data set goes, over a run: whose it is, whether it fits, writing it, committing it."""
+"""The place that a run fills, whatever makes the images: whose it is, what is left, the commit.
+
+Prepare commits all its splits at once; resize commits one after the other, so that a second run
+may add another. The manifest names what is finished, at any moment.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import imagenet_prep
-from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.preparation import space
-from imagenet_prep.preparation.inventory import Inventory
-from imagenet_prep.preparation.job import Job
-from imagenet_prep.preparation.tasks import (
-    PLAN_FOLDER,
-    UNPACKED,
-    HashTask,
-    ShardTask,
-    WriteWork,
-    plan_name,
-)
-from imagenet_prep.shards import plan
-from imagenet_prep.shards.commit import commit
+from imagenet_prep.dataset import manifest, naming, schema, settings
+from imagenet_prep.dataset.manifest import Manifest, Source, Split
+from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.shards import tfds
+from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.limit import BadImageLimit, check_finished
 from imagenet_prep.shards.summary import summarise
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.tfrecords import listed_classes
+from imagenet_prep.sources.tfrecords import split_of as _split_of
 from imagenet_prep.storage import notes
-from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.store import Store
 
 _BEGUN = f"{naming.WORK}/run.json"
+# Of a list in one sentence.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The data set that shall be there in the end.
+
+    Attributes:
+      settings: who makes it, and what decides the bytes of the splits that this run makes.
+      libraries: versions that decide bytes.
+      source_sizes: bytes by source name, which a finished set must have been made from; empty
+        where the settings tell the source.
+      allowed_bad_images: 0 stops at the first, None never.
+      origin: where the source lies, for `report`: its root, and paths by file name.
+      force: replace splits that have other settings; None where the verb has no such flag.
+    """
+
+    settings: Settings
+    libraries: dict[str, str]
+    source_sizes: dict[str, int] = field(default_factory=dict)
+    allowed_bad_images: int | None = None
+    origin: dict[str, Any] = field(default_factory=dict)
+    force: bool | None = None
 
 
 class Output:
-    """The folder or prefix that one run of prepare fills.
+    """The folder or prefix that runs fill.
 
     Attributes:
       store: where it is.
     """
 
-    def __init__(self, job: Job, store: Store) -> None:
-        self.job = job
+    def __init__(self, store: Store, wanted: Wanted) -> None:
         self.store = store
+        self._wanted = wanted
+        self._splits = wanted.settings.splits
+        self._limit = BadImageLimit(wanted.allowed_bad_images)
         self._start = time.time()
         self._new: list[dict[str, Any]] = []
 
-    def committed(self) -> manifest.Manifest | None:
-        """Returns the manifest where this very data set is already here, whole.
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the place for this run, and removes what killed runs left half written."""
+        with self.store.lock():
+            self.store.local.remove_temporaries()
+            yield
+
+    def left(self) -> list[str]:
+        """Returns the splits that are not yet here as they are wanted, whole.
 
         Raises:
-          UsageError: the folder holds another data set.
-          DataDamagedError: more images were left out of it than are allowed.
+          UsageError: here is another program's work, or a split with other settings or made by
+            other libraries, which --force was not given for.
+          DataDamagedError: more images were left out than are allowed.
         """
+        there = self.committed()
+        made = self._made(there)
+        if not self._wanted.force:
+            self._refuse_differences(there, made)
+        self._refuse_strangers(made)
+        left = [split for split in self._splits if not self._is_whole(there, split)]
+        kept = [split for split in made if made[split] == self._splits.get(split, made[split])]
+        if left and kept:
+            self._refuse_other_libraries(there, left)
+        if not left and there is not None:
+            check_finished(self.store.where(), there, self._wanted.allowed_bad_images)
+        return left
+
+    def begin(self, left: Sequence[str]) -> None:
+        """Makes the place that of this run; one that was refused before leaves it free.
+
+        Args:
+          left: the splits that will be written. Those of other settings are removed.
+
+        Raises:
+          UsageError: another run took it since `left` looked.
+        """
+        made = self._made(self.committed())
+        for split in left:
+            if split in made and made[split] != self._splits[split]:
+                self._discard(split)
+                del made[split]
+        begun = Settings(
+            self._wanted.settings.verb, made | {split: self._splits[split] for split in left}
+        )
+        content = canonical.dumps({"config": begun.config, "libraries": self._wanted.libraries})
+        if self.store.claim(_BEGUN, content) != content:
+            self.left()
+        if self.store is self.store.local:
+            # For `report`, which reads folders; a bucket gets no paths of this machine.
+            self.store.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
+
+    def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
+        """Returns what counts receipts for `engine.run`: bad images, and what this run wrote.
+
+        Args:
+          pending: names of the shards that have no receipt yet.
+        """
+
+        def note(receipt: dict[str, Any]) -> None:
+            self._limit(receipt)
+            if receipt.get("shard") in pending:
+                self._new.append(receipt)
+
+        return note
+
+    def commit(
+        self,
+        splits: dict[str, Split],
+        classes: ClassList,
+        *,
+        incidents: Sequence[dict[str, Any]] = (),
+        sources: Sequence[Source] = (),
+        label_offset: int = schema.DEFAULT_LABEL_OFFSET,
+        lacks: dict[str, str] | None = None,
+        plan_digest: str | None = None,
+        subset: bool | None = None,
+        name: str = tfds.IMAGENET,
+        dropped: str = "",
+    ) -> None:
+        """Publishes a manifest of these splits and of those that were there before.
+
+        Args:
+          splits: whose shards are all here.
+          plan_digest: None for that of the sources.
+          subset: None to ask the sources whether they are the whole ILSVRC2012.
+          dropped: a split that was there and shall not be named any more.
+          classes, incidents, sources, label_offset, lacks, name: for the manifest and small files.
+
+        Raises:
+          IncompleteError: the disk is full, or what was published is gone.
+        """
+        there = self.committed()
+        made = {split: self._splits[split] for split in splits}
+        libraries, lacks = self._wanted.libraries, lacks or {}
+        if there and (kept := set(there.splits) - {*splits, dropped}):
+            splits = splits | {split: there.splits[split] for split in kept}
+            made |= {split: settings.parse(there.config).splits[split] for split in kept}
+            libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
+            # A run killed between this file and the manifest has left its own lines there.
+            lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
+            incidents = [*incidents, *(i for i in lines if _split_of(i["archive"]) in kept)]
+            before = (source for source in there.sources if _split_of(source.name) in kept)
+            sources = sorted([*sources, *before], key=_place)
+        if plan_digest is None:
+            plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
+        if subset is None:
+            subset = not (classes.official and all(_is_official(s, sources) for s in splits))
+        config = Settings(self._wanted.settings.verb, made).config
+        draft = Manifest(
+            schema_version=manifest.SCHEMA_VERSION,
+            producer=manifest.Producer("imagenet-prep", imagenet_prep.__version__, libraries),
+            config=config,
+            config_digest=canonical.digest(config),
+            plan_digest=plan_digest,
+            label_offset=label_offset,
+            subset=subset,
+            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
+            sources=[*sources],
+            splits={split: splits[split] for split in schema.SPLITS if split in splits},
+            quarantined={},
+            repaired={},
+            files=[],
+            lacks=lacks,
+        )
+        publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
+
+    def committed(self) -> Manifest | None:
+        """Returns the manifest that is here."""
         # A listing fails where there is no such bucket; asking for the manifest would not.
         if naming.MANIFEST not in self.store.top():
             return None
-        path = self.store.where(naming.MANIFEST)
-        there = manifest.loads(self.store.read(naming.MANIFEST), path)
-        sizes = self.job.sizes
-        differences = _differences(there.config, self.job.decisive()) + [
-            f"{source.name} was {source.num_bytes:,} bytes, is {sizes[source.name]:,}"
-            for source in there.sources
-            if source.name in sizes and source.num_bytes != sizes[source.name]
-        ]
-        known = {source.name for source in there.sources}
-        differences += [f"{name} was not there" for name in sizes if name not in known]
-        if differences:
-            raise UsageError(
-                f"{self.store.where()} holds another data set: {'; '.join(differences)}. "
-                "Choose another --out, or remove that one."
-            )
-        files = there.files_of(there.splits)
-        sizes_there = self.store.sizes(file.name for file in files)
-        if not all(sizes_there.get(file.name) == file.num_bytes for file in files):
-            return None
-        check_finished(self.store.where(), there, self.job.config.allowed_bad_images)
-        return there
+        return manifest.loads(self.store.read(naming.MANIFEST), self.store.where(naming.MANIFEST))
 
-    def clear(self) -> None:
-        """Removes what killed runs left behind, and refuses to mix two runs in one folder.
+    def classes(self, there: Manifest) -> ClassList:
+        """Returns the class list of what is here; raises ManifestError where it is damaged."""
+        return listed_classes(self.store.local.root, there)
 
-        Raises:
-          UsageError: another configuration or program has left shards here.
-        """
-        local = self.store.local
-        local.remove_temporaries()
-        # The source has changed since these were unpacked, or what is read of it.
-        for folder in local.path(UNPACKED).glob("*"):
-            if folder.name != self.job.index_digest[:16]:
-                local.remove_tree(f"{UNPACKED}/{folder.name}")
-        if self.store.size(_BEGUN) is None:
-            there = self.store.top()
-            strangers = list(filter(naming.looks_like_shard, there))
-            # With a manifest the shards are ours: `committed` has compared the settings.
-            if strangers and naming.MANIFEST not in there:
-                raise UsageError(
-                    f"{self.store.where()} already holds {', '.join(strangers[:3])}, which no run "
-                    "of prepare left there. Choose an empty --out."
-                )
-            return
-        self._refuse_others()
-
-    def _refuse_others(self) -> None:
-        begun_with = notes.read(self.store, _BEGUN, config=dict, libraries=dict)
-        differences = [
-            difference
-            for part, mine in self._settings().items()
-            for difference in _differences(begun_with[part], mine)
-        ]
-        if differences:
-            raise UsageError(
-                f"{self.store.where()} holds the unfinished work of another run: "
-                f"{'; '.join(differences)}. Finish it as it was started, choose another --out, "
-                "or remove that work."
-            )
-
-    def _settings(self) -> dict[str, dict[str, Any]]:
-        return {"config": self.job.decisive(), "libraries": self.job.libraries}
-
-    def write(self, inventory: Inventory) -> manifest.Manifest:
-        """Writes the shards that are missing, then commits the whole."""
-        plans = inventory.plans
-        stage = self._stage(plans)
-        tasks: list[HashTask | ShardTask] = [
-            *self.job.hash_tasks(),
-            *(ShardTask(name) for split in plans for name in split.shard_names),
-        ]
-        names = {task.name for task in tasks}
-        pending = names - stage.receipts(names).keys()
-        space.check_shards(self.job, self.store, plans, pending)
-        # From here on the folder belongs to these settings; a run refused before leaves it free.
-        self.store.claim(_BEGUN, canonical.dumps(self._settings()))
-        self._refuse_others()
-        if self.store is self.store.local:
-            # For `report`, which reads folders; a bucket gets no paths of this machine.
-            self.store.write(naming.ORIGIN, self._origin())
-        if self.job.lanes.remote:
-            shards = (name for split in plans for name in split.shard_names)
-            self.store.share(plan_name(name) for name in shards if name in pending)
-        receipts = engine.run(
-            stage,
-            tasks,
-            self.job.lanes,
-            title="write",
-            watch=BadImageLimit(self.job.config.allowed_bad_images),
-            quiet=self.job.config.json,
-        )
-        self._new = [receipt for receipt in receipts if receipt.get("shard") in pending]
-        committed = self._commit(inventory, receipts)
-        if self.store is not self.store.local:
-            self.store.remove_tree(PLAN_FOLDER)
-        self.remove_unpacked()
-        return committed
-
-    def remove_unpacked(self) -> None:
-        """Removes the images that were unpacked: a finished set needs them no more."""
-        self.store.local.remove_tree(UNPACKED)
-
-    def summary(self, committed: manifest.Manifest) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Returns what the user is told at the end."""
+        committed = self.committed()
+        assert committed is not None
         path = self.store.where(naming.MANIFEST)
         return summarise(path, committed, self._new, time.time() - self._start)
 
-    def _stage(self, plans: Sequence[plan.SplitPlan]) -> engine.Stage[Any]:
-        config, classes = self.job.config, self.job.source.classes
-        work = WriteWork(
-            reader=self.job.reader(self.store.local),
-            proofs=ArchiveReader({p.name: p.path for p in self.job.parts if p.path is not None}),
-            store=self.store,
-            plans=self.store if self.job.lanes.remote else self.store.local,
-            policy=self.job.policy,
-            classes=tuple(zip(classes.wnids, classes.words, strict=True)),
-            label_offset=config.label_offset,
-            fail_on_bad_image=config.on_bad_image == "fail",
-            expected_md5={
-                part.name: part.md5
-                for part in self.job.parts
-                if part.md5 is not None and not config.allow_subset
-            },
-        )
-        digest = canonical.digest(
-            [
-                self.job.decisive(),
-                self.job.libraries,
-                [split.digest for split in plans],
-                classes.render().decode(),
-                sorted(self.job.sizes.items()),
+    def _made(self, there: Manifest | None) -> dict[str, dict[str, Any]]:
+        """Returns the settings of the splits that this verb finished or began here."""
+        verb = self._wanted.settings.verb
+        begun = self._begun()
+        made: dict[str, dict[str, Any]] = {}
+        for config in [*([begun["config"]] if begun else []), *([there.config] if there else [])]:
+            try:
+                found = settings.parse(config)
+            except ValueError:
+                found = Settings("", {})
+            if found.verb != verb:
+                raise UsageError(
+                    f"{self.store.where()} holds a data set that {verb} did not make. Choose "
+                    "another folder."
+                )
+            made |= found.splits
+        return made
+
+    def _begun(self) -> dict[str, Any] | None:
+        if self.store.size(_BEGUN) is None:
+            return None
+        return notes.read(self.store, _BEGUN, config=dict, libraries=dict)
+
+    def _refuse_differences(self, there: Manifest | None, made: dict[str, dict[str, Any]]) -> None:
+        found = [
+            f"{name} is {made[split].get(name)!r} there, {value!r} here"
+            for split, wanted in self._splits.items()
+            for name, value in wanted.items()
+            if split in made and made[split].get(name) != value
+        ]
+        if there and (sizes := self._wanted.source_sizes):
+            was = {source.name: source.num_bytes for source in there.sources}
+            found += [
+                f"{name} was {was[name]:,} bytes, is {size:,}"
+                if name in was
+                else f"{name} was not there"
+                for name, size in sizes.items()
+                if was.get(name) != size
             ]
-        )
-        return engine.Stage("write", digest, self.store, work)
-
-    def _origin(self) -> bytes:
-        files = {p.name: str(p.path.absolute()) for p in self.job.parts if p.path is not None}
-        root = str(Path(self.job.config.source).expanduser().absolute())
-        return json.dumps({"root": root, "files": files}).encode()
-
-    def _commit(
-        self, inventory: Inventory, receipts: Sequence[dict[str, Any]]
-    ) -> manifest.Manifest:
-        config, classes = self.job.config, self.job.source.classes
-        md5 = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
-        return commit(
-            self.store,
-            producer=manifest.Producer(
-                "imagenet-prep", imagenet_prep.__version__, self.job.libraries
-            ),
-            config=self.job.decisive(),
-            plans=inventory.plans,
-            receipts=[receipt for receipt in receipts if "shard" in receipt],
-            sources=[
-                manifest.Source(p.name, p.num_bytes, md5.get(p.name), inventory.taken[p.name])
-                for p in self.job.parts
-            ],
-            classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
-            labels_file=classes.render(),
-            label_offset=config.label_offset,
-            subset=config.asks_for_subset,
-            name=self.job.source.name,
+        if not found:
+            return
+        held, first = "another data set", ""
+        if there is None:
+            held, first = "the unfinished work of another run", "Finish it as it was started, or c"
+        advice = ""
+        if self._wanted.force is not None:
+            advice = ", or let --force replace what is there"
+        raise UsageError(
+            f"{self.store.where()} holds {held}: {'; '.join(dict.fromkeys(found))}. "
+            f"{first or 'C'}hoose another folder{advice}."
         )
 
+    def _refuse_strangers(self, made: dict[str, dict[str, Any]]) -> None:
+        strangers = [
+            name
+            for name in filter(naming.looks_like_shard, self.store.top())
+            if (shard := naming.parse_shard_name(name)) is None or shard.split not in made
+        ]
+        if strangers:
+            raise UsageError(
+                f"{self.store.where()} already holds {', '.join(strangers[:_SHOWN])}, which no run "
+                f"of {self._wanted.settings.verb} left there. Choose an empty folder."
+            )
 
-def _differences(there: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    return [
-        f"{name} is {there.get(name)!r} there, {value!r} here"
-        for name, value in asked.items()
-        if there.get(name) != value
-    ]
+    def _refuse_other_libraries(self, there: Manifest | None, left: Sequence[str]) -> None:
+        """Refuses to finish what other versions began, or to add to what they finished."""
+        used: dict[str, str] = {}
+        if (begun := self._begun()) is not None:
+            used = begun["libraries"]
+        elif there and set(there.splits) - set(left):
+            used = there.producer.libraries
+        ours = self._wanted.libraries
+        if changed := [
+            f"{n} {used[n]} (here {ours[n]})" for n in used if used[n] != ours.get(n, used[n])
+        ]:
+            raise UsageError(
+                f"{self.store.where()} was begun with {', '.join(changed)}. Finish it with that, "
+                "or choose another folder."
+            )
+
+    def _is_whole(self, there: Manifest | None, split: str) -> bool:
+        if there is None or settings.parse(there.config).splits.get(split) != self._splits[split]:
+            return False
+        files = there.files_of([split])
+        sizes = self.store.sizes(file.name for file in files)
+        return all(sizes.get(file.name) == file.num_bytes for file in files)
+
+    def _discard(self, split: str) -> None:
+        """Removes a split: from the manifest first, so that it never names what is gone."""
+        local, there = self.store.local, self.committed()
+        if there is not None and split in there.splits:
+            if len(there.splits) > 1:
+                self.commit({}, self.classes(there), dropped=split)
+            else:
+                local.remove(naming.MANIFEST)
+        for name in local.names(""):
+            parsed = naming.parse_shard_name(name)
+            if parsed is not None and parsed.split == split:
+                local.remove(name)
+                local.remove(naming.index_name(name))
+        # Their sizes could pass for those of the new shards.
+        for path in local.path(naming.WORK).glob(f"{self._wanted.settings.verb}-{split}-*"):
+            local.remove_tree(f"{naming.WORK}/{path.name}")
+
+
+def _place(source: Source) -> tuple[int, str]:
+    return schema.SPLITS.index(_split_of(source.name)), source.name
+
+
+def _is_official(split: str, sources: Sequence[Source]) -> bool:
+    members = sum(s.members for s in sources if _split_of(s.name) == split)
+    return members == schema.OFFICIAL_NUM_EXAMPLES[split]

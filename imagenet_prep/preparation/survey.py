@@ -162,7 +162,7 @@ def settle_labels(
     found: TfrecordSet,
     splits: Sequence[str],
     store: LocalStore,
-    lanes: engine.Lanes,
+    workers: engine.Workers,
     *,
     known: ClassList | None = None,
     quiet: bool = False,
@@ -172,7 +172,7 @@ def settle_labels(
     Args:
       found, splits: what to read.
       store: for receipts.
-      lanes: how much runs at once.
+      workers: how much runs at once.
       known: a class list to prefer where it fits.
       quiet: show no progress.
 
@@ -184,7 +184,7 @@ def settle_labels(
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
     stage = engine.Stage("labels", identity(shards), store, LabelWork())
-    receipts = engine.run(stage, [*map(ShardTask, shards)], lanes, title="labels", quiet=quiet)
+    receipts = engine.run(stage, [*map(ShardTask, shards)], workers, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
         raise DataDamagedError(
             "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
@@ -283,27 +283,29 @@ class Survey:
         return [receipt for receipts in self.receipts.values() for receipt in receipts]
 
 
-def survey(found: TfrecordSet, store: LocalStore, lanes: engine.Lanes, *, quiet: bool) -> Survey:
+def survey(
+    found: TfrecordSet, store: LocalStore, workers: engine.Workers, *, quiet: bool
+) -> Survey:
     """Reads all shards of a set.
 
     Args:
       found: the set.
       store: for receipts, so that a run that was killed need not read twice.
-      lanes: how much runs at once.
+      workers: how much runs at once.
       quiet: show no progress.
 
     Raises:
       DataDamagedError: its labels contradict each other.
     """
     splits = tuple(found.splits)
-    labelling = settle_labels(found, splits, store, lanes, quiet=quiet)
+    labelling = settle_labels(found, splits, store, workers, quiet=quiet)
     shards = [shard for split in splits for shard in found.splits[split]]
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
     stage = engine.Stage("survey", digest, store, SurveyWork(labelling))
     tasks = [*map(ShardTask, shards)]
-    receipts = engine.run(stage, tasks, lanes, title="survey", quiet=quiet)
+    receipts = engine.run(stage, tasks, workers, title="survey", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]
     problems += _copies(shards, receipts)
     try:

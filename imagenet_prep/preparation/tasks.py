@@ -1,23 +1,23 @@
-"""What one task of `prepare` does on a worker: sources, codec and shards wired together."""
+"""What one task does on a worker: sources, codec and shards wired together."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple
 
-from imagenet_prep.codec.policy import Policy
-from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member, dump_member
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member, PreparedImage, dump_member
 from imagenet_prep.engine import Output, Result
+from imagenet_prep.engine.stage import AnyTask
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources import boxes, source
+from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore, storage_errors
@@ -140,14 +140,9 @@ class HashTask(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """Writes one shard."""
+    """Writes the shard of this name."""
 
-    shard: str
-
-    @property
-    def name(self) -> str:
-        """The receipt's name."""
-        return self.shard
+    name: str
 
 
 def plan_name(shard: str) -> str:
@@ -156,55 +151,35 @@ def plan_name(shard: str) -> str:
 
 
 @dataclass(frozen=True)
-class WriteWork:
-    """Writes shards, and proves archives in between.
+class WriteWork(Generic[AnyTask]):
+    """Writes a shard from images that come from anywhere.
 
     Attributes:
-      reader: reads the members.
-      proofs: reads the files whose md5 is asked for.
       store: the data set.
-      plans: where the plan lies: beside the data set, or on this machine alone.
-      policy: for the codec.
-      classes: (WNID, words) by class index.
+      images: yields (member, its source bytes) of a task's shard, in the order of the records;
+        adds to the receipt, its second argument, what it has seen of their source.
+      transform: source bytes to the stored image; raises BadImageError.
+      classes: the class list.
       label_offset: added to the class index.
       fail_on_bad_image: raise instead of leaving a bad image out.
-      expected_md5: by archive name, where it must be that one.
     """
 
-    reader: Reader
-    proofs: ArchiveReader
     store: Store
-    plans: Store
-    policy: Policy
-    classes: tuple[tuple[str, str], ...]
+    images: Callable[[AnyTask, dict[str, Any]], Iterator[tuple[Member, bytes]]]
+    transform: Callable[[bytes], PreparedImage]
+    classes: ClassList
     label_offset: int
     fail_on_bad_image: bool
-    expected_md5: dict[str, str]
 
-    def __call__(self, task: HashTask | ShardTask) -> Result:
-        """Returns the receipt of an archive or of a shard."""
-        return self._hash(task) if isinstance(task, HashTask) else self._write(task)
-
-    def read(self, member: Member) -> bytes:
-        """Returns the source bytes of one image, of a huge one as many as the codec refuses."""
-        size = min(member.size, MAX_IMAGE_BYTES + 1)
-        return self.reader.read(member.archive, member.offset, size)
-
-    def _write(self, task: ShardTask) -> Result:
-        members = plan.parse(self.plans.read(plan_name(task.shard)))
-        # Records are in hash order; the disk is told in offset order, once, for all of
-        # them. So it is swept in one direction and nothing needs to be spooled.
-        ranges: dict[str, list[tuple[int, int]]] = {}
-        for member in members:
-            ranges.setdefault(member.archive, []).append((member.offset, member.size))
-        for archive in sorted(ranges):
-            self.reader.will_need(archive, sorted(ranges[archive]))
+    def __call__(self, task: AnyTask) -> Result:
+        """Returns the receipt of the shard, which has the task's name, and its files."""
         shard, index = self.store.temporary(), self.store.temporary()
+        seen: dict[str, Any] = {}
         content = writer.write_shard(
-            task.shard,
-            ((member, self.read(member)) for member in members),
-            transform=partial(transform, policy=self.policy),
-            classes=self.classes,
+            task.name,
+            self.images(task, seen),
+            transform=self.transform,
+            classes=tuple(zip(self.classes.wnids, self.classes.words, strict=True)),
             label_offset=self.label_offset,
             fail_on_bad_image=self.fail_on_bad_image,
             shard_path=shard,
@@ -212,24 +187,76 @@ class WriteWork:
         )
         # The index first: whoever sees a shard finds its index.
         return Result(
-            content,
+            {**content, **seen},
             (
-                Output(index, naming.index_name(task.shard), content["index_sha256"]),
-                Output(shard, task.shard, content["sha256"]),
+                Output(index, naming.index_name(task.name), content["index_sha256"]),
+                Output(shard, task.name, content["sha256"]),
             ),
         )
 
-    def _hash(self, task: HashTask) -> Result:
-        size = self.proofs.size(task.archive)
-        md5 = hashlib.md5(usedforsecurity=False)
-        for offset in range(0, size, _HASH_CHUNK_BYTES):
-            length = min(_HASH_CHUNK_BYTES, size - offset)
-            md5.update(self.proofs.read(task.archive, offset, length))
-        expected = self.expected_md5.get(task.archive)
-        if expected is not None and md5.hexdigest() != expected:
-            raise SourceError(
-                f"{task.archive}: md5 {md5.hexdigest()}, expected {expected}. The archive is "
-                "damaged: download it again. If it was repacked on purpose, --allow-subset "
-                "accepts it and the manifest says so."
-            )
-        return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})
+
+def planned_images(
+    task: ShardTask, _: dict[str, Any], *, reader: Reader, plans: Store
+) -> Iterator[tuple[Member, bytes]]:
+    """Yields the images that a shard's plan lists; for `WriteWork`.
+
+    Args:
+      task: the shard.
+      reader: reads the members.
+      plans: where the plan lies: beside the data set, or on this machine alone.
+    """
+    members = plan.parse(plans.read(plan_name(task.name)))
+    # Records are in hash order; the disk is told in offset order, once, for all of
+    # them. So it is swept in one direction and nothing needs to be spooled.
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for member in members:
+        ranges.setdefault(member.archive, []).append((member.offset, member.size))
+    for archive in sorted(ranges):
+        reader.will_need(archive, sorted(ranges[archive]))
+    for member in members:
+        yield member, read_member(reader, member)
+
+
+def read_member(reader: Reader, member: Member) -> bytes:
+    """Returns the source bytes of one image, of a huge one as many as the codec refuses."""
+    return reader.read(member.archive, member.offset, min(member.size, MAX_IMAGE_BYTES + 1))
+
+
+def hash_archive(task: HashTask, archives: ArchiveReader, expected_md5: str | None) -> Result:
+    """Returns the receipt of an archive that was read whole.
+
+    Raises:
+      SourceError: its md5 is not the one expected.
+    """
+    size = archives.size(task.archive)
+    md5 = hashlib.md5(usedforsecurity=False)
+    for offset in range(0, size, _HASH_CHUNK_BYTES):
+        md5.update(archives.read(task.archive, offset, min(_HASH_CHUNK_BYTES, size - offset)))
+    if expected_md5 is not None and md5.hexdigest() != expected_md5:
+        raise SourceError(
+            f"{task.archive}: md5 {md5.hexdigest()}, expected {expected_md5}. The archive is "
+            "damaged: download it again. If it was repacked on purpose, --allow-subset "
+            "accepts it and the manifest says so."
+        )
+    return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})
+
+
+@dataclass(frozen=True)
+class WriteOrHash:
+    """Writes shards, and proves archives in between.
+
+    Attributes:
+      write: writes a shard.
+      archives: reads the archives.
+      expected_md5: by archive name, where it must be that one.
+    """
+
+    write: WriteWork[ShardTask]
+    archives: ArchiveReader
+    expected_md5: dict[str, str]
+
+    def __call__(self, task: HashTask | ShardTask) -> Result:
+        """Returns the receipt of an archive or of a shard."""
+        if isinstance(task, ShardTask):
+            return self.write(task)
+        return hash_archive(task, self.archives, self.expected_md5.get(task.archive))

@@ -234,8 +234,8 @@ class NodeCache:
                 found = hashlib.file_digest(content, "sha256").hexdigest()
             if found != file.sha256:
                 raise DataDamagedError(
-                    f"{where}: sha256 {found}, the manifest says {file.sha256}. Prove the source: "
-                    "imagenet-prep replicate --check, and put that file there again."
+                    f"{where}: sha256 {found}, the manifest says {file.sha256}. Check the source "
+                    "(imagenet-prep replicate --check), and put that file there again."
                 )
             self._store.publish(temporary, name)
         finally:

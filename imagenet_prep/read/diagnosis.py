@@ -91,7 +91,7 @@ def _problem(encoded: bytes, box: list[int]) -> str | None:
             image.load()
             top, left, height, width = box
             if top + height > image.height or left + width > image.width:
-                return f"the picture is {image.width} x {image.height}, its record says larger"
+                return f"the image is {image.width} x {image.height}, its record says larger"
     except Exception as error:  # noqa: BLE001 - Pillow raises many kinds for broken files
         return f"does not decode: {error}"
     return None

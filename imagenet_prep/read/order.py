@@ -142,7 +142,7 @@ class Steps:
             raise ValueError("world size and batch size: expected at least 1")
         if self.nodes < 1 or self.world_size % self.nodes:
             raise ValueError(
-                f"{self.world_size} ranks on {self.nodes} nodes: expected as many on each"
+                f"{self.world_size} ranks on {self.nodes} nodes: expected equally many on each"
             )
 
     @property

@@ -243,8 +243,8 @@ def _check_world(world: World, placement: Placement, data_dir: str) -> None:
     where = f"{data_dir} is {placement}"
     if world.size != placement.nodes * world.local_size:
         raise UsageError(
-            f"{where}: {placement.nodes} hosts with equally many ranks have to read it together, "
-            f"here are {world.size} ranks, {world.local_size} on this host. Start them on all "
+            f"{where}: {placement.nodes} hosts with equally many ranks must read it together, but "
+            f"there are {world.size} ranks, {world.local_size} on this host. Start them on all "
             "hosts, or replicate to the hosts that are there."
         )
     if world.cross_rank != placement.node:

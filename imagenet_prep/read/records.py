@@ -236,7 +236,7 @@ class Records:
             # numpy takes each word for what int() takes, which is more than digits.
             odd = next((w for w in words if not w.isdigit() or len(w) > _INDEX_DIGITS), None)
             if odd is not None:
-                raise ValueError(f"{odd[:32]!r} is no place in a file")
+                raise ValueError(f"{odd[:32]!r} is not a byte offset")
             numbers = np.array(words, np.int64)
         except ValueError as error:
             raise DataDamagedError(f"{self.root / name}: cannot be read: {error}") from error

@@ -188,7 +188,7 @@ def record_at(facts: Facts, shard: str, index: list[str], number: int) -> bytes:
     try:
         offset, size = map(int, index[number].split())
         if not 0 <= size <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES:
-            raise ValueError("its index claims more than any record has")
+            raise ValueError("its index claims a longer record than there can be")
         with open(facts.root / shard, "rb") as file:
             file.seek(offset)
             return file.read(size)
@@ -285,14 +285,14 @@ class _Made(NamedTuple):
 def _origin(row: Any) -> Origin:
     record, key, archive, *numbers = row
     if not isinstance(key, str) or not isinstance(archive, str):
-        raise TypeError("a key or an archive is no text")
+        raise TypeError("a key or an archive is not text")
     return Origin(_count(record), key, archive, *map(_count, numbers))
 
 
 def _number(value: Any, most: float) -> float:
     """Returns a number of seconds or a sum; raises where it is none."""
     if type(value) not in (int, float) or not 0 <= value <= most or value > 1e300:
-        raise ValueError(f"no number up to {most}")
+        raise ValueError(f"not a number up to {most}")
     return float(value)
 
 
@@ -304,7 +304,7 @@ def _count(value: Any) -> int:
 
 def _bin(text: str) -> int:
     if (number := int(text)) not in _BINS:
-        raise ValueError("no bin of a histogram")
+        raise ValueError("not a bin of a histogram")
     return number
 
 

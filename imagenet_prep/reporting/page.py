@@ -35,8 +35,8 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 _CHECKED = {
     "manifest": "every file is there with its size",
-    "crc": "every byte of every file is what it was",
-    "decode": "every byte is what it was, and every image decodes and has its label",
+    "crc": "every byte of every file is unchanged",
+    "decode": "every byte is unchanged, and every image decodes and has its label",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,43 +11,26 @@ from typing import Any
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ABSENT
-from imagenet_prep.dataset.manifest import (
-    SCHEMA_VERSION,
-    Classes,
-    File,
-    Manifest,
-    Producer,
-    Shard,
-    Source,
-    Split,
-)
+from imagenet_prep.dataset.manifest import File, Manifest, Shard, Split
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
 from imagenet_prep.shards import tfds
-from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.storage.store import Store
 
 
-def commit(
+def publish(
     store: Store,
+    draft: Manifest,
     *,
-    producer: Producer,
-    config: dict[str, Any],
-    plans: Sequence[SplitPlan],
-    receipts: Sequence[dict[str, Any]],
-    sources: Sequence[Source],
-    classes: Classes,
+    incidents: Iterable[dict[str, Any]],
     labels_file: bytes,
-    label_offset: int,
-    subset: bool,
     name: str = tfds.IMAGENET,
 ) -> Manifest:
     """Publishes the small files and then dataset.json; returns the manifest.
 
     Args:
-      store: the data set.
-      producer, config, sources, classes, label_offset, subset: for the manifest.
-      plans: of all splits.
-      receipts: of all shards of all plans, in any order.
+      store: the data set; all shards and indexes are there.
+      draft: the manifest, but for what is counted here: images left out and small files.
+      incidents: lines of quarantine.jsonl, of all splits, in any order.
       labels_file: content of labels.txt.
       name: what dataset_info.json calls the data set.
 
@@ -54,84 +38,24 @@ def commit(
       IncompleteError: the disk is full, or what was published is gone; without a manifest there
         is no data set.
     """
-    by_shard = {receipt["shard"]: receipt for receipt in receipts}
-    splits = {
-        plan.split: split_of([by_shard[name] for name in plan.shard_names], plan.num_per_class)
-        for plan in plans
-    }
-    return publish(
-        store,
-        producer=producer,
-        config=config,
-        plan_digest=canonical.digest([plan.digest for plan in plans]),
-        splits=splits,
-        incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
-        sources=sources,
-        classes=classes,
-        labels_file=labels_file,
-        label_offset=label_offset,
-        subset=subset,
-        name=name,
-    )
-
-
-def publish(
-    store: Store,
-    *,
-    producer: Producer,
-    config: dict[str, Any],
-    plan_digest: str,
-    splits: dict[str, Split],
-    incidents: Iterable[dict[str, Any]],
-    sources: Sequence[Source],
-    classes: Classes,
-    labels_file: bytes,
-    label_offset: int,
-    subset: bool,
-    lacks: dict[str, str] | None = None,
-    name: str = tfds.IMAGENET,
-) -> Manifest:
-    """Publishes the small files and then dataset.json; returns the manifest.
-
-    Args:
-      store: the data set; all shards and indexes are there.
-      producer, config, plan_digest, splits, sources, classes, label_offset, subset, lacks:
-        for the manifest.
-      incidents: lines of quarantine.jsonl, of all splits, in any order.
-      labels_file: content of labels.txt.
-      name: what dataset_info.json calls the data set.
-
-    Raises:
-      IncompleteError: the disk is full, or what was published is gone.
-    """
-    lacks = lacks or {}
+    lacks, splits = draft.lacks, draft.splits
     incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
         naming.TFDS_FEATURES: tfds.features([key for key in lacks if lacks[key] == ABSENT]),
         naming.TFDS_INFO: tfds.dataset_info(
-            name, {name: split.shards for name, split in splits.items()}, subset
+            name, {name: split.shards for name, split in splits.items()}, draft.subset
         ),
     }
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        producer=producer,
-        config=config,
-        config_digest=canonical.digest(config),
-        plan_digest=plan_digest,
-        label_offset=label_offset,
-        subset=subset,
-        classes=classes,
-        sources=list(sources),
-        splits=splits,
+    manifest = dataclasses.replace(
+        draft,
         quarantined=_count(incidents, QUARANTINED),
         repaired=_count(incidents, REPAIRED),
         files=[
             File(name, len(data), hashlib.sha256(data).hexdigest())
             for name, data in sorted(contents.items())
         ],
-        lacks=lacks,
     )
     for name, data in contents.items():
         store.write(name, data)

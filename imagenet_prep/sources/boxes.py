@@ -142,7 +142,7 @@ def read(task: BoxTask) -> Found:
         line = canonical.dumps([stem, found]) + b"\n"
         num_bytes += len(line)
         if num_bytes > _MAX_LINES_BYTES:
-            raise SourceError(f"{task.path}: has more boxes than any archive of them. {_ADVICE}")
+            raise SourceError(f"{task.path}: has more boxes than any such archive. {_ADVICE}")
         lines.setdefault(group, bytearray()).extend(line)
         images += 1
         num_boxes += len(found.xmin)
@@ -206,8 +206,8 @@ def _archived(
                 raise SourceError(f"{name}: {member.name} has {member.size:,} bytes. {_ADVICE}")
             if depth == _MAX_DEPTH:
                 raise SourceError(
-                    f"{name}: {member.name} is an archive in an archive in an archive, which "
-                    f"annotations are not. {_ADVICE}"
+                    f"{name}: {member.name} is an archive in an archive in an archive. "
+                    f"Annotations are not packed like that. {_ADVICE}"
                 )
             inner = reader.read(name, member.offset, member.size)
             with gzip.open(io.BytesIO(inner)) as packed:
@@ -227,7 +227,9 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         text = data.decode("utf-8")
         # Entities can grow without bound, or name files of this machine.
         if "<!DOCTYPE" in text:
-            raise SourceError(f"{where}: has a document type, which annotations do not. {_ADVICE}")
+            raise SourceError(
+                f"{where}: has a document type declaration; annotations have none. {_ADVICE}"
+            )
         root = ET.fromstring(text)  # noqa: S314 - without a DOCTYPE there are no entities
         width, height = (float(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         corners = [

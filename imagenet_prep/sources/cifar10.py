@@ -178,7 +178,9 @@ def _read(path: Path, name: str) -> bytes:
             f"{path}: {name} cannot be read: {error}. Download {ARCHIVE} again (md5 {ARCHIVE_MD5})."
         ) from error
     if len(data) > _MAX_BATCH_BYTES:
-        raise SourceError(f"{path}: {name} has more than {_MAX_BATCH_BYTES:,} bytes: no batch")
+        raise SourceError(
+            f"{path}: {name} has more than {_MAX_BATCH_BYTES:,} bytes, so it is not a batch"
+        )
     return data
 
 

@@ -80,11 +80,14 @@ def _nothing(root: Path) -> str:
         return f"--source {root}: is a file. {_layouts()}"
     held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     return (
-        f"--source {root}: holds {', '.join(held[:20]) or 'nothing'}: no data set that is known. "
-        f"{_layouts()}"
+        f"--source {root}: holds {', '.join(held[:20]) or 'nothing'}, which is not a data set "
+        f"that this program knows. {_layouts()}"
     )
 
 
 def _layouts() -> str:
     lines = "".join(f"\n  {kind:8} {layout}" for kind, layout in LAYOUTS.items())
-    return f"Known are:{lines}\nGet one of these, or name the folder that holds it."
+    return (
+        f"imagenet-prep reads these layouts:{lines}\n"
+        "Get one of these, or name the folder that holds it."
+    )

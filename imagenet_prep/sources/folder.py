@@ -200,7 +200,8 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
         validation = [name for name in VALIDATION_FOLDERS if (beside_it / name).is_dir()]
         if len(validation) > 1:
             raise UsageError(
-                f"--source {root}: holds {' and '.join(validation)}. Leave the one to be read."
+                f"--source {root}: holds {' and '.join(validation)}. Keep only the one "
+                "that is to be read."
             )
     # Kaggle's lists lie beside ILSVRC/, or in it.
     beside = [base, base.parent] if (base / KAGGLE).is_dir() else [base]
@@ -285,7 +286,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
         strangers = sorted(set(names) - set(known))
         raise SourceError(
             f"{base / first}: {len(known):,} folders are classes of ILSVRC2012, but not "
-            f"{source.some(strangers)}. Move away what is no class."
+            f"{source.some(strangers)}. Move away the folders that are no classes."
         )
     return labels.classes_called(names, str(base / first))
 

@@ -146,7 +146,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         if len(counts) > 1:
             raise SourceError(
                 f"{there}: {split} files of {' and of '.join(map(str, sorted(counts)))} lie "
-                "together. Leave those of one data set."
+                "together. Keep only those of one data set."
             )
         absent[split] = counts.pop() - len(found[split])
     files = {name: there / name for split in splits for name in found[split]}

@@ -96,7 +96,7 @@ def members(reader: Reader, archive: str, start: int, stop: int) -> Iterator[Tar
             )
         if kind in (_LONG_NAME, _PAX, _PAX_GLOBAL):
             if size > _MAX_NAME_BYTES:
-                raise SourceError(f"{where}: an extended header of {size:,} bytes is damage")
+                raise SourceError(f"{where}: the extended header has {size:,} bytes: it is damaged")
             data = reader.read(archive, content, size)
             if kind == _LONG_NAME:
                 extended["path"] = _text(data.rstrip(b"\0"))
@@ -156,7 +156,7 @@ def _pax_records(data: bytes, where: str) -> dict[str, str]:
         record = data[start:stop]
         key, equals, value = record.partition(b" ")[2].partition(b"=")
         if not equals or not record.endswith(b"\n") or stop > len(data):
-            raise SourceError(f"{where}: a damaged pax header. Compare the archive's md5.")
+            raise SourceError(f"{where}: the pax header is damaged. Compare the archive's md5.")
         if key in (b"path", b"size"):
             records[_text(key)] = _text(value[:-1])
         start = stop

@@ -153,11 +153,14 @@ def _in_order(
         )
     if strangers:
         names = ", ".join(str(path.relative_to(root)) for path in sorted(strangers)[:_SHOWN])
-        problems.append(f"{len(strangers)} files too many, of another set or number ({names})")
+        problems.append(
+            f"{len(strangers)} surplus files, of another set or another number of shards ({names})"
+        )
     if problems:
         raise SourceError(
             f"{root}: {split}: {'; '.join(problems)}. Names count from {first} to "
-            f"{first + total - 1}. Bring what is missing, or move away what does not belong here."
+            f"{first + total - 1}. Add the missing shards, or move away the files "
+            "that do not belong here."
         )
     return tuple(
         ShardFile(split, number - first, total, path, path.stat().st_size)

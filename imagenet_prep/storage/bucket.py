@@ -93,6 +93,10 @@ class BucketStore:
         name = hashlib.sha256(self.base.encode()).hexdigest()[:16]
         return LocalStore(scratch.folder(name), called=self.base)
 
+    @property
+    def as_folder(self) -> None:
+        """As for `Store`: it is none."""
+
     def where(self, name: str = "") -> str:
         """As for `Store`."""
         return self._s3.where(name) if name else self.base
@@ -204,6 +208,11 @@ class BucketStore:
         with contextlib.suppress(TakenError):
             self._put_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
+
+    def take(self, name: str) -> bool:
+        """As for `Store`."""
+        mine = uuid.uuid4().bytes
+        return self.claim(name, mine) == mine
 
     def share(self, names: Iterable[str]) -> None:
         """As for `Store`.

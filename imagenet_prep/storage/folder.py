@@ -52,6 +52,11 @@ class LocalStore:
         """As for `Store`: this very folder."""
         return self
 
+    @property
+    def as_folder(self) -> LocalStore:
+        """As for `Store`."""
+        return self
+
     def where(self, name: str = "") -> str:
         """As for `Store`."""
         return f"{self._called}/{name}" if name else self._called
@@ -237,6 +242,18 @@ class LocalStore:
         self.write(name, data)
         return data
 
+    def take(self, name: str) -> bool:
+        """As for `Store`; its folder exists.
+
+        Raises:
+          DataDamagedError, StoreError: as for `open`.
+          IncompleteError: the disk is full.
+        """
+        with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
+            os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            return True
+        return False
+
     def share(self, names: Iterable[str]) -> None:
         """As for `Store`: they share this folder."""
 
@@ -324,7 +341,7 @@ class LocalStore:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
-        raise gone or self._busy("many that begin and end")
+        raise gone or self._busy("several short ones")
 
     def _busy(self, owner: str) -> BusyError:
         shown = owner if owner.isprintable() else ""
@@ -347,7 +364,7 @@ class LocalStore:
         if status.st_uid not in (os.geteuid(), above.st_uid):
             raise StoreError(
                 f"{path} belongs to another user (number {status.st_uid}), who may change what "
-                "this run relies on. Remove it, or let it be yours (chown), then run the same "
+                "this run relies on. Remove it, or make it yours (chown), then run the same "
                 "command again."
             )
 

@@ -74,8 +74,8 @@ class Http:
             size = _total_size(response)
             if size is None:
                 raise StoreError(
-                    f"{self.where(name)}: the server does not say how large it is, so nothing "
-                    "could prove it whole. Use another mirror."
+                    f"{self.where(name)}: the server does not say how large it is, so nobody "
+                    "could tell whether it is complete. Use another mirror."
                 )
             head = b"".join(self._body(response, min(_HEAD_BYTES, size)))
             if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
@@ -112,7 +112,7 @@ class Http:
         except requests.exceptions.SSLError as error:
             raise StoreError(
                 f"{self.where(name)}: no trusted connection: {reason(error)}. Check the clock and "
-                "the address; a private certificate authority belongs into REQUESTS_CA_BUNDLE."
+                "the address; for a private certificate authority set REQUESTS_CA_BUNDLE."
             ) from None
         except (requests.ConnectionError, requests.Timeout) as error:
             raise UnavailableError(reason(error)) from None

@@ -167,8 +167,8 @@ class S3:
             self._refuse(name, error.operation_name, error.response)
         except self._errors.SSLError as error:
             raise StoreError(
-                f"{self.where(name)}: no trusted connection: {reason(error)}. A private "
-                "certificate authority belongs into AWS_CA_BUNDLE."
+                f"{self.where(name)}: no trusted connection: {reason(error)}. For a "
+                "private certificate authority set AWS_CA_BUNDLE."
             ) from None
         except (
             self._errors.ConnectionError,

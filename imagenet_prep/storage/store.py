@@ -29,6 +29,10 @@ class Store(Protocol):
     def local(self) -> LocalStore:
         """What the processes of this machine share while they work on this data set."""
 
+    @property
+    def as_folder(self) -> LocalStore | None:
+        """The folder that it is, where looking is free and only its users read; else None."""
+
     def where(self, name: str = "") -> str:
         """Returns how messages call the data set, or a file of it."""
 
@@ -64,6 +68,9 @@ class Store(Protocol):
 
     def claim(self, name: str, data: bytes) -> bytes:
         """Publishes a small file unless there is one; returns what is there now."""
+
+    def take(self, name: str) -> bool:
+        """Makes an empty work file; returns whether nobody else, on any machine, was first."""
 
     def share(self, names: Iterable[str]) -> None:
         """Lets workers on other machines read these small files of `local` too."""

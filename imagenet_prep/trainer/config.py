@@ -21,85 +21,104 @@ class Config:
     data_dir: str | None = cli.flag(
         None, help="the data set: a folder, s3:// or http(s)://", aliases=("--data_dir",)
     )
-    synthetic: bool = cli.flag(False, help="train on noise that is made once: needs no data")
+    synthetic: bool = cli.flag(False, help="train on random images; this needs no data set")
     model: str = cli.flag(
-        "resnet50", choices=MODELS, help="tiny is for tests, CIFAR-10 and demos", aliases=("-m",)
+        "resnet50",
+        choices=MODELS,
+        help="the network; tiny is for tests, CIFAR-10, demos",
+        aliases=("-m",),
     )
     batch_size: int = cli.flag(
         256,
-        help="images a step and process",
+        help="images that each process trains on in a step",
         metavar="N",
         aliases=("-b", "--batch_size"),
     )
     num_epochs: float = cli.flag(
-        90.0, help="how often every image is seen", metavar="X", aliases=("--num_epochs",)
+        90.0, help="how often every image is used", metavar="X", aliases=("--num_epochs",)
     )
-    image_size: int = cli.flag(224, help="height and width of what is trained on", metavar="PX")
+    image_size: int = cli.flag(224, help="height and width of the crops", metavar="PX")
     log_dir: str = cli.flag(
         "imagenet_resnet",
-        help="checkpoints, log and TensorBoard's scalars; a run that ended early is resumed here",
+        help="folder of checkpoints, log and TensorBoard's scalars; a run resumes from it",
         aliases=("--log_dir",),
     )
     tensorboard_dir: str | None = cli.flag(
-        None, help="TensorBoard's scalars (default: LOG_DIR/tensorboard)", metavar="DIR"
+        None, help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)", metavar="DIR"
     )
     mirror: str | None = cli.flag(
         None,
-        help="s3://bucket/prefix: a copy of log, scalars, checkpoints and exported model, kept "
-        "up in the background; a fresh machine resumes from it",
+        help="s3://bucket/prefix where a copy of log, scalars, checkpoints and exported model is "
+        "kept in the background; a new machine resumes from it",
         metavar="URL",
     )
     recipe: str = cli.flag(
         "v1.5",
         choices=RECIPES,
-        help="tutorial: as AWS's tutorial of 2018; v1.5: cosine, label smoothing (NVIDIA)",
+        help="defaults of many flags; tutorial: AWS's tutorial of 2018; v1.5: NVIDIA's",
     )
-    optimizer: str | None = cli.flag(None, choices=OPTIMIZERS, help="default: the recipe's")
-    nesterov: bool = cli.flag(False, help="Nesterov momentum; recipe tutorial has it anyway")
+    optimizer: str | None = cli.flag(
+        None, choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
+    )
+    nesterov: bool = cli.flag(False, help="use Nesterov momentum, as recipe tutorial does anyway")
     lr: float | None = cli.flag(
         None, help="peak learning rate; default: the recipe's for the global batch", metavar="X"
     )
-    momentum: float | None = cli.flag(None, help="default: the recipe's", metavar="X")
+    momentum: float | None = cli.flag(
+        None, help="momentum of the optimizer; default: the recipe's", metavar="X"
+    )
     weight_decay: float | None = cli.flag(
-        None, help="of kernels, never of batch norms and biases; default: the recipe's", metavar="X"
+        None,
+        help="L2 of kernels, not of batch norms and biases; default: the recipe's",
+        metavar="X",
     )
     trust_coefficient: float | None = cli.flag(
-        None, help="eta of lars and larc (default: 0.013 of larc, 0.001 of lars)", metavar="X"
+        None, help="eta of lars and larc (default: 0.013 for larc, 0.001 for lars)", metavar="X"
     )
-    label_smoothing: float | None = cli.flag(None, help="default: the recipe's", metavar="X")
+    label_smoothing: float | None = cli.flag(
+        None,
+        help="share of the label that goes to the other classes; default: the recipe's",
+        metavar="X",
+    )
     schedule: str | None = cli.flag(
         None, choices=schedule.KINDS, help="how the rate decays; default: the recipe's"
     )
-    warmup_epochs: float | None = cli.flag(None, help="default: the recipe's", metavar="X")
+    warmup_epochs: float | None = cli.flag(
+        None, help="epochs in which the rate rises; default: the recipe's", metavar="X"
+    )
     precision: str = cli.flag(
-        "float32", choices=PRECISIONS, help="of activations; weights stay float32"
+        "float32", choices=PRECISIONS, help="type of activations; weights stay float32"
     )
     loss_scale: float | None = cli.flag(
-        None, help="for float16, whose gradients vanish without (default: 1024)", metavar="X"
+        None,
+        help="factor of the loss with float16, so that gradients do not vanish (default: 1024)",
+        metavar="X",
     )
-    fp16_compression: bool = cli.flag(
-        False, help="gradients travel between processes in half the bytes"
-    )
+    fp16_compression: bool = cli.flag(False, help="send gradients between processes as float16")
     jit: bool = cli.flag(False, help="compile forward and backward pass with XLA")
     display_every: int = cli.flag(
-        50, help="steps between rows", metavar="N", aliases=("--display_every",)
+        50, help="steps between two lines of output", metavar="N", aliases=("--display_every",)
     )
     eval_every: float = cli.flag(
-        0.0, help="epochs between evaluations; 0: only at the end", metavar="X"
+        0.0, help="epochs between evaluations; 0: evaluate only at the end", metavar="X"
     )
     checkpoint_every: int = cli.flag(
         1000, help="steps between checkpoints; there is always one at the end", metavar="N"
     )
-    keep: int = cli.flag(3, help="checkpoints that are kept", metavar="N")
+    keep: int = cli.flag(3, help="how many checkpoints are kept", metavar="N")
     evaluate: bool = cli.flag(
         False, help="evaluate the last checkpoint and end", aliases=("--eval",)
     )
-    no_evaluation: bool = cli.flag(False, help="for a set without a validation split")
+    no_evaluation: bool = cli.flag(False, help="do not evaluate; for a set without validation")
     export: str | None = cli.flag(
-        None, help="at the end: FILE.keras, or a folder for a SavedModel", metavar="PATH"
+        None,
+        help="write the model here at the end: FILE.keras, or a folder for a SavedModel",
+        metavar="PATH",
     )
-    seed: int = cli.flag(0, help="of first weights, order and crops", metavar="N")
-    backend: str = cli.flag("auto", choices=("auto", "tfdata", "dali"), help="who decodes")
+    seed: int = cli.flag(0, help="decides first weights, order and crops", metavar="N")
+    backend: str = cli.flag(
+        "auto", choices=("auto", "tfdata", "dali"), help="what decodes the JPEGs"
+    )
 
     def __post_init__(self) -> None:
         """Refuses values that cannot be, and flags that would have no effect."""

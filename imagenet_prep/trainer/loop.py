@@ -54,8 +54,8 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
         comm.close()
     if not mirrored:
         raise IncompleteError(
-            f"the run is finished in {config.log_dir}, its mirror is not, see above. "
-            "Run the same command again to bring it up."
+            f"the run in {config.log_dir} is finished, but its mirror is not, see above. "
+            "Run the same command again to upload the rest."
         )
     return score
 

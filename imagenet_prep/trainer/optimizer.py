@@ -1,7 +1,7 @@
 """SGD with momentum, and LARS and LARC, which scale it a layer at a time.
 
-Keras' optimizers are not used: Horovod 0.28 averages nothing for those of Keras 3, and says
-nothing. Here gradients come in averaged, and the slots are plain variables.
+Keras' optimizers are not used: they have no LARS or LARC, and their weight decay is not L2 in the
+gradient, as both recipes have it. Gradients come in averaged; the slots are plain variables.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _ask(place: Place, method: str, name: str, body: str = "") -> str | None:
         text = answer.read(_MAX_VALUE_BYTES).decode(errors="replace")
         if answer.status == 403:
             raise ImagenetPrepError(
-                f"{place.address}:{place.port}: does not take this host's token: what listens "
+                f"{place.address}:{place.port}: refuses this host's token. What listens "
                 "there belongs to another job. Give all containers of a job the same token."
             )
         return text if answer.status == 200 else None

@@ -21,7 +21,7 @@ def speed(name: str, column: int = 0) -> float:
 
 
 def test_the_guide_holds_the_tables_that_the_model_prints() -> None:
-    document = (REPOSITORY / "docs" / "operations.md").read_text("utf-8")
+    document = (REPOSITORY / "docs" / "sizing.md").read_text("utf-8")
 
     assert capacity.tables() in document
 

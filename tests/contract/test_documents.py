@@ -126,3 +126,58 @@ def test_no_package_registry_is_named() -> None:
 
 def test_the_readme_is_there() -> None:
     assert Path("README.md") in DOCUMENTS
+
+
+GUIDE = [path for path in DOCUMENTS if path.parts[0] in ("README.md", "CONTRIBUTING.md", "docs")]
+
+
+@pytest.mark.parametrize("document", GUIDE, ids=str)
+def test_lines_fit_a_screen(document: Path) -> None:
+    lines = enumerate(read(document).splitlines(), 1)
+
+    assert [number for number, line in lines if len(line) > 150] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    pages = {path.name for path in GUIDE if path.parts[0] == "docs"}
+
+    assert pages - set(re.findall(r"\(([\w-]+\.md)[#)]", read(Path("docs/operations.md")))) == {
+        "operations.md"
+    }
+
+
+def test_pages_that_code_names_exist() -> None:
+    named = {
+        (str(path), page)
+        for path in tracked(".py", ".yaml", ".toml", ".jinja")
+        for page in re.findall(r"\bdocs/[\w-]+\.md\b", read(path))
+    }
+
+    assert sorted((path, page) for path, page in named if not (REPOSITORY / page).exists()) == []
+
+
+def _stands(place: str) -> bool:
+    """Tells whether a path exists; words in capitals, as in VERB.py, stand for any name."""
+    return any(REPOSITORY.glob(re.sub(r"(?<![a-z])[A-Z]{4,}(?![a-z])", "*", place)))
+
+
+def test_paths_that_the_documents_name_exist() -> None:
+    """Those of CONTRIBUTING's table, and the modules that the architecture names as ROOM/MODULE."""
+    tops = r"(?:imagenet_prep|pipelines|tests|docker|benchmarks|docs|\.ci)"
+    places = set(re.findall(rf"`({tops}/[\w./-]*)`", read(Path("CONTRIBUTING.md"))))
+    rooms = "|".join(
+        path.name for path in (REPOSITORY / "imagenet_prep").iterdir() if path.is_dir()
+    )
+    for room, module in re.findall(rf"`({rooms})/([\w]+)`", read(Path("docs/architecture.md"))):
+        places.add(f"imagenet_prep/{room}/{module}.py")
+
+    assert len(places) > 20
+    assert sorted(place for place in places if not _stands(place)) == []
+
+
+def test_the_documents_that_stand_for_rooms_name_all_of_them() -> None:
+    rooms = {path.parent.name for path in (REPOSITORY / "imagenet_prep").glob("*/__init__.py")}
+    table, tree = read(Path("CONTRIBUTING.md")), read(Path("docs/architecture.md"))
+
+    assert {room for room in rooms if f"imagenet_prep/{room}" not in table} == set()
+    assert {room for room in rooms if not re.search(rf"\b{room}\b", tree)} == set()

@@ -51,7 +51,7 @@ VIOLATIONS = {
         "imagenet_prep/codec/intruder.py", "import imagenet_prep.verify", FLOORS
     ),
     "engine-imports-stage": Violation(
-        "imagenet_prep/engine/lanes.py", "import imagenet_prep.shards", FLOORS
+        "imagenet_prep/engine/workers.py", "import imagenet_prep.shards", FLOORS
     ),
     "core-imports-stage": Violation(
         "imagenet_prep/core/intruder.py", "import imagenet_prep.sources", FLOORS

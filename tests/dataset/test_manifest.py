@@ -54,17 +54,22 @@ counts = st.integers(0, 2**62)
 
 
 @st.composite
+def shards(draw: st.DrawFn, name: str) -> Shard:
+    """A shard of any content, with as many examples as its bytes can hold."""
+    examples = draw(st.integers(0, 2**40))
+    num_bytes = 16 * examples + draw(st.integers(0, 2**40))
+    return Shard(name, examples, num_bytes, draw(names), draw(counts), draw(names))
+
+
+@st.composite
 def splits(draw: st.DrawFn) -> dict[str, Split]:
     """Splits of any content, with names as they must be."""
     made = {}
-    for split in draw(st.sets(st.sampled_from(schema.SPLITS))):
+    for split in draw(st.sets(st.sampled_from(schema.SPLITS), min_size=1)):
         total = draw(st.integers(1, 3))
-        shards = [
-            draw(st.builds(Shard, st.just(name), counts, counts, names, counts, names))
-            for name in (naming.shard_name(split, number, total) for number in range(total))
-        ]
+        made_of = [draw(shards(naming.shard_name(split, number, total))) for number in range(total)]
         per_class = draw(st.lists(counts, max_size=3))
-        made[split] = Split(*(draw(counts) for _ in range(2)), per_class, 0, 1, 1, shards)
+        made[split] = Split(*(draw(counts) for _ in range(2)), per_class, 0, 1, 1, made_of)
     return made
 
 
@@ -330,3 +335,30 @@ def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_f
         config = {"a": [config]}
     with pytest.raises(ManifestError, match=r"config\['a'\]: nested more than 20 deep"):
         manifest.loads(edited(config=config), "dataset.json")
+
+
+@pytest.mark.parametrize(
+    ("examples", "num_bytes"), [(-1, 0), (7, 111), (2**60, 2**62), (1, -1), (10**10, 2**40 // 8)]
+)
+def test_more_examples_than_bytes_can_hold_are_refused(examples: int, num_bytes: int) -> None:
+    content = json.loads(SMALL.dumps())
+    content["splits"]["train"]["shards"][0].update(examples=examples, num_bytes=num_bytes)
+    with pytest.raises(ManifestError, match=r"train-\d{5}-of-\d{5}: .* examples in .* bytes"):
+        manifest.loads(signed(content), "dataset.json")
+
+
+@pytest.mark.parametrize("num_bytes", [-1, 2**63])
+@pytest.mark.parametrize("what", ["index", "file"])
+def test_files_larger_than_any_disk_are_refused(what: str, num_bytes: int) -> None:
+    content = json.loads(SMALL.dumps())
+    if what == "index":
+        content["splits"]["train"]["shards"][0]["index_bytes"] = num_bytes
+    else:
+        content["files"][0]["num_bytes"] = num_bytes
+    with pytest.raises(ManifestError, match=f": {num_bytes:,} bytes"):
+        manifest.loads(signed(content), "dataset.json")
+
+
+def test_a_data_set_without_a_split_is_refused() -> None:
+    with pytest.raises(ManifestError, match="it has no split"):
+        manifest.loads(edited(splits={}), "dataset.json")

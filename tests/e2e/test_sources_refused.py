@@ -107,7 +107,7 @@ def xml_bomb(mini: Miniature, root: Path) -> str:
     xml = b'<!DOCTYPE a [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><annotation>&b;</annotation>'
     path = root / "ILSVRC" / "Annotations" / "CLS-LOC" / "train" / wnids(mini)[0] / f"{stem}.xml"
     write(path, xml)
-    return f"{stem}.xml: has a document type, which annotations do not"
+    return f"{stem}.xml: has a document type declaration; annotations have none"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_nothing_known_is_a_usage_error_with_a_line_a_layout(tmp_path: Path) -> 
     result = command.run("prepare", "--source", tmp_path / "in", "--out", tmp_path / "out")
 
     assert result.code == 2
-    assert "holds photos.zip: no data set that is known" in result.err
+    assert "holds photos.zip, which is not a data set that this program knows" in result.err
     for kind in ("ilsvrc", "folder", "parquet", "cifar10"):
         assert f"\n  {kind} " in result.err
     assert not (tmp_path / "out").exists()

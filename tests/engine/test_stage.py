@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.storage.folder import LocalStore
 
 
@@ -29,8 +29,8 @@ def stage(tmp_path: Path) -> engine.Stage[Task]:
 
 
 def run(stage: engine.Stage[Task], *names: str) -> list[dict[str, Any]]:
-    lanes = engine.Lanes(1, engine.THREADS)
-    return engine.run(stage, [*map(Task, names)], lanes, title="", quiet=True)
+    workers = engine.Workers(1, engine.THREADS)
+    return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_task_whose_name_leads_outside_is_not_done(stage: engine.Stage[Task]) 
     assert names == set()
 
 
-@pytest.mark.parametrize("planted", ["", "/receipts", "/claims", "/failed", "/reserve"])
+@pytest.mark.parametrize("planted", ["", "/receipts", "/claims", "/failed"])
 @pytest.mark.parametrize("name", ["good", "bad"])
 def test_no_planted_link_is_followed(
     stage: engine.Stage[Task], tmp_path: Path, planted: str, name: str
@@ -77,11 +77,24 @@ def test_no_planted_link_is_followed(
     (home / "key").write_bytes(b"secret")
     link = stage.store.local.root / f"{stage.folder}{planted}"
     link.parent.mkdir(parents=True)
-    link.symlink_to(home / ("key" if planted == "/reserve" else ""))
+    link.symlink_to(home)
 
     with pytest.raises(StoreError, match="is a link or not what this program makes there"):
         run(stage, name)
     assert {path.name: path.read_bytes() for path in home.iterdir()} == {"key": b"secret"}
+
+
+def test_a_planted_link_for_what_is_reserved_is_replaced(
+    stage: engine.Stage[Task], tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(b"secret")
+    link = stage.store.local.root / stage.folder / "reserve"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "key")
+
+    assert run(stage, "good")[0]["made"] == "good"
+    assert not link.is_symlink()
+    assert (tmp_path / "key").read_bytes() == b"secret"
 
 
 def test_a_log_is_no_planted_link(stage: engine.Stage[Task], tmp_path: Path) -> None:
@@ -98,14 +111,11 @@ def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
 ) -> None:
     stage.clear()
     store = stage.store.local
-    opened = LocalStore.open
 
-    def full(self: LocalStore, name: str, flags: int) -> int:
-        if name.endswith("failed/a.json"):
-            raise OSError(28, "No space left on device")
-        return opened(self, name, flags)
+    def full(self: LocalStore) -> Path:
+        raise IncompleteError(f"cannot create {self.root}: No space left on device")
 
-    monkeypatch.setattr(LocalStore, "open", full)
+    monkeypatch.setattr(LocalStore, "temporary", full)
     stage.fail("a", "UsageError", "the reason " * 1000)
     monkeypatch.undo()
 

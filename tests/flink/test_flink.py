@@ -82,7 +82,7 @@ def test_two_task_managers_write_the_bytes_of_one_machine_and_show_how_far_they_
     assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
     # Bad images met on a worker are listed with their keys.
     assert b'"key":"n' in reference.contents["quarantine.jsonl"]
-    assert not list(out.glob(".work/*/turns"))
+    assert not list(out.glob(".work/*/attempts"))
 
     again = command.run(*argv, timeout=PATIENCE_S)
     assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
@@ -201,7 +201,7 @@ def test_shards_go_from_the_workers_straight_to_s3(
         if "/.work/" not in key
     }
     assert there == reference.contents
-    assert not [key for key in keys if "/turns/" in key]
+    assert not [key for key in keys if "/attempts/" in key]
 
 
 def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path, reference: Reference) -> None:

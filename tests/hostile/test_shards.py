@@ -26,7 +26,6 @@ VERBS: dict[str, tuple[str, ...]] = {
     "resize flowers": ("resize", "-i", "set", "-o", "out", "-d", "flowers", *ONE),
     "adopt": ("adopt", "set", "--allow-subset", *ONE),
     "adopt again": ("adopt", "set", "--rewrite", "--out", "out", "--allow-subset", *ONE),
-    "report": ("report", "set", "--level", "crc", *ONE),
 }
 # They refuse a folder that has a manifest, or take its word for things.
 WITHOUT_MANIFEST = ("resize", "resize flowers", "adopt", "adopt again")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import naming
+from imagenet_prep.dataset import naming
 from tests.hostile import manifests
 from tests.hostile.arena import Arena
 from tests.kit.warm import Warm

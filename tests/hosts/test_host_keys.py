@@ -126,4 +126,4 @@ def test_hosts_without_a_key_are_named(home: Path) -> None:
 
     assert finished.code == 1
     assert "silent: at silent port 22 in 2 s" in finished.err
-    assert "jump: behind a jump host" in finished.err
+    assert "jump: it is behind a jump host" in finished.err

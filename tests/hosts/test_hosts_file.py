@@ -37,8 +37,8 @@ def test_the_tutorials_hosts_file_is_read(tmp_path: Path) -> None:
         ("a slots=8 more\n", "line 1"),
         ("-oProxyCommand=evil slots=1\n", "line 1"),
         ("a;reboot\n", "line 1"),
-        ("a slots=0\n", "no slots"),
-        ("a\nb\na slots=2\n", "line 3: a comes twice"),
+        ("a slots=0\n", "remove this line"),
+        ("a\nb\na slots=2\n", "line 3: a is listed twice"),
         ("# nobody\n", "lists no host"),
     ],
 )

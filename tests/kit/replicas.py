@@ -6,8 +6,16 @@ import hashlib
 import random
 from pathlib import Path
 
+from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import Classes, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset.manifest import (
+    SCHEMA_VERSION,
+    Classes,
+    Manifest,
+    Producer,
+    Shard,
+    Split,
+)
 from imagenet_prep.shards import commit
 from imagenet_prep.storage.folder import LocalStore
 
@@ -37,16 +45,19 @@ def make_dataset(
             )
         )
     split = Split(shards, sum(s.num_bytes for s in made), [shards], 0, 1, 1, made)
-    return commit.publish(
-        store,
+    draft = Manifest(
+        schema_version=SCHEMA_VERSION,
         producer=Producer("imagenet-prep", "0", {}),
         config={"seed": seed},
+        config_digest=canonical.digest({"seed": seed}),
         plan_digest="",
-        splits={"train": split},
-        incidents=[],
-        sources=[],
-        classes=Classes(1, "", False),
-        labels_file=b"n00000001 thing\n",
         label_offset=1,
         subset=True,
+        classes=Classes(1, "", False),
+        sources=[],
+        splits={"train": split},
+        quarantined={},
+        repaired={},
+        files=[],
     )
+    return commit.publish(store, draft, incidents=[], labels_file=b"n00000001 thing\n")

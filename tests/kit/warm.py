@@ -39,7 +39,7 @@ VERBS = (
     *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
     *(
         "pipelines.prepare",
-        "imagenet_prep.preparation.tasks",
+        "imagenet_prep.preparation.job",
         "imagenet_prep.preparation.output",
         "scipy.io",
     ),

@@ -196,7 +196,7 @@ def test_ranks_die_with_the_process_that_runs_them(tmp_path: Path) -> None:
 
     assert ranks == []
     assert finished.code == 1
-    assert "what runs its ranks ended with code" in finished.err
+    assert "the process that runs its ranks ended with code" in finished.err
 
 
 def test_a_launch_under_nohup_goes_on_without_its_terminal(tmp_path: Path) -> None:

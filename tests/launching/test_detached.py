@@ -95,7 +95,7 @@ def test_one_that_was_killed_is_said_to_be(tmp_path: Path, launched: Running) ->
     told = status(tmp_path)
 
     assert told.code == 1
-    assert told.out.startswith("ended without a word")
+    assert told.out.startswith("ended without a report")
 
 
 def test_a_number_that_is_another_process_now_is_never_signalled(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_hosts_file_that_cannot_be_is_a_usage_error(
         ("down", "ssh failed: ssh: connect to host down port 22: Connection refused"),
         ("unknown", "ssh failed: Host key verification failed."),
         ("bare", "has no imagenet-prep of this version there (No module named pipelines)"),
-        ("other", "these are different data sets. Copy one of them anew."),
+        ("other", "these are different data sets. Copy the set again from one host to the other."),
     ],
 )
 def test_a_host_that_is_not_fit_is_named_before_anything_starts(

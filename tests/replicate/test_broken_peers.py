@@ -41,7 +41,7 @@ def test_a_receiver_that_hangs_while_its_host_lives_is_given_up(
     result = hosts.run(dataset, "--timeout", "5")
 
     assert result.code == 0, result
-    assert "10.0.0.2: lost (nothing was heard of it for 5 s)" in result.err
+    assert "10.0.0.2: lost (it has sent nothing for 5 s)" in result.err
     hosts.assert_whole(dataset)
 
 
@@ -52,7 +52,7 @@ def test_a_giver_that_hangs_is_passed_over(hosts: Hosts, dataset: Path) -> None:
     result = hosts.run(dataset, "--timeout", "5")
 
     assert result.code == 0, result
-    assert "10.0.0.2: 10.0.0.1 cannot give to it (nothing was heard of it for 5 s)" in result.err
+    assert "10.0.0.2: 10.0.0.1 cannot give to it (it has sent nothing for 5 s)" in result.err
     hosts.assert_whole(dataset)
 
 

@@ -79,12 +79,12 @@ def test_other_settings_are_refused_and_force_replaces_that_split_alone(
     forced = command.run(*other, "--force")
 
     assert refused.code == 2
-    assert "train with short_side 64, asked for 50" in refused.err
+    assert "short_side is 64 there, 50 here" in refused.err
     assert untouched == resized.contents
     assert forced.code == 0, forced
     made = contents(out)
     assert command.run("verify", out, "--level", "decode").code == 0
-    config = json.loads(made["dataset.json"])["config"]["resize"]
+    config = json.loads(made["dataset.json"])["config"]["splits"]
     assert [config[split]["short_side"] for split in ("train", "validation")] == [50, 64]
     validation = [name for name in made if "validation" in name]
     assert {n: made[n] for n in validation} == {n: resized.contents[n] for n in validation}

@@ -198,7 +198,7 @@ def test_the_lines_of_boxes_are_bounded(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(boxes, "_MAX_LINES_BYTES", 50)
     data = voc_xml(200, 100, [(20, 30, 100, 50)] * 3, WNID)
 
-    with pytest.raises(SourceError, match="more boxes than any archive"):
+    with pytest.raises(SourceError, match="more boxes than any such archive"):
         read_boxes(tmp_path, gzip.compress(annotated(data)))
 
 

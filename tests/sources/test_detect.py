@@ -20,16 +20,18 @@ def test_a_folder_of_nothing_known_lists_what_it_holds_and_what_is_known(tmp_pat
         find(tmp_path)
 
     message = str(caught.value)
-    assert "holds images/, notes.txt: no data set that is known" in message
+    assert "holds images/, notes.txt, which is not a data set that this program knows" in message
     for kind, layout in detect.LAYOUTS.items():
         assert f"\n  {kind:8} {layout}" in message
 
 
 def test_what_is_no_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"absent: no such folder\. Known are:"):
+    with pytest.raises(
+        UsageError, match=r"absent: no such folder\. imagenet-prep reads these layouts:"
+    ):
         find(tmp_path / "absent")
-    with pytest.raises(UsageError, match=r"file: is a file\. Known are:"):
+    with pytest.raises(UsageError, match=r"file: is a file\. imagenet-prep reads these layouts:"):
         find(tmp_path / "file")
 
 

@@ -80,7 +80,9 @@ def test_a_folder_without_a_split_says_what_was_expected(root: Path) -> None:
 
 def test_two_validation_folders_are_ambiguous(root: Path) -> None:
     (root / "valid").mkdir()
-    with pytest.raises(UsageError, match=r"holds val and valid\. Leave the one to be read"):
+    with pytest.raises(
+        UsageError, match=r"holds val and valid\. Keep only the one that is to be read"
+    ):
         folder.find(root, ["train", "validation"])
 
 

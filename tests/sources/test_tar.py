@@ -343,7 +343,7 @@ def test_an_endless_long_name_is_refused_before_it_is_read(tmp_path: Path) -> No
     path.write_bytes(data)
     os.truncate(path, 1 << 22)
 
-    with pytest.raises(SourceError, match="an extended header of 2,097,152 bytes is damage"):
+    with pytest.raises(SourceError, match="the extended header has 2,097,152 bytes: it is damaged"):
         found_in_file(path, 1 << 22)
 
 

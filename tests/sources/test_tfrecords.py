@@ -63,7 +63,7 @@ def test_shards_are_numbered_from_0_whatever_their_names(
         ([0, 2], "1 of 3 shards are missing (00001)"),
         ([1, 2], "1 of 3 shards are missing (00000)"),
         ([2, 3], "1 of 3 shards are missing (00001)"),
-        ([0, 1, 2, 3], "1 files too many"),
+        ([0, 1, 2, 3], "1 surplus files"),
         ([1, 2, 3, 4], "train-00004-of-00003"),
         ([0], "2 of 3 shards are missing (00001, 00002)"),
     ],
@@ -96,7 +96,7 @@ def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataO
 def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
     make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
 
-    with pytest.raises(SourceError, match="files too many, of another set"):
+    with pytest.raises(SourceError, match="surplus files, of another set"):
         tfrecords.find(tmp_path)
 
 

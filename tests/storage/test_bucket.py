@@ -111,6 +111,12 @@ def test_of_two_that_claim_a_name_the_first_has_it(store: BucketStore) -> None:
     assert store.read(".work/run.json") == b"mine"
 
 
+def test_what_one_has_taken_nobody_else_has(store: BucketStore) -> None:
+    assert store.take(".work/claims/a")
+    assert not store.take(".work/claims/a")
+    assert store.take(".work/claims/b")
+
+
 def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None:
     store.write("labels.txt", b"some")
     wrong = [File("labels.txt", 4, "0" * 64), File("absent", 1, "0" * 64)]

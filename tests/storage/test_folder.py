@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,15 @@ def test_threads_that_write_one_name_leave_one_whole_file(store: LocalStore) -> 
 
     assert store.read("file") in contents
     assert list(all_files(store.root)) == ["file"]
+
+
+def test_of_many_that_take_a_name_one_has_it(store: LocalStore) -> None:
+    store.make_folder(".work/claims")
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(store.take, [".work/claims/a"] * 50 + [".work/claims/b"]))
+
+    assert taken.count(True) == 2
+    assert store.names(".work/claims") == ["a", "b"]
 
 
 def test_names_lists_files_only_and_sorted(store: LocalStore) -> None:

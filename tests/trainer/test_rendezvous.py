@@ -129,7 +129,7 @@ def test_a_stranger_is_told_nothing_and_changes_nothing(place: Place, words: byt
 
 
 def test_a_host_of_another_job_is_told_so(place: Place) -> None:
-    with pytest.raises(ImagenetPrepError, match="does not take this host's token") as caught:
+    with pytest.raises(ImagenetPrepError, match="refuses this host's token") as caught:
         rendezvous.exchange(
             "facts", "-", HOSTS, "algo-1", place._replace(token=WRONG), limit_s=PATIENCE_S
         )

@@ -1,0 +1,192 @@
+"""Workers on this machine, threads or processes; and what every worker does, wherever it is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from dataclasses import dataclass
+from typing import NoReturn, Self
+
+from imagenet_prep.core import children, cli, errors
+from imagenet_prep.engine.stage import AnyTask, Stage
+
+THREADS = "threads"
+PROCESSES = "processes"
+
+# Threads start at once and the codecs release the GIL; beyond a few workers what remains of
+# Python in the loop (2 % of the image's time) starts to serialise them.
+MAX_THREAD_WORKERS = 8
+
+_PROGRAM = "from imagenet_prep.engine import workers; workers.run_process()"
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How much runs at once.
+
+    Attributes:
+      num: tasks in work at a time; 0 is one a core this process may use.
+      kind: "threads", "processes", or "auto" to choose by their number.
+      beam_args: options for Beam, a --runner among them, which has the workers then.
+    """
+
+    num: int = 0
+    kind: str = "auto"
+    beam_args: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UsageError where Beam has options and nothing to do."""
+        if self.beam_args and not self.remote:
+            raise errors.UsageError(
+                f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "
+                "They are Apache Beam's, which runs clusters only; without them this machine works."
+            )
+
+    @property
+    def count(self) -> int:
+        """The number of workers on this machine."""
+        return self.num or len(os.sched_getaffinity(0))
+
+    @property
+    def resolved_kind(self) -> str:
+        """What a worker is: "threads" or "processes"."""
+        if self.kind != "auto":
+            return self.kind
+        return THREADS if self.count <= MAX_THREAD_WORKERS else PROCESSES
+
+    @property
+    def remote(self) -> bool:
+        """Whether Beam's options name a runner of their own."""
+        return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
+
+
+class Started:
+    """Workers that were started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Ends them, where that holds up nobody."""
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether they are still at work after at most `seconds`; raises what one did."""
+        raise NotImplementedError
+
+
+class Threads(Started):
+    """Workers that are threads of this process; those that are stuck end with it."""
+
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
+        """Starts them."""
+        pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
+        self._workers = [pool.submit(run_worker, None, stage, tasks) for _ in range(count)]
+        pool.shutdown(wait=False)
+
+    def wait(self, seconds: float) -> bool:
+        """As for `Started`."""
+        done, running = futures.wait(self._workers, seconds)
+        for worker in () if running else done:
+            worker.result()
+        return bool(running)
+
+
+class Processes(Started):
+    """Workers that are processes. They die with this one, however it ends."""
+
+    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
+        """Starts them; what they say beside their receipts goes to the stage's log."""
+        # Under `python -m imagenet_prep.verify` the verb's own classes are pickled as `__main__`'s,
+        # and the workers' `__main__` is another module.
+        spec = sys.modules["__main__"].__spec__
+        in_main = type(stage.function).__module__ == "__main__"
+        module = spec.name if spec and in_main else __name__
+        argv = children.bound(children.python("-c", _PROGRAM, module))
+        with (
+            os.fdopen(os.memfd_create("work"), "wb") as work,
+            open(stage.log("processes"), "ab") as log,
+        ):
+            pickle.dump((stage, tasks), work)
+            work.flush()
+            self._processes = [
+                subprocess.Popen(argv, stdin=work, stdout=log, stderr=log) for _ in range(count)
+            ]
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether, after at most `seconds`, some are at work and none has died."""
+        end = time.monotonic() + seconds
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+        codes = [process.poll() for process in self._processes]
+        return None in codes and not any(codes)
+
+
+def run_process() -> NoReturn:
+    """Is one of `Processes`: standard input is a file that says what to do."""
+    sys.modules["__main__"] = importlib.import_module(sys.argv[1])
+    # All workers share the file's position; it is memory of the launching process, nobody else's.
+    stage, tasks = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
+
+    def work() -> int:
+        try:
+            run_worker(None, stage, tasks)
+        except Exception as error:  # noqa: BLE001 - the launching process raises it again
+            stage.note("worker", error)
+        return 0
+
+    cli.finish(work)
+
+
+def run_worker(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
+    """Does tasks that no other worker has claimed, until none is left."""
+    if stage.attempt:
+        stage.arrive()
+    if stage.store.as_folder:
+        for task in _claimed(stage, tasks):
+            stage.execute(task)
+        return
+    # What one task made is sent elsewhere while the next is at work.
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
+        sending: futures.Future[None] | None = None
+        for task in _claimed(stage, tasks):
+            made = stage.make(task)
+            if sending is not None:
+                sending.result()
+            if made is not None:
+                sending = sender.submit(stage.publish, task, made)
+
+
+def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
+    """Yields tasks that no other worker has claimed, until none is left or one has failed."""
+    claims = f"{stage.attempt_folder}/claims"
+    taken = set(stage.coordination.names(claims)) if stage.attempt else set()
+    for task in tasks:
+        if task.name in taken:
+            continue
+        if stage.stopped:
+            return
+        try:
+            first = stage.coordination.take(f"{claims}/{task.name}")
+        except errors.ImagenetPrepError as error:
+            # Out of inodes or space: one failure stops the run with the reason.
+            stage.note(task.name, error)
+            return
+        if first:
+            yield task
+        elif stage.attempt:
+            # Elsewhere each try is a request.
+            taken = set(stage.coordination.names(claims))

@@ -1,0 +1,198 @@
+"""Workers of this machine: threads and processes, what ends them and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from imagenet_prep import engine
+from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
+from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
+from imagenet_prep.storage.folder import LocalStore
+from tests.conftest import REPOSITORY
+from tests.kit.command import wait_until
+
+KINDS = (engine.THREADS, engine.PROCESSES)
+
+
+class Task(NamedTuple):
+    name: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """Says who did it; what the task's name asks for happens."""
+
+    root: Path
+
+    def __call__(self, task: Task) -> engine.Result:
+        if task.name == "bad":
+            raise SourceError("the archive is damaged")
+        if task.name == "bug":
+            raise AssertionError("nobody foresaw this")
+        if task.name == "killed":
+            wait_until(lambda: list(self.root.rglob("receipts/a.json")), "the other task")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if task.name.startswith("stuck"):
+            time.sleep(3600)
+        return engine.Result({"pid": os.getpid(), "task": task.name})
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes import this module."""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> engine.Stage[Task]:
+    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), Work(tmp_path))
+
+
+def run(stage: engine.Stage[Task], kind: str, *names: str, num: int = 2) -> list[dict[str, Any]]:
+    workers = Workers(num, kind)
+    return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_receipts_come_in_the_order_of_tasks(stage: engine.Stage[Task], kind: str) -> None:
+    names = [str(number) for number in range(20)]
+    receipts = run(stage, kind, *names)
+
+    assert [receipt["task"] for receipt in receipts] == names
+    assert (os.getpid() in {receipt["pid"] for receipt in receipts}) == (kind == engine.THREADS)
+    assert run(stage, kind, *names) == receipts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_keeps_its_class_and_a_bug_its_traceback(
+    stage: engine.Stage[Task], kind: str
+) -> None:
+    with pytest.raises(SourceError, match="^the archive is damaged$"):
+        run(stage, kind, "bad", "good")
+    with pytest.raises(RuntimeError, match=r"task bug:\n(.|\n)*nobody foresaw this"):
+        run(stage, kind, "bug", "good")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_that_cannot_go_on_says_why(stage: engine.Stage[Task], kind: str) -> None:
+    stage.clear()
+    claims = stage.store.local.path(f"{stage.attempt_folder}/claims")
+    claims.rmdir()
+    claims.symlink_to("/")
+    count = 2
+    start = Threads if kind == engine.THREADS else Processes
+    with start(stage, [Task("a"), Task("b")], count) as workers:
+        while workers.wait(60):
+            pass
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        stage.raise_failure()
+
+
+def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(stage: engine.Stage[Task]) -> None:
+    with pytest.raises(IncompleteError, match=r"a worker process died .* 1 of 2 tasks are left"):
+        run(stage, engine.PROCESSES, "a", "killed")
+
+    assert set(stage.receipts(["a", "killed"])) == {"a"}
+    assert run(stage, engine.THREADS, "a")[0]["task"] == "a"
+
+
+def test_nobody_is_left_where_the_run_is_ended(stage: engine.Stage[Task]) -> None:
+    stage.clear()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Processes(stage, [Task("stuck-1"), Task("stuck-2")], 2) as workers,
+    ):
+        assert workers.wait(0)
+        raise KeyboardInterrupt
+    assert [process.returncode for process in workers._processes] == [-signal.SIGKILL] * 2
+
+
+def test_threads_that_are_stuck_hold_up_nobody(stage: engine.Stage[Task], tmp_path: Path) -> None:
+    release = threading.Event()
+
+    class Waits(Work):
+        def __call__(self, task: Task) -> engine.Result:
+            assert release.wait(60)
+            return super().__call__(task)
+
+    stage = engine.Stage(stage.name, stage.digest, stage.store, Waits(tmp_path))
+    stage.clear()
+    with Threads(stage, [Task("a"), Task("b"), Task("c")], 2) as workers:
+        assert workers.wait(0)
+    assert stage.receipts(["a", "b", "c"]) == {}
+
+    # Told to stop, they finish what they have and take nothing more.
+    stage.fail("run", "", "the run was ended")
+    release.set()
+    assert not workers.wait(60)
+    assert len(stage.receipts(["a", "b", "c"])) <= 2
+
+
+def test_options_of_beam_want_a_runner() -> None:
+    assert Workers(beam_args=("--runner", "SparkRunner", "--parallelism=4")).remote
+    with pytest.raises(UsageError, match=r"--parallelism=4: expected a --runner"):
+        Workers(beam_args=("--parallelism=4",))
+
+
+def test_a_verb_that_is_run_as_a_module_has_worker_processes(
+    stage: engine.Stage[Task], tmp_path: Path
+) -> None:
+    """Its classes are called `__main__`'s there, which is another module in the workers."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from typing import NamedTuple\n"
+        "from imagenet_prep import engine\n"
+        "from imagenet_prep.storage.folder import LocalStore\n"
+        "class Task(NamedTuple):\n"
+        "    name: str\n"
+        "def work(task):\n"
+        "    return engine.Result({'task': task.name})\n"
+        "class Work:\n"
+        "    def __call__(self, task):\n"
+        "        return work(task)\n"
+        "if __name__ == '__main__':\n"
+        "    stage = engine.Stage('write', '0' * 64, LocalStore(Path(sys.argv[1])), Work())\n"
+        "    workers = engine.Workers(2, engine.PROCESSES)\n"
+        "    tasks = [Task('a'), Task('b')]\n"
+        "    print(len(engine.run(stage, tasks, workers, title='', quiet=True)))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "program", str(stage.store.local.root)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
+
+
+def test_a_task_is_done_by_one_worker_alone(stage: engine.Stage[Task], tmp_path: Path) -> None:
+    done: list[str] = []
+
+    class Counts(Work):
+        def __call__(self, task: Task) -> engine.Result:
+            done.append(task.name)
+            return super().__call__(task)
+
+    stage = engine.Stage(stage.name, stage.digest, stage.store, Counts(tmp_path))
+    stage.clear()
+    tasks = [Task(str(number)) for number in range(200)]
+    threads = [threading.Thread(target=run_worker, args=(None, stage, tasks)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(done) == sorted(task.name for task in tasks)

@@ -1,0 +1,128 @@
+"""From a source to plans, on a source that is a list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.engine import Workers
+from imagenet_prep.preparation.inventory import Selection, remove_unpacked, take_inventory
+from imagenet_prep.preparation.tasks import UNPACKED, plan_name
+from imagenet_prep.shards import plan
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.source import IndexTask, Part, Stored
+from imagenet_prep.storage.folder import LocalStore
+
+CLASSES = ClassList(("n00000001", "n00000002", "n00000003"), ("one", "two", "three"))
+WORKERS = Workers(1, "threads")
+
+
+@dataclass(frozen=True)
+class Listed(Stored):
+    """A source whose train archive holds so many images of each class."""
+
+    counts: tuple[int, ...] = (4, 3, 2)
+
+    @property
+    def reader(self) -> Any:
+        raise AssertionError("no image is read")
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        return [IndexTask(f"{split}-{i}", split, f"{split}.tar", i) for i in range(3)]
+
+    def index(self, task: IndexTask) -> list[Member]:
+        index = task.class_index
+        assert index is not None
+        return [
+            Member(f"{CLASSES.wnids[index]}/{i}.JPEG", task.part, 10 * i, 10, index)
+            for i in range(self.counts[index])
+        ]
+
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        return [] if sum(num_per_class) == 9 else [f"{split} has {sum(num_per_class)} images"]
+
+
+def selection(counts: tuple[int, ...] = (4, 3, 2), **more: Any) -> Selection:
+    given: dict[str, Any] = {
+        "source": Listed(CLASSES, (Part("train.tar", 90, 1),), counts),
+        "where": "/in",
+        "annotations": None,
+        "splits": ("train",),
+        "classes": frozenset(range(3)),
+        "per_class": None,
+        "any_counts": False,
+        "num_shards": {"train": 2},
+        "seed": 0,
+    }
+    return Selection(**{**given, **more})
+
+
+def keys(store: LocalStore, split: plan.SplitPlan) -> list[str]:
+    lists = (plan.parse(store.read(plan_name(shard))) for shard in split.shard_names)
+    return [member.key for members in lists for member in members]
+
+
+def test_every_image_is_dealt_out_once(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    inventory = take_inventory(selection(), store, WORKERS, quiet=True)
+    (split,) = inventory.plans
+
+    assert (split.num_shards, split.num_per_class) == (2, (4, 3, 2))
+    assert len(set(keys(store, split))) == 9
+    assert inventory.taken == Counter({"train.tar": 9})
+
+
+def test_a_subset_is_what_was_asked_for(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    some = selection(classes=frozenset((0, 2)), per_class=3, any_counts=True)
+    inventory = take_inventory(some, store, WORKERS, quiet=True)
+    (split,) = inventory.plans
+
+    assert split.num_per_class == (3, 0, 2)
+    assert inventory.taken == Counter({"train.tar": 5})
+    assert not any(key.startswith(CLASSES.wnids[1]) for key in keys(store, split))
+
+
+def test_other_counts_need_a_word(tmp_path: Path) -> None:
+    few = selection((4, 3, 1))
+    with pytest.raises(SourceError, match="/in: not whole: train has 8 images.*--allow-subset"):
+        take_inventory(few, LocalStore(tmp_path / "a"), WORKERS, quiet=True)
+    few = replace(few, any_counts=True)
+    (split,) = take_inventory(few, LocalStore(tmp_path / "b"), WORKERS, quiet=True).plans
+    assert split.examples == 8
+
+
+def test_classes_without_an_image_are_refused(tmp_path: Path) -> None:
+    empty = selection((9, 0, 0), classes=frozenset((1,)), any_counts=True)
+    with pytest.raises(UsageError, match="train: no image of the chosen classes"):
+        take_inventory(empty, LocalStore(tmp_path), WORKERS, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "examples", "shards"),
+    [(None, 1_281_167, 1024), (None, 1300, 2), (None, 1, 1), (7, 7, 7), (8, 7, None)],
+)
+def test_the_number_of_shards(asked: int | None, examples: int, shards: int | None) -> None:
+    wanted = selection(num_shards={"train": asked})
+    if shards is None:
+        with pytest.raises(UsageError, match="--train-shards 8: there are 7 images"):
+            wanted.shards_of("train", examples)
+    else:
+        assert wanted.shards_of("train", examples) == shards
+
+
+def test_what_another_source_unpacked_is_removed_and_our_own_at_the_end(tmp_path: Path) -> None:
+    ours = selection()
+    for name in (ours.index_digest[:16], "f" * 16):
+        (tmp_path / UNPACKED / name).mkdir(parents=True)
+    remove_unpacked(LocalStore(tmp_path), keep=ours)
+    assert [path.name for path in (tmp_path / UNPACKED).iterdir()] == [ours.index_digest[:16]]
+    remove_unpacked(LocalStore(tmp_path))
+    assert not (tmp_path / UNPACKED).exists()

@@ -1,0 +1,231 @@
+"""The place that runs fill: whose it is, what is left, what a commit names."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.dataset import manifest, naming, settings
+from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
+from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.dataset import stamps
+
+CLASSES = ClassList(("n00000001",), ("thing",))
+BOTH = ("train", "validation")
+LIBRARIES = {"codec": "1"}
+DAMAGE = [b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b'{"config": 5, "libraries": {}}']
+
+
+def resized(*splits: str, size: int = 64, **more: Any) -> Wanted:
+    return Wanted(Settings("resize", {s: {"short_side": size} for s in splits}), LIBRARIES, **more)
+
+
+def prepared(size: int = 64, **more: Any) -> Wanted:
+    config = {"splits": [*BOTH], "short_side": size}
+    return Wanted(Settings("prepare", dict.fromkeys(BOTH, config)), LIBRARIES, **more)
+
+
+def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]:
+    """Does what a run does, each split with one shard of one record; returns what was left."""
+    store, output = LocalStore(root), Output(LocalStore(root), wanted)
+    if not (found := output.left()):
+        return []
+    with output.lock():
+        output.begin(found)
+        for split in found if left is None else left:
+            bad = {"key": split, "archive": name(split), "action": "quarantined", "reason": "odd"}
+            output.commit(
+                {split: write(store, split)},
+                CLASSES,
+                incidents=[bad],
+                sources=[Source(name(split), 5, None, 1)],
+            )
+    return found
+
+
+def name(split: str) -> str:
+    return naming.shard_name(split, 0, 1)
+
+
+def write(store: LocalStore, split: str) -> Split:
+    digest = hashlib.sha256(split.encode()).hexdigest()
+    for file in (name(split), naming.index_name(name(split))):
+        store.write(file, split.encode())
+    size = len(split)
+    return Split(1, size, [1], 0, 1, 1, [Shard(name(split), 1, size, digest, size, digest)])
+
+
+def load(root: Path) -> Manifest:
+    return manifest.loads((root / naming.MANIFEST).read_bytes(), str(root))
+
+
+def quarantined(root: Path) -> list[str]:
+    return [json.loads(line)["key"] for line in (root / naming.QUARANTINE).read_text().splitlines()]
+
+
+def test_a_run_makes_what_is_wanted_and_a_second_finds_it(tmp_path: Path) -> None:
+    assert make(tmp_path, resized(*BOTH)) == [*BOTH]
+    before = stamps(tmp_path)
+
+    assert make(tmp_path, resized(*BOTH)) == []
+    assert stamps(tmp_path) == before
+    assert load(tmp_path).config == {
+        "verb": "resize",
+        "splits": {"train": {"short_side": 64}, "validation": {"short_side": 64}},
+    }
+    assert quarantined(tmp_path) == [*BOTH]
+
+
+def test_a_second_run_adds_a_split_and_keeps_what_the_first_said(tmp_path: Path) -> None:
+    make(tmp_path, resized("validation", size=64))
+    make(tmp_path, resized("train", size=50))
+    there = load(tmp_path)
+
+    assert list(there.splits) == [*BOTH]
+    assert [source.name for source in there.sources] == [name("train"), name("validation")]
+    assert settings.parse(there.config).splits["validation"] == {"short_side": 64}
+    assert quarantined(tmp_path) == [*BOTH]
+
+
+def test_a_run_that_died_between_two_splits_goes_on_with_the_second(tmp_path: Path) -> None:
+    assert make(tmp_path, resized(*BOTH), left=["train"]) == [*BOTH]
+    assert make(tmp_path, resized(*BOTH)) == ["validation"]
+
+
+@pytest.mark.parametrize("lost", [name("train"), naming.index_name(name("train"))])
+def test_a_split_whose_file_is_gone_is_left(tmp_path: Path, lost: str) -> None:
+    make(tmp_path, resized(*BOTH))
+    (tmp_path / lost).unlink()
+
+    assert make(tmp_path, resized(*BOTH)) == ["train"]
+
+
+@pytest.mark.parametrize("wanted", [prepared, lambda size: resized(*BOTH, size=size)])
+def test_other_settings_are_refused(tmp_path: Path, wanted: Any) -> None:
+    make(tmp_path, wanted(64))
+    before = stamps(tmp_path)
+    with pytest.raises(UsageError, match="holds another data set: short_side is 64 there, 50 here"):
+        make(tmp_path, wanted(50))
+    (tmp_path / naming.MANIFEST).unlink()
+    with pytest.raises(UsageError, match="unfinished work of another run: short_side is 64 there"):
+        make(tmp_path, wanted(50))
+
+    del before[naming.MANIFEST]
+    assert stamps(tmp_path) == before
+
+
+def test_force_replaces_a_split_that_has_other_settings_and_no_other(tmp_path: Path) -> None:
+    make(tmp_path, resized(*BOTH))
+    before = stamps(tmp_path)
+    assert make(tmp_path, resized("train", size=50, force=True)) == ["train"]
+    after, there = stamps(tmp_path), settings.parse(load(tmp_path).config).splits
+
+    assert [there[split]["short_side"] for split in BOTH] == [50, 64]
+    assert after[name("train")] != before[name("train")]
+    assert after[name("validation")] == before[name("validation")]
+    with pytest.raises(UsageError, match="or let --force replace"):
+        make(tmp_path, resized("train", force=False))
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_what_another_verb_makes_is_not_touched(tmp_path: Path, unfinished: bool) -> None:
+    make(tmp_path, prepared())
+    if unfinished:
+        (tmp_path / naming.MANIFEST).unlink()
+    with pytest.raises(UsageError, match="a data set that resize did not make"):
+        make(tmp_path, resized(*BOTH, force=True))
+
+
+@pytest.mark.parametrize("stranger", ["train.txt", "valid", "test-00000-of-00001"])
+def test_files_that_readers_would_take_for_shards_are_refused(
+    tmp_path: Path, stranger: str
+) -> None:
+    (tmp_path / stranger).write_bytes(b"precious")
+    if stranger.startswith("test"):
+        assert Output(LocalStore(tmp_path), resized(*BOTH)).left() == [*BOTH]
+        return
+    with pytest.raises(UsageError, match=f"already holds {stranger}, which no run of resize"):
+        Output(LocalStore(tmp_path), resized(*BOTH)).left()
+
+
+@pytest.mark.parametrize("wanted", [prepared(), resized(*BOTH)])
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
+def test_a_damaged_run_json_is_a_sentence(tmp_path: Path, damage: bytes, wanted: Wanted) -> None:
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / "run.json").write_bytes(damage)
+
+    with pytest.raises(DataDamagedError, match=r"run\.json: "):
+        Output(LocalStore(tmp_path), wanted).left()
+
+
+def test_settings_that_nobody_wrote_are_no_set_of_ours(tmp_path: Path) -> None:
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / "run.json").write_text('{"config": {"a": 1}, "libraries": {}}')
+    with pytest.raises(UsageError, match="did not make"):
+        Output(LocalStore(tmp_path), prepared()).left()
+
+
+def test_other_libraries_neither_finish_nor_add_to_a_set(tmp_path: Path) -> None:
+    make(tmp_path, resized("train"))
+    newer = dataclasses.replace(resized(*BOTH), libraries={"codec": "2"})
+    with pytest.raises(UsageError, match=r"was begun with codec 1 \(here 2\)"):
+        make(tmp_path, newer)
+    (tmp_path / ".work" / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"was begun with codec 1 \(here 2\)"):
+        make(tmp_path, newer)
+    # Nothing of the older is left in the set then.
+    (tmp_path / name("train")).unlink()
+    assert make(tmp_path, newer) == [*BOTH]
+    assert load(tmp_path).producer.libraries == {"codec": "2"}
+
+
+def test_libraries_of_kept_splits_stay_named(tmp_path: Path) -> None:
+    make(tmp_path, resized("train"))
+    make(tmp_path, dataclasses.replace(resized("validation"), libraries={}))
+    assert load(tmp_path).producer.libraries == LIBRARIES
+
+
+def test_a_finished_set_is_held_against_the_source(tmp_path: Path) -> None:
+    sizes = {name(split): 5 for split in BOTH}
+    make(tmp_path, prepared(source_sizes=sizes))
+    assert make(tmp_path, prepared(source_sizes=sizes)) == []
+    for other, said in (
+        (sizes | {name("train"): 6}, "was 5 bytes, is 6"),
+        (sizes | {"boxes": 7}, "boxes was not there"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            make(tmp_path, prepared(source_sizes=other))
+
+
+def test_a_finished_set_is_held_against_the_limit_of_bad_images(tmp_path: Path) -> None:
+    make(tmp_path, resized(*BOTH))
+    assert make(tmp_path, resized(*BOTH, allowed_bad_images=2)) == []
+    with pytest.raises(DataDamagedError, match="2 bad images were left out and 1 are allowed"):
+        make(tmp_path, resized(*BOTH, allowed_bad_images=1))
+
+
+def test_older_shapes_are_gone_on_with(tmp_path: Path) -> None:
+    make(tmp_path, resized("train"))
+    begun = {"config": {"resize": {"train": {"short_side": 64}}}, "libraries": LIBRARIES}
+    (tmp_path / ".work" / "run.json").write_text(json.dumps(begun))
+    there = load(tmp_path)
+    older = dataclasses.replace(there, config=begun["config"])
+    (tmp_path / naming.MANIFEST).write_bytes(older.dumps())
+
+    assert make(tmp_path, resized("train")) == []
+    assert make(tmp_path, resized(*BOTH)) == ["validation"]
+    assert load(tmp_path).config["splits"] == {split: {"short_side": 64} for split in BOTH}
+
+
+def test_origin_tells_the_report_where_the_source_lies(tmp_path: Path) -> None:
+    make(tmp_path, resized(*BOTH, origin={"root": "/in", "files": {}}))
+    assert json.loads((tmp_path / naming.ORIGIN).read_bytes()) == {"root": "/in", "files": {}}

@@ -1,0 +1,62 @@
+"""Whether shards fit is told before one is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.engine import Workers
+from imagenet_prep.preparation.space import Forecast
+from imagenet_prep.shards.plan import SplitPlan
+from imagenet_prep.storage.folder import LocalStore
+from tests.preparation.test_inventory import selection
+
+# 2 shards of 50 images of 10 kB each, and 480 bytes a record beside them.
+PLAN = SplitPlan("train", 2, (100,), 1_000_000, 500_000, "")
+NAMES = set(PLAN.shard_names)
+
+
+class Disk(LocalStore):
+    """A folder on a disk with so much room."""
+
+    free = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+@pytest.mark.parametrize(
+    ("free", "pending", "fits"),
+    [
+        (2_100_000, NAMES, True),  # plenty: nothing is foretold
+        (1_300_000, NAMES, True),
+        (1_200_000, NAMES, False),
+        (700_000, {PLAN.shard_names[0]}, True),
+        (600_000, {PLAN.shard_names[0]}, False),
+        (0, {"md5-train.tar"}, True),
+    ],
+)
+def test_shards_that_are_still_to_be_written_must_fit(
+    tmp_path: Path, free: int, pending: set[str], fits: bool
+) -> None:
+    disk = Disk(tmp_path)
+    disk.free = free
+    keep_sizes = Policy(short_side=None)
+    forecast = Forecast(selection(), keep_sizes, Workers(1, "threads"), disk, disk)
+    if fits:
+        forecast.check_shards([PLAN], pending)
+    else:
+        with pytest.raises(StoreError, match="are still to be written"):
+            forecast.check_shards([PLAN], pending)
+
+
+def test_a_forecast_says_what_a_run_would_take(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    forecast = Forecast(selection(), Policy(short_side=None), Workers(3, "threads"), disk, disk)
+    told = forecast.content([PLAN])
+
+    assert told["splits"]["train"]["estimated_bytes"] == told["disk_bytes"] == 1_048_000
+    assert (told["unpacked_bytes"], told["workers"]) == (0, "3 threads")

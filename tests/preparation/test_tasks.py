@@ -1,0 +1,105 @@
+"""One shard from images that come from anywhere, and the md5 of an archive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.codec.transform import keep
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.member import Member, dump_member
+from imagenet_prep.preparation.tasks import (
+    HashTask,
+    ShardTask,
+    WriteOrHash,
+    WriteWork,
+    plan_name,
+    planned_images,
+)
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.tfrecords import plain
+
+SHARD = "train-00000-of-00001"
+CLASSES = ClassList(("n00000001", "n00000002"), ("thing", "other"))
+
+
+class Archive:
+    """Images end to end, and what was asked of them."""
+
+    def __init__(self, *images: bytes) -> None:
+        self.data = b"".join(images)
+        self.announced: list[tuple[str, list[tuple[int, int]]]] = []
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        assert archive == "a.tar"
+        return self.data[offset : offset + size]
+
+    def will_need(self, archive: str, ranges: Any) -> None:
+        self.announced.append((archive, list(ranges)))
+
+
+def work(store: LocalStore, images: Any) -> WriteWork[ShardTask]:
+    return WriteWork(store, images, keep, CLASSES, label_offset=1, fail_on_bad_image=True)
+
+
+def records(path: Path) -> list[example.ImageExample]:
+    with path.open("rb") as stream:
+        return [example.decode(r.payload) for r in tfrecord.read_records(stream, path.name)]
+
+
+def test_the_images_add_to_the_receipt_what_they_saw(tmp_path: Path) -> None:
+    def images(task: ShardTask, receipt: dict[str, Any]) -> Iterator[tuple[Member, bytes]]:
+        for number in (1, 0):
+            yield Member(f"{task.name}-{number}", "", 0, 1, number), plain(number)
+        receipt["source"] = "seen"
+
+    content, outputs = work(LocalStore(tmp_path), images)(ShardTask(SHARD))
+
+    assert (content["shard"], content["examples"], content["source"]) == (SHARD, 2, "seen")
+    assert [output.name for output in outputs] == [f"index/{SHARD}", SHARD]
+    written = records(outputs[1].temporary)
+    assert [r.encoded for r in written] == [plain(1), plain(0)]
+    assert [(r.stored_label, r.wnid, r.text) for r in written] == [
+        (2, "n00000002", "other"),
+        (1, "n00000001", "thing"),
+    ]
+
+
+def test_planned_images_come_in_the_plans_order_and_are_announced_in_the_disks(
+    tmp_path: Path,
+) -> None:
+    store = LocalStore(tmp_path)
+    archive = Archive(plain(1), plain(2))
+    sizes = len(plain(1)), len(plain(2))
+    members = [Member("b", "a.tar", sizes[0], sizes[1], 1), Member("a", "a.tar", 0, sizes[0], 0)]
+    store.write(plan_name(SHARD), b"".join(map(dump_member, members)))
+
+    found = list(planned_images(ShardTask(SHARD), {}, reader=archive, plans=store))
+
+    assert found == list(zip(members, (plain(2), plain(1)), strict=True))
+    assert archive.announced == [("a.tar", [(0, sizes[0]), (sizes[0], sizes[1])])]
+
+
+@pytest.mark.parametrize("expected", [None, "right", "wrong"])
+def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | None) -> None:
+    (tmp_path / "a.tar").write_bytes(b"x" * 10_000_000)
+    md5 = hashlib.md5(b"x" * 10_000_000).hexdigest()
+    demanded = {} if expected is None else {"a.tar": md5 if expected == "right" else "0" * 32}
+    images = partial(planned_images, reader=Archive(), plans=LocalStore(tmp_path))
+    archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
+    do = WriteOrHash(work(LocalStore(tmp_path), images), archives, demanded)
+
+    if expected == "wrong":
+        with pytest.raises(SourceError, match=rf"a\.tar: md5 {md5}, expected 000"):
+            do(HashTask("a.tar"))
+    else:
+        receipt = {"archive": "a.tar", "num_bytes": 10_000_000, "md5": md5}
+        assert do(HashTask("a.tar")) == (receipt, ())

@@ -66,9 +66,7 @@ def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: 
         "read, write = os.pipe()\n"
         "os.close(read)\n"
         "os.dup2(write, 1)\n"
-        "sys.argv[0] = 'imagenet-prep'\n"
-        "import imagenet_prep.__main__ as program\n"
-        "program.main()\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'imagenet_prep', *sys.argv[1:]])\n"
     )
     arguments = ("--source", reference.source, "--out", out, *SETTINGS)
     result = command.run("prepare", *arguments, program=("-c", code))

@@ -42,8 +42,9 @@ class Finished(NamedTuple):
 
     @property
     def complaints(self) -> str:
-        """Stderr without the line in which prepare says what it took the source for."""
-        return re.sub(r"\Asource: .*\n", "", self.err)
+        """Stderr but for what the source was taken for, and how far a slow machine has got."""
+        progress = r"^\w+: \d+/\d+ tasks, .* left\n"
+        return re.sub(progress, "", re.sub(r"\Asource: .*\n", "", self.err), flags=re.MULTILINE)
 
     @property
     def json(self) -> Any:

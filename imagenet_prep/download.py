@@ -373,12 +373,14 @@ class Download:
         )
         # Without the address: it may hold what is nobody's business, and move.
         identity = canonical.digest([archive.name, *stat, self.config.part_size])
-        return engine.Stage(f"fetch-{archive.name}", identity, self.store, work)
+        shape = {"start": int, "num_bytes": int}
+        return engine.Stage(f"fetch-{archive.name}", identity, self.store, work, shape)
 
     def _prove_stage(self, hashers: dict[str, Hasher]) -> Stage[ProveTask]:
         from imagenet_prep import engine
 
-        return engine.Stage("prove", canonical.digest("md5"), self.store, ProveWork(hashers))
+        work = ProveWork(hashers)
+        return engine.Stage("prove", canonical.digest("md5"), self.store, work, {"md5": str})
 
 
 def _partial(archive: Archive) -> str:

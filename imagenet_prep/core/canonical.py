@@ -38,6 +38,38 @@ def loads(data: bytes | bytearray | str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def fits(value: Any, shape: Any) -> bool:
+    """Returns whether a value read from JSON has the form that a reader of it relies on.
+
+    Args:
+      value: as `loads` returns it.
+      shape: `int` (64 bits), `str`, `float` (or an int); [SHAPE] is a list of any length,
+        [SHAPE, SHAPE, ...] one of that length; {"key": SHAPE, ...} an object with at least these
+        keys; {int: SHAPE} and {str: SHAPE} objects with any keys, in the first case decimal
+        numbers; a tuple of shapes is one of them.
+    """
+    if isinstance(shape, tuple):
+        return any(fits(value, each) for each in shape)
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return False
+        shapes = shape * len(value) if len(shape) == 1 else shape
+        return len(value) == len(shapes) and all(map(fits, value, shapes))
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            return False
+        if shape and shape.keys() <= {int, str}:
+            ((kind, inner),) = shape.items()
+            keys_fit = kind is str or all(key.isdecimal() and len(key) < 19 for key in value)
+            return keys_fit and all(fits(each, inner) for each in value.values())
+        return all(key in value and fits(value[key], inner) for key, inner in shape.items())
+    if shape is int:
+        return type(value) is int and -(2**63) <= value < 2**63
+    if shape is float:
+        return type(value) in (int, float)
+    return type(value) is shape
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 

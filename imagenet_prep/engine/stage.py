@@ -10,7 +10,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -69,6 +69,7 @@ class Stage(Generic[AnyTask]):
       digest: of everything that decides the results.
       store: where receipts and outputs go; shared by all workers.
       function: task -> result; picklable, without side effects outside its temporary files.
+      shape: what the receipts hold, as for `canonical.fits`; another receipt was left by nobody.
       attempt: names one attempt of workers on other machines; `run` says so. Workers that have
         outlived theirs stop, and disturb nobody.
     """
@@ -77,6 +78,7 @@ class Stage(Generic[AnyTask]):
     digest: str
     store: Store
     function: Callable[[AnyTask], Result]
+    shape: Any = field(default_factory=dict)
     attempt: str = ""
 
     @property
@@ -123,7 +125,9 @@ class Stage(Generic[AnyTask]):
         receipts = {
             task: receipt
             for task, content in zip(found, contents, strict=True)
-            if (receipt := _receipt(content)) is not None
+            if (receipt := _receipt(content, self.shape)) is not None
+            # A shard's receipt lies under the name of the shard.
+            and receipt.get("shard", task) == task
         }
         outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
         sizes = self.store.sizes(output["name"] for output in outputs)
@@ -268,18 +272,21 @@ class Stage(Generic[AnyTask]):
             time.sleep(_SEEN_POLL_S)
 
 
-def _receipt(content: bytes) -> dict[str, Any] | None:
+def _receipt(content: bytes, shape: Any) -> dict[str, Any] | None:
     """Returns a receipt, or None where `Stage.make` cannot have made it."""
     try:
-        receipt = canonical.loads(content)
+        receipt: dict[str, Any] = canonical.loads(content)
+        if not canonical.fits(receipt, _SHAPE) or not canonical.fits(receipt, shape):
+            return None
         for output in receipt["outputs"]:
             naming.check_inside(output["name"])
-            if type(output["num_bytes"]) is not int:
-                return None
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except ValueError:
         return None
-    return receipt if isinstance(receipt, dict) else None
+    return receipt
 
+
+# What `Stage.make` adds to the content of each receipt.
+_SHAPE = {"outputs": [{"name": str, "num_bytes": int}], "start_s": float, "seconds": float}
 
 # Receipts may lie in a bucket that others read: they tell workers apart, not where they ran.
 _PROCESS = uuid.uuid4().hex[:12]

@@ -184,7 +184,7 @@ def index_stage(
         f"{UNPACKED}/{digest[:16]}" if unpack else None,
         selection.classes,
     )
-    return engine.Stage("index", digest, store, work)
+    return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})
 
 
 def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
@@ -251,7 +251,8 @@ def _read_boxes(
         return None
     digest = canonical.digest(annotations.identity)
     work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
-    stage = engine.Stage("boxes", digest, store, work)
+    shape = dict.fromkeys(("images", "boxes", "dropped"), int)
+    stage = engine.Stage("boxes", digest, store, work, shape)
     receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
     total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
     if not quiet:

@@ -31,6 +31,7 @@ from imagenet_prep.preparation.tasks import (
     plan_name,
     planned_images,
 )
+from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.labels import ClassList
@@ -211,7 +212,7 @@ def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | Sha
         ]
     )
     function = WriteOrHash(work, ArchiveReader(archives), job.expected_md5)
-    return Stage("write", digest, store, function)
+    return Stage("write", digest, store, function, (writer.RECEIPT, {"archive": str, "md5": str}))
 
 
 def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[str, Any]]) -> None:

@@ -30,12 +30,22 @@ from imagenet_prep.preparation.survey import (
     settle_labels,
 )
 from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.tfrecords import TfrecordSet
 from imagenet_prep.storage.folder import LocalStore
+
+_SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}
+# What a rewritten shard's receipt holds, as for `canonical.fits`.
+_RECEIPT = {
+    **writer.RECEIPT,
+    "num_per_class": {int: int},
+    "validation": {int: int},
+    "source": _SOURCE,
+}
 
 
 @dataclass(frozen=True)
@@ -211,7 +221,7 @@ def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: L
             identity(shards),
         ]
     )
-    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work)
+    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, _RECEIPT)
     tasks = [*map(ShardTask, shards)]
     names = {task.name for task in tasks}
     watch = output.watch(names - stage.receipts(names).keys())
@@ -235,7 +245,7 @@ def _commit(
         {split: split_of(receipts, num_per_class(receipts, len(classes.wnids)))},
         classes,
         incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
-        sources=[Source(**receipt["source"]) for receipt in receipts],
+        sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
         lacks={schema.COLORSPACE: example.UNTRUE} if not_rgb else {},
     )
 

@@ -39,6 +39,18 @@ _NAMED = 1000
 # The worst of a key is what the manifest says of it.
 _WORST_FIRST = (example.ABSENT, example.UNTRUE, example.EMPTY)
 
+# What receipts hold, as for `canonical.fits`. A use is (name, text, label, examples, where).
+_LABELS = {"uses": [[str, str, int, int, str]], "damage": [str], "examples": int}
+_SURVEY = {
+    **dict.fromkeys(("shard", "sha256"), str),
+    **dict.fromkeys(("examples", "num_bytes", "not_rgb", "max_height", "max_width"), int),
+    "record_bytes": [int],
+    "num_per_class": {int: int},
+    "validation": {int: int},
+    "lacks": {str: {str: int}},
+    "problems": [str],
+}
+
 
 class ShardTask(NamedTuple):
     """One shard to read."""
@@ -183,7 +195,7 @@ def settle_labels(
     if labelling is not None:
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
-    stage = engine.Stage("labels", identity(shards), store, LabelWork())
+    stage = engine.Stage("labels", identity(shards), store, LabelWork(), _LABELS)
     receipts = engine.run(stage, [*map(ShardTask, shards)], workers, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
         raise DataDamagedError(
@@ -221,7 +233,8 @@ def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[
     counts = [0] * num_classes
     for receipt in receipts:
         for index, count in receipt["num_per_class"].items():
-            counts[int(index)] += count
+            if int(index) < num_classes:
+                counts[int(index)] += count
     return counts
 
 
@@ -303,7 +316,7 @@ def survey(
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
-    stage = engine.Stage("survey", digest, store, SurveyWork(labelling))
+    stage = engine.Stage("survey", digest, store, SurveyWork(labelling), _SURVEY)
     tasks = [*map(ShardTask, shards)]
     receipts = engine.run(stage, tasks, workers, title="survey", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]

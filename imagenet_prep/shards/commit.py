@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ABSENT
 from imagenet_prep.dataset.manifest import File, Manifest, Shard, Split
@@ -76,6 +77,12 @@ def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -
     for receipt in receipts:
         for incident in receipt["incidents"]:
             if incident["action"] == QUARANTINED:
+                if incident["class_index"] >= len(examples_per_class):
+                    raise DataDamagedError(
+                        f"{receipt['shard']}: its receipt in .work leaves out an image of class "
+                        f"{incident['class_index']:,}, and there are {len(examples_per_class):,}. "
+                        "It was not made by this program: remove .work, and run this again."
+                    )
                 examples_per_class[incident["class_index"]] -= 1
     shards = [
         Shard(

@@ -17,6 +17,26 @@ from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, Prepared
 from imagenet_prep.storage.folder import storage_errors
 from imagenet_prep.storage.large_file import LargeFile
 
+_INCIDENT = {
+    "key": str,
+    "class_index": int,
+    "archive": str,
+    "offset": int,
+    "size": int,
+    "action": str,
+    "reason": str,
+    "detail": str,
+}
+# What `write_shard` returns, as for `canonical.fits`.
+RECEIPT = {
+    **dict.fromkeys(("shard", "sha256", "index_sha256"), str),
+    **dict.fromkeys(("examples", "num_bytes", "index_bytes", "source_bytes", "resized"), int),
+    **dict.fromkeys(("max_height", "max_width", "num_classes"), int),
+    "incidents": [_INCIDENT],
+    "histograms": {str: {str: int}},
+    "sums": {str: float},
+}
+
 
 def write_shard(
     shard: str,

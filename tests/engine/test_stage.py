@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,3 +124,16 @@ def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
     assert failure["message"].startswith("the reason the reason")
     with pytest.raises(UsageError, match="the reason"):
         stage.raise_failure()
+
+
+@pytest.mark.parametrize("content", [{}, {"made": 5}, {"made": "a", "shard": "b"}], ids=str)
+def test_a_receipt_that_lacks_what_its_readers_need_is_none(
+    stage: engine.Stage[Task], content: dict[str, Any]
+) -> None:
+    whole = {"outputs": [], "start_s": 1.0, "seconds": 0.5}
+    typed = dataclasses.replace(stage, shape={"made": str})
+    stage.store.write(f"{stage.folder}/receipts/a.json", json.dumps(whole | content).encode())
+
+    assert typed.receipts(["a"]) == {}
+    assert run(typed, "a")[0]["made"] == "a"
+    assert typed.receipts(["a"]).keys() == {"a"}

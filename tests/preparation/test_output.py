@@ -57,10 +57,11 @@ def name(split: str) -> str:
 
 
 def write(store: LocalStore, split: str) -> Split:
-    digest = hashlib.sha256(split.encode()).hexdigest()
+    # No record has less than 16 bytes.
+    content = split.encode() * 4
+    digest, size = hashlib.sha256(content).hexdigest(), len(content)
     for file in (name(split), naming.index_name(name(split))):
-        store.write(file, split.encode())
-    size = len(split)
+        store.write(file, content)
     return Split(1, size, [1], 0, 1, 1, [Shard(name(split), 1, size, digest, size, digest)])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +93,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.preparation.survey import survey
     from imagenet_prep.sources import tfrecords
+    from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
     root = Path(config.folder).expanduser()
@@ -104,8 +104,8 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     store = LocalStore(out)
     if config.dry_run:
         found = tfrecords.find(root)
-        with tempfile.TemporaryDirectory() as scratch:
-            seen = survey(found, LocalStore(Path(scratch)), workers, quiet=config.json)
+        with scratch.place() as place:
+            seen = survey(found, LocalStore(place), workers, quiet=config.json)
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:

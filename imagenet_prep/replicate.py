@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -332,12 +331,13 @@ def _run(
     config: Config, work: LookWork | PutWork, files: Sequence[File], title: str
 ) -> list[dict[str, Any]]:
     from imagenet_prep import engine
+    from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
     tasks = [FileTask(file) for file in files]
     # The replica notes itself what was proven, wherever it lies; these receipts are progress.
-    with tempfile.TemporaryDirectory() as scratch:
-        stage = engine.Stage(title, "", LocalStore(Path(scratch)), work)
+    with scratch.place() as place:
+        stage = engine.Stage(title, "", LocalStore(place), work)
         workers = engine.Workers(config.connections, engine.THREADS)
         return engine.run(stage, tasks, workers, title=title, quiet=config.json)
 

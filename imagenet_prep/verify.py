@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import sys
-import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -178,13 +177,14 @@ def _check_shards(
 @contextlib.contextmanager
 def _receipts(store: Store, *, elsewhere: bool) -> Iterator[Store]:
     """Yields where receipts go: beside the data only where other machines must see them."""
+    from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
     if elsewhere:
         yield store
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield LocalStore(Path(scratch))
+    with scratch.place() as place:
+        yield LocalStore(place)
 
 
 def _mend(manifest: Manifest) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ def prepare(config: Config) -> dict[str, Any]:
     from imagenet_prep.preparation.job import Job, write
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.space import Forecast
+    from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
@@ -56,8 +56,8 @@ def prepare(config: Config) -> dict[str, Any]:
     store = open_store(config.out)
     images, workers = job.selection, job.workers
     if config.dry_run:
-        with tempfile.TemporaryDirectory() as scratch:
-            plans = LocalStore(Path(scratch))
+        with scratch.place() as place:
+            plans = LocalStore(place)
             inventory = take_inventory(images, plans, workers, quiet=True, unpack=False)
             return Forecast(images, job.policy, workers, store, plans).content(inventory.plans)
     output = Output(store, job.wanted)

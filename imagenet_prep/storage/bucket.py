@@ -11,7 +11,6 @@ import base64
 import contextlib
 import hashlib
 import io
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -150,8 +149,7 @@ class BucketStore:
     @contextlib.contextmanager
     def brought(self, names: Iterable[str]) -> Iterator[Path]:
         """As for `Store`: fetches them for as long as they are needed."""
-        folder = scratch.own() / uuid.uuid4().hex
-        try:
+        with scratch.place() as folder:
             for name in names:
                 path = LocalStore(folder).path(name)
                 with storage_errors("write", path):
@@ -159,8 +157,6 @@ class BucketStore:
                 with contextlib.suppress(AbsentError):
                     self._fetch(name, path)
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from imagenet_prep.core import cli
@@ -59,6 +60,24 @@ def own() -> Path:
                 _sweep(parent)
                 _mine = _hold(parent)
         return _mine
+
+
+@contextlib.contextmanager
+def place() -> Iterator[Path]:
+    """Yields a new folder below `own`, and removes it.
+
+    What a thread that was interrupted still writes there is no error; it goes with `own`.
+
+    Raises:
+      StoreError: as for `make`.
+    """
+    path = own() / uuid.uuid4().hex
+    with storage_errors("create", path):
+        path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def leave() -> None:

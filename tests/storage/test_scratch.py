@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,3 +87,25 @@ def test_a_file_system_that_cannot_lock_is_said_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(StoreError, match="cannot lock .*: Function not implemented"):
         scratch.own()
+
+
+def test_a_place_goes_though_somebody_still_writes_there(tmp_path: Path) -> None:
+    writing, over = threading.Event(), threading.Event()
+
+    def write(place: Path) -> None:
+        for number in itertools.count():
+            with contextlib.suppress(OSError):
+                (place / str(number)).mkdir(parents=True)
+            writing.set()
+            if over.is_set():
+                return
+
+    with scratch.place() as place:
+        thread = threading.Thread(target=write, args=(place,))
+        thread.start()
+        assert writing.wait(30)
+    over.set()
+    thread.join()
+
+    scratch.leave()
+    assert not place.exists()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Origin
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage.inside import open_inside
+from imagenet_prep.storage.folder import LocalStore
 
 # Of one file of JSON; receipts have some hundred kB. In memory it takes up to twenty times that.
 _MOST_BYTES = 16 << 20
@@ -360,7 +359,7 @@ def _json(root: Path, name: str) -> dict[str, Any]:
 def _bytes(root: Path, name: str, most: int) -> bytes:
     """Returns up to `most` bytes of a plain file; none of what is a link, a pipe or not there."""
     try:
-        with open(open_inside(root, name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except (OSError, ValueError, ImagenetPrepError):
+        with open(LocalStore(root).open(name, os.O_RDONLY), "rb") as file:
+            return file.read(most)
+    except (OSError, ImagenetPrepError):
         return b""

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.dataset import settings
 from tests.golden import sets
-from tests.kit import forks
+from tests.kit import command
 from tests.kit.dataset import contents, stamps
 
 LAST = "train-00001-of-00002"
@@ -36,7 +36,7 @@ def test_the_same_commands_make_the_same_bytes(shared_cache: Path, tmp_path: Pat
 def test_old_sets_verify(tmp_path: Path) -> None:
     old = {name: shutil.copytree(sets.OLD / name, tmp_path / name) for name in sets.OLD_SETS}
 
-    verified = forks.run([("verify", folder) for folder in old.values()])
+    verified = [command.run("verify", folder) for folder in old.values()]
 
     assert [result.code for result in verified] == [0] * len(old), verified
 

@@ -210,6 +210,30 @@ cli.finish(main)
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_interrupt_while_an_object_is_deleted_is_not_lost(name: str) -> None:
+    program = f"""
+import os, signal, time
+from imagenet_prep.core import cli
+class Deleted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(0)
+def main():
+    Deleted()
+    time.sleep(40)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.finish(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
+    )
+
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("count", "expected"),
     [

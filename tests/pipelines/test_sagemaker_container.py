@@ -23,12 +23,12 @@ from pipelines import sagemaker_container
 from pipelines.sagemaker_container import train_flags
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
+from tests.kit.command import PATIENCE_S
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
 from tests.trainer.test_two_ranks import running_ranks, wait_for
 
 pytestmark = pytest.mark.sagemaker
-PATIENCE_S = 240.0
 HOSTS = ("algo-1", "algo-2")
 TOKEN = "0123456789-abcdef_ABCDEF"
 __all__ = ["horovod", "shades"]
@@ -236,7 +236,7 @@ def net(tmp_path: Path) -> Iterator[Cluster]:
             # nowhere.
             known.write_text(f"127.0.0.1 localhost {node.port}\n" + "".join(names))
             bind = ["mount", "--bind", known, "/etc/hosts"]
-            assert node.popen(bind).wait(command.PATIENCE_S) == 0
+            assert node.popen(bind).wait(PATIENCE_S) == 0
         yield made
 
 

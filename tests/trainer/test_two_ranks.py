@@ -19,14 +19,13 @@ import pytest
 from imagenet_prep.trainer import checkpoint
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import Finished, started
+from tests.kit.command import PATIENCE_S, Finished, started
 from tests.kit.faults import disk, remount
 from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
 
 pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horovod")]
 
 RANK = Path(__file__).with_name("rank.py")
-PATIENCE_S = 240.0
 
 
 def two_ranks(*words: str | Path, launcher: str = "--gloo") -> Finished:

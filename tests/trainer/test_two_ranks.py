@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -44,14 +43,9 @@ def saved(folder: Path, what: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=["--gloo", "--mpi"])
 def launcher(request: pytest.FixtureRequest) -> str:
-    """What starts the ranks; Open MPI where Horovod was built with it."""
-    if request.param == "--mpi":
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        built = subprocess.run(
-            [sys.executable, horovodrun, "--check-build"], capture_output=True, text=True
-        )
-        if "[X] MPI" not in built.stdout:
-            pytest.skip("Horovod has no MPI: run `imagenet-prep install-horovod --mpi`")
+    """What starts the ranks; Open MPI where Horovod was built with it, which brings that along."""
+    if request.param == "--mpi" and not Path(sys.executable).with_name("mpirun").exists():
+        pytest.skip("Horovod has no MPI: run `imagenet-prep install-horovod --mpi`")
     return str(request.param)
 
 

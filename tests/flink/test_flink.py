@@ -99,6 +99,7 @@ def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
     assert contents(out) == reference.contents
 
 
+@pytest.mark.long
 def test_a_killed_launchers_job_disturbs_nobody(
     cluster: flink.Cluster, reference: Reference, tmp_path: Path
 ) -> None:

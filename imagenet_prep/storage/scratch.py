@@ -96,12 +96,13 @@ def _hold(parent: Path) -> Path:
     while True:
         path = parent / uuid.uuid4().hex
         path.mkdir(parents=True)
-        # Open and locked until the process ends, however that comes about.
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # Another process may be sweeping it away, or have done so before it was locked.
-        if try_lock(descriptor, path) and path.is_dir():
-            return path
-        os.close(descriptor)
+        # Another process may sweep it away at any moment before it is locked.
+        with contextlib.suppress(FileNotFoundError):
+            # Open and locked until the process ends, however that comes about.
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if try_lock(descriptor, path) and path.is_dir():
+                return path
+            os.close(descriptor)
 
 
 def _sweep(parent: Path) -> None:

@@ -55,10 +55,9 @@ def own() -> Path:
     with _lock:
         if _mine is None or not _mine.is_dir():
             parent = folder(_OWN)
-            make(parent)
             with storage_errors("create", parent):
-                _sweep(parent)
                 _mine = _hold(parent)
+                _sweep(parent)
         return _mine
 
 
@@ -94,10 +93,11 @@ def leave() -> None:
 
 def _hold(parent: Path) -> Path:
     while True:
+        make(parent)
         path = parent / uuid.uuid4().hex
-        path.mkdir(parents=True)
-        # Another process may sweep it away at any moment before it is locked.
+        # Another process may remove both folders at any moment before this one is locked.
         with contextlib.suppress(FileNotFoundError):
+            path.mkdir()
             # Open and locked until the process ends, however that comes about.
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if try_lock(descriptor, path) and path.is_dir():

@@ -17,9 +17,9 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.preparation.survey import num_per_class
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
 from imagenet_prep.shards import plan
+from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import boxes, labels, source
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader

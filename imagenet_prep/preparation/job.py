@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
-from imagenet_prep.codec.policy import CHECK_HEADER, DECISIVE_LIBRARIES, Policy
+from imagenet_prep.codec.policy import BYTE_LIBRARIES, CHECK_HEADER, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
@@ -138,7 +138,7 @@ def _wanted(config: Config, selection: Selection) -> Wanted:
     files = {p.name: str(p.path.absolute()) for p in selection.parts if p.path is not None}
     return Wanted(
         Settings(PREPARE, dict.fromkeys(selection.splits, byte_settings)),
-        {name: version(name) for name in DECISIVE_LIBRARIES},
+        {name: version(name) for name in BYTE_LIBRARIES},
         source_sizes={part.name: part.num_bytes for part in selection.parts},
         allowed_bad_images=config.allowed_bad_images,
         origin={"root": str(Path(config.source).expanduser().absolute()), "files": files},

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
-from imagenet_prep.codec.policy import DECISIVE_LIBRARIES, Policy
+from imagenet_prep.codec.policy import BYTE_LIBRARIES, Policy
 from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, SourceError, UsageError
@@ -20,22 +20,20 @@ from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.dataset.settings import KEEP_ORIGINAL, RESIZE, Settings
-from imagenet_prep.preparation.output import Output, Wanted
-from imagenet_prep.preparation.survey import (
-    ShardTask,
+from imagenet_prep.preparation.existing_set import (
     check_validation_labels,
     identity,
     note_validation,
-    num_per_class,
     settle_labels,
 )
+from imagenet_prep.preparation.output import Output, Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards import writer
-from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.tfrecords import TfrecordSet
+from imagenet_prep.sources.tfrecords import ShardFile, TfrecordSet
 from imagenet_prep.storage.folder import LocalStore
 
 _SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}
@@ -85,7 +83,7 @@ class Job:
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
-            libraries = {name: version(name) for name in DECISIVE_LIBRARIES}
+            libraries = {name: version(name) for name in BYTE_LIBRARIES}
         files = {
             split: [[shard.path.name, shard.num_bytes] for shard in self.found.splits[split]]
             for split in self.splits
@@ -107,22 +105,22 @@ class Job:
 
 
 def recorded_images(
-    task: ShardTask, receipt: dict[str, Any], *, labelling: Labelling, count_colorspaces: bool
+    shard: ShardFile, receipt: dict[str, Any], *, labelling: Labelling, count_colorspaces: bool
 ) -> Iterator[tuple[Member, bytes]]:
     """Yields the images of the shard that is replaced; for `WriteWork`.
 
     Args:
-      task: the shard.
+      shard: of the source.
       receipt: gets counts of what was read, and which file it was.
       labelling: what the labels of the source mean.
       count_colorspaces: whether to count the images that are kept and are not RGB.
     """
-    path, num_bytes = task.shard.path, task.shard.num_bytes
+    path, num_bytes = shard.path, shard.num_bytes
     source = {"name": path.name, "num_bytes": num_bytes, "md5": _md5(path)}
     counts: Counter[int] = Counter()
     validation: dict[str, int] = {}
     not_rgb = 0
-    for member, data in tfrecords.read(task.shard, labelling):
+    for member, data in tfrecords.read(shard, labelling):
         counts[member.class_index] += 1
         note_validation(member, validation)
         not_rgb += count_colorspaces and _is_kept_without_rgb(data)
@@ -222,11 +220,10 @@ def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: L
         ]
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, _RECEIPT)
-    tasks = [*map(ShardTask, shards)]
-    names = {task.name for task in tasks}
+    names = {shard.name for shard in shards}
     watch = output.watch(names - stage.receipts(names).keys())
     receipts = engine.run(
-        stage, tasks, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
+        stage, shards, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
     )
     _commit(job.found.root, output, split, receipts, labelling.classes)
 
@@ -246,7 +243,7 @@ def _commit(
         classes,
         incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
         sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
-        lacks={schema.COLORSPACE: example.UNTRUE} if not_rgb else {},
+        lacks={schema.COLORSPACE: example.WRONG} if not_rgb else {},
     )
 
 

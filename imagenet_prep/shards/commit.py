@@ -106,5 +106,15 @@ def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -
     )
 
 
+def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
+    """Returns members by class index; each receipt counts them in its `num_per_class`."""
+    counts = [0] * num_classes
+    for receipt in receipts:
+        for index, count in receipt["num_per_class"].items():
+            if int(index) < num_classes:
+                counts[int(index)] += count
+    return counts
+
+
 def _count(incidents: Iterable[dict[str, Any]], action: str) -> dict[str, int]:
     return dict(sorted(Counter(i["reason"] for i in incidents if i["action"] == action).items()))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
@@ -19,6 +19,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.member import Member
+from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.ilsvrc import count_problems
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
@@ -37,11 +38,11 @@ _CONSTANTS: dict[str, bytes | int] = {
 _NAMED = 1000
 
 # The worst of a key is what the manifest says of it.
-_WORST_FIRST = (example.ABSENT, example.UNTRUE, example.EMPTY)
+_WORST_FIRST = (example.ABSENT, example.WRONG, example.EMPTY)
 
 # What receipts hold, as for `canonical.fits`. A use is (name, text, label, examples, where).
 _LABELS = {"uses": [[str, str, int, int, str]], "damage": [str], "examples": int}
-_SURVEY = {
+_CHECKED = {
     **dict.fromkeys(("shard", "sha256"), str),
     **dict.fromkeys(("examples", "num_bytes", "not_rgb", "max_height", "max_width"), int),
     "record_bytes": [int],
@@ -52,25 +53,14 @@ _SURVEY = {
 }
 
 
-class ShardTask(NamedTuple):
-    """One shard to read."""
-
-    shard: ShardFile
-
-    @property
-    def name(self) -> str:
-        """The receipt's name."""
-        return self.shard.name
-
-
 @dataclass(frozen=True)
 class LabelWork:
     """Lists the classes and labels of a shard, where only the whole set tells what they mean."""
 
-    def __call__(self, task: ShardTask) -> engine.Result:
+    def __call__(self, shard: ShardFile) -> engine.Result:
         """Returns the uses, and what is damaged, as the receipt."""
         damage: list[str] = []
-        uses = tfrecords.label_uses(task.shard, lambda error: damage.append(str(error)))
+        uses = tfrecords.label_uses(shard, lambda error: damage.append(str(error)))
         examples = sum(use.examples for use in uses)
         return engine.Result({"uses": uses, "damage": damage, "examples": examples})
 
@@ -93,15 +83,14 @@ class _Report:
 
 
 @dataclass(frozen=True)
-class SurveyWork:
+class CheckWork:
     """Reads one shard."""
 
     labelling: Labelling
 
-    def __call__(self, task: ShardTask) -> engine.Result:
+    def __call__(self, shard: ShardFile) -> engine.Result:
         """Returns what a manifest says of a shard, its record sizes, problems and lacks."""
         report = _Report()
-        shard = task.shard
 
         def problem(error: Exception) -> None:
             report.problems.append(str(error))
@@ -158,10 +147,10 @@ def _look_at(payload: bytes, entry: Entry, report: _Report) -> None:
     true = _CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
-            lacks[key] = example.UNTRUE
+            lacks[key] = example.WRONG
     if not is_rgb(entry.encoded):
         report.not_rgb += 1
-        lacks.setdefault(schema.COLORSPACE, example.UNTRUE)
+        lacks.setdefault(schema.COLORSPACE, example.WRONG)
     if features.get(schema.TEXT) == (b"",):
         lacks[schema.TEXT] = example.EMPTY
     if schema.ENCODED in features:
@@ -196,7 +185,7 @@ def settle_labels(
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
     stage = engine.Stage("labels", identity(shards), store, LabelWork(), _LABELS)
-    receipts = engine.run(stage, [*map(ShardTask, shards)], workers, title="labels", quiet=quiet)
+    receipts = engine.run(stage, shards, workers, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
         raise DataDamagedError(
             "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
@@ -228,18 +217,8 @@ def check_validation_labels(
     check_validation(classes, noted, str(root))
 
 
-def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
-    """Returns members by class index over the receipts of shards."""
-    counts = [0] * num_classes
-    for receipt in receipts:
-        for index, count in receipt["num_per_class"].items():
-            if int(index) < num_classes:
-                counts[int(index)] += count
-    return counts
-
-
 @dataclass(frozen=True)
-class Survey:
+class ExistingSet:
     """What is known of a set after all of it was read.
 
     Attributes:
@@ -296,9 +275,9 @@ class Survey:
         return [receipt for receipts in self.receipts.values() for receipt in receipts]
 
 
-def survey(
+def check_existing_set(
     found: TfrecordSet, store: LocalStore, workers: engine.Workers, *, quiet: bool
-) -> Survey:
+) -> ExistingSet:
     """Reads all shards of a set.
 
     Args:
@@ -316,9 +295,9 @@ def survey(
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
-    stage = engine.Stage("survey", digest, store, SurveyWork(labelling), _SURVEY)
-    tasks = [*map(ShardTask, shards)]
-    receipts = engine.run(stage, tasks, workers, title="survey", quiet=quiet)
+    # "survey" is the name that earlier versions gave to these receipts on the disk.
+    stage = engine.Stage("survey", digest, store, CheckWork(labelling), _CHECKED)
+    receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]
     problems += _copies(shards, receipts)
     try:
@@ -326,7 +305,7 @@ def survey(
     except DataDamagedError as error:
         problems.append(str(error))
     by_shard = {receipt["shard"]: receipt for receipt in receipts}
-    return Survey(
+    return ExistingSet(
         labelling,
         {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
         problems,

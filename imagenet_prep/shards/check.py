@@ -10,13 +10,9 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset.levels import DECODE, MANIFEST
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.storage.store import Store
-
-MANIFEST = "manifest"
-CRC = "crc"
-DECODE = "decode"
-LEVELS = (MANIFEST, CRC, DECODE)
 
 # Of an index: two numbers of up to 20 digits. Longer ones are damage, and are not shown whole.
 _MAX_LINE_BYTES = 64
@@ -28,7 +24,7 @@ class Expectation:
 
     Attributes:
       store: the data set.
-      level: "manifest" compares sizes, "crc" every byte, "decode" every image too.
+      level: one of `levels.LEVELS`.
       wnids: by class index; empty where labels.txt itself is damaged.
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.

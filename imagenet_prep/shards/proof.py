@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.levels import LEVELS
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
-
-LEVELS = ("manifest", "crc", "decode")
 
 
 def fingerprint(store: LocalStore, digest: str, files: Iterable[File]) -> str:
@@ -38,7 +37,8 @@ def proven(store: LocalStore, level: str, found: str) -> str | None:
     """Returns when (UTC) files of this fingerprint were proven at `level` or a higher one."""
     try:
         proof = canonical.loads(store.read(naming.PROOF))
-        enough = LEVELS.index(proof["level"]) >= LEVELS.index(level)
+        levels = list(LEVELS)
+        enough = levels.index(proof["level"]) >= levels.index(level)
         return str(proof["utc"]) if enough and proof["fingerprint"] == found else None
     except (ImagenetPrepError, ValueError, KeyError, TypeError):  # none, or of a foreign hand
         return None

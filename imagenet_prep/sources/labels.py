@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import mat, tar
+from imagenet_prep.dataset import schema
+from imagenet_prep.sources import mat, published, tar
 
-DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+DEVKIT = published.DEVKIT.name
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 # The devkit has 2.5 MB and unpacks to some tens of them; meta.mat and the ground truth, whose
 # 50,000 numbers have at most four digits, are parts of that.
@@ -134,9 +135,9 @@ def check_validation(classes: ClassList, class_index: dict[int, int], where: str
     Raises:
       SourceError: they differ; training on them would score 0.001.
     """
-    if classes.official and class_index.keys() == set(range(1, 50_001)):
-        numbers = tuple(class_index[number] for number in range(1, 50_001))
-        check_canaries(Devkit(classes, numbers), Path(where))
+    numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
+    if classes.official and class_index.keys() == set(numbers):
+        check_canaries(Devkit(classes, tuple(class_index[n] for n in numbers)), Path(where))
 
 
 def read_devkit(path: Path) -> Devkit:
@@ -180,13 +181,13 @@ def check_canaries(devkit: Devkit, path: Path) -> None:
                 f"{path}: ILSVRC2012_val_{number:08d}.JPEG would get {found}, it is {expected}. "
                 f"The labels are in another order than the file names. {_ADVICE}"
             )
-    if len(wnids) != 50_000 or _digest(wnids) != OFFICIAL_VALIDATION_DIGEST:
+    if _digest(wnids) != OFFICIAL_VALIDATION_DIGEST:
         raise SourceError(
             f"{path}: the {len(wnids):,} validation labels are not ILSVRC2012's 50,000. {_ADVICE}"
         )
 
 
-_ADVICE = f"Use the original {DEVKIT} (md5 fa75699e90414af021442c21a62c3abf)."
+_ADVICE = f"Use the original {DEVKIT} (md5 {published.DEVKIT.md5})."
 
 
 def _digest(wnids: Sequence[str]) -> str:

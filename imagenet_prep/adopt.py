@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.dataset.manifest import Manifest
     from imagenet_prep.preparation.existing_set import ExistingSet
-    from imagenet_prep.sources.tfrecords import TfrecordSet
+    from imagenet_prep.sources.shard_files import TfrecordSet
     from imagenet_prep.storage.folder import LocalStore
 
 EXAMPLES = """\
@@ -92,7 +92,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
-    from imagenet_prep.sources import tfrecords
+    from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
@@ -103,7 +103,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     workers = Workers(config.workers, config.worker_kind)
     store = LocalStore(out)
     if config.dry_run:
-        found = tfrecords.find(root)
+        found = shard_files.find(root)
         with scratch.place() as place:
             seen = check_existing_set(found, LocalStore(place), workers, quiet=config.json)
         return _summary(config, found, seen, None), _refusal(config, found, seen)
@@ -113,7 +113,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         if store.size(_BEGUN) is not None:
             with store.lock():
                 _rename(store, _begun(store)["renames"])
-    found = tfrecords.find(root)
+    found = shard_files.find(root)
     with store.lock():
         store.remove_temporaries()
         seen = check_existing_set(found, store, workers, quiet=config.json)
@@ -208,7 +208,7 @@ def _begun(store: LocalStore) -> dict[str, Any]:
     Raises:
       DataDamagedError: it is anything else.
     """
-    from imagenet_prep.sources import tfrecords
+    from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import notes
 
     begun = notes.read(store, _BEGUN, renames=list, shards=list)
@@ -220,7 +220,7 @@ def _begun(store: LocalStore) -> dict[str, Any]:
             raise notes.damaged(store, _BEGUN, f"{key!r} holds something else than pairs of text")
     names = {name for name, _ in begun["shards"]}
     for before, after in begun["renames"]:
-        if after not in names or not tfrecords.becomes(before, after):
+        if after not in names or not shard_files.becomes(before, after):
             raise notes.damaged(store, _BEGUN, f"adopt would never rename {before!r} to {after!r}")
     return begun
 

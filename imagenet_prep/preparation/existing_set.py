@@ -24,8 +24,9 @@ from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.ilsvrc import count_problems
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.source import VALIDATION_NAME
-from imagenet_prep.sources.tfrecords import Entry, ShardFile, TfrecordSet
+from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.folder import LocalStore
 
 _CONSTANTS: dict[str, bytes | int] = {

@@ -24,14 +24,13 @@ from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.limit import BadImageLimit, check_finished
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.shard_files import split_of
+from imagenet_prep.sources.source import some
 from imagenet_prep.sources.tfrecords import listed_classes
-from imagenet_prep.sources.tfrecords import split_of as _split_of
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
 _BEGUN = f"{naming.WORK}/run.json"
-# Of a list in one sentence.
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,11 @@ class Output:
             libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
             # A run killed between this file and the manifest has left its own lines there.
             lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
-            incidents = [*incidents, *(i for i in lines if _split_of(i["archive"]) in kept)]
-            before = (source for source in there.sources if _split_of(source.name) in kept)
+            incidents = [
+                *incidents,
+                *(i for i in lines if split_of(i["archive"]) in kept),
+            ]
+            before = (source for source in there.sources if split_of(source.name) in kept)
             sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
@@ -276,7 +278,7 @@ class Output:
         ]
         if strangers:
             raise UsageError(
-                f"{self.store.where()} already holds {', '.join(strangers[:_SHOWN])}, which no run "
+                f"{self.store.where()} already holds {some(strangers)}, which no run "
                 f"of {self._wanted.settings.verb} left there. Choose an empty folder."
             )
 
@@ -322,9 +324,9 @@ class Output:
 
 
 def _place(source: Source) -> tuple[int, str]:
-    return schema.SPLITS.index(_split_of(source.name)), source.name
+    return schema.SPLITS.index(split_of(source.name)), source.name
 
 
 def _is_official(split: str, sources: Sequence[Source]) -> bool:
-    members = sum(s.members for s in sources if _split_of(s.name) == split)
+    members = sum(s.members for s in sources if split_of(s.name) == split)
     return members == schema.OFFICIAL_NUM_EXAMPLES[split]

@@ -33,7 +33,7 @@ from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.tfrecords import ShardFile, TfrecordSet
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.folder import LocalStore
 
 _SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}

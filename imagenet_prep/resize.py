@@ -195,7 +195,7 @@ def resize(config: Config) -> dict[str, Any]:
         quiet=config.json,
     )
     out = Path(config.output_dir).expanduser()
-    return rewrite.foresee(job, out) if config.dry_run else rewrite.run(job, out)
+    return rewrite.preview(job, out) if config.dry_run else rewrite.run(job, out)
 
 
 def run(argv: Sequence[str]) -> int:

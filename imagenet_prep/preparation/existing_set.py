@@ -1,7 +1,7 @@
-"""Reads an existing set of shards whole and says what is wrong with it and what it lacks.
+"""The check of an existing set: reads all its shards, lists what is wrong and what is missing.
 
-Changes nothing. What no record may be wrong in (CRCs, labels, keys, JPEGs) is a problem; what
-consumers can live without (words, boxes, true sizes) is a lack, which a manifest can declare.
+Nothing is changed. A wrong CRC, label, key or JPEG is a problem. What readers can do without
+(words, boxes, true sizes) is only missing, and a manifest can declare it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CONSTANTS: dict[str, bytes | int] = {
     schema.CHANNELS: 3,
 }
 
-# Problems of a shard that are named; where all records have one, more say nothing new.
-_NAMED = 1000
+# Problems listed for one shard; if all its records have one, more of them say nothing new.
+_MAX_PROBLEMS = 1000
 
-# The worst of a key is what the manifest says of it.
+# The manifest states the worst that any record has for a key.
 _WORST_FIRST = (example.ABSENT, example.WRONG, example.EMPTY)
 
 # What receipts hold, as for `canonical.fits`. A use is (name, text, label, examples, where).
@@ -56,7 +56,7 @@ _CHECKED = {
 
 @dataclass(frozen=True)
 class LabelWork:
-    """Lists the classes and labels of a shard, where only the whole set tells what they mean."""
+    """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
 
     def __call__(self, shard: ShardFile) -> engine.Result:
         """Returns the uses, and what is damaged, as the receipt."""
@@ -90,7 +90,7 @@ class CheckWork:
     labelling: Labelling
 
     def __call__(self, shard: ShardFile) -> engine.Result:
-        """Returns what a manifest says of a shard, its record sizes, problems and lacks."""
+        """Returns what a manifest says about a shard, its record sizes, problems and lacks."""
         report = _Report()
 
         def problem(error: Exception) -> None:
@@ -106,11 +106,13 @@ class CheckWork:
                 problem(error)
                 continue
             try:
-                _look_at(record.payload, entry, report)
+                _check_record(record.payload, entry, report)
             except (BadImageError, DataDamagedError) as error:
                 report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
-        if (more := len(report.problems) - _NAMED) > 0:
-            report.problems[_NAMED:] = [f"{shard.path.name}: {more:,} more problems like these"]
+        if (more := len(report.problems) - _MAX_PROBLEMS) > 0:
+            report.problems[_MAX_PROBLEMS:] = [
+                f"{shard.path.name}: {more:,} more problems like these"
+            ]
         sha256 = ""
         if not report.problems:
             with open(shard.path, "rb") as stream:
@@ -133,12 +135,12 @@ class CheckWork:
         )
 
 
-def _look_at(payload: bytes, entry: Entry, report: _Report) -> None:
+def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
     """Adds what one record lacks.
 
     Raises:
-      BadImageError: it holds no JPEG.
-      DataDamagedError: nothing that could be declared makes it a record of the schema.
+      BadImageError: its image is not a JPEG.
+      DataDamagedError: it does not fit the schema, even with what may be missing.
     """
     features = entry.features
     image = keep(entry.encoded)
@@ -169,13 +171,13 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns what the labels of a set mean, from a few shards or, where they do not tell, all.
+    """Returns what the labels of a set mean: from a few shards, or from all if that is not enough.
 
     Args:
       found, splits: what to read.
       store: for receipts.
       workers: how much runs at once.
-      known: a class list to prefer where it fits.
+      known: a class list to prefer if it fits.
       quiet: show no progress.
 
     Raises:
@@ -209,7 +211,7 @@ def note_validation(member: Member, class_index: dict[str, int]) -> None:
 def check_validation_labels(
     receipts: Sequence[dict[str, Any]], classes: ClassList, root: Path
 ) -> None:
-    """Holds all 50,000 validation labels against the known ones, where all are there.
+    """Compares the 50,000 validation labels with the known ones, if all are there.
 
     Raises:
       SourceError: they differ.
@@ -220,12 +222,12 @@ def check_validation_labels(
 
 @dataclass(frozen=True)
 class ExistingSet:
-    """What is known of a set after all of it was read.
+    """The result of the check.
 
     Attributes:
       labelling: what its labels mean.
       receipts: of its shards, by split, in order.
-      problems: one sentence each; empty where it can be adopted.
+      problems: one sentence each; empty if the set can be adopted.
     """
 
     labelling: Labelling
@@ -234,7 +236,7 @@ class ExistingSet:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """What records do not hold, by key; the worst of all records."""
+        """Keys that are missing, wrong or empty in some records; the worst of all records."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)
             for key, kinds in sorted(self.lack_counts.items())
@@ -251,7 +253,7 @@ class ExistingSet:
 
     @property
     def count_problems(self) -> list[str]:
-        """How counts differ from ILSVRC2012's, in words."""
+        """How counts differ from ILSVRC2012's, one sentence each."""
         classes = self.labelling.classes
         problems = [
             problem
@@ -283,7 +285,7 @@ def check_existing_set(
 
     Args:
       found: the set.
-      store: for receipts, so that a run that was killed need not read twice.
+      store: for receipts, so that the next run need not read again what a killed one has read.
       workers: how much runs at once.
       quiet: show no progress.
 
@@ -314,7 +316,7 @@ def check_existing_set(
 
 
 def _copies(shards: Sequence[ShardFile], receipts: Sequence[dict[str, Any]]) -> list[str]:
-    """Says which shards hold the same bytes: one of them stands in for another that is lost."""
+    """Names shards with the same bytes: one of them was copied over another, which is lost."""
     first: dict[str, str] = {}
     problems = []
     for shard, receipt in zip(shards, receipts, strict=True):

@@ -1,4 +1,4 @@
-"""A set of shards written anew, shard by shard, split by split: `resize`, and `adopt --rewrite`."""
+"""Writes the shards of an existing set anew, split by split: `resize` and `adopt --rewrite`."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Job:
       policy: for the codec; None keeps every image byte for byte.
       workers: how much runs at once.
       allowed_bad_images: 0 stops at the first, None never.
-      labelling: what the labels mean, where that is known already.
-      wnids_only: refuse classes that have other names.
-      force: replace a split that has other settings; None where the verb has no such flag.
+      labelling: what the labels mean, if that is known already.
+      wnids_only: refuse classes whose names are not WNIDs.
+      force: replace a split that has other settings; None if the verb has no such flag.
       quiet: show no progress.
     """
 
@@ -79,7 +79,7 @@ class Job:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """What shall be there in the end; the source goes by names and sizes."""
+        """The data set to make. The source is identified by names and sizes of its files."""
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
@@ -107,13 +107,13 @@ class Job:
 def recorded_images(
     shard: ShardFile, receipt: dict[str, Any], *, labelling: Labelling, count_colorspaces: bool
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields the images of the shard that is replaced; for `WriteWork`.
+    """Yields the images of a source shard; for `WriteWork`.
 
     Args:
       shard: of the source.
-      receipt: gets counts of what was read, and which file it was.
+      receipt: gets counts of the images, and name, size and md5 of the file.
       labelling: what the labels of the source mean.
-      count_colorspaces: whether to count the images that are kept and are not RGB.
+      count_colorspaces: count images that are kept although they are not RGB.
     """
     path, num_bytes = shard.path, shard.num_bytes
     source = {"name": path.name, "num_bytes": num_bytes, "md5": _md5(path)}
@@ -132,7 +132,7 @@ def recorded_images(
 
 
 def run(job: Job, out: Path) -> dict[str, Any]:
-    """Writes what is left of a job and returns the summary.
+    """Writes the splits that are not finished and returns the summary.
 
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
@@ -153,10 +153,10 @@ def run(job: Job, out: Path) -> dict[str, Any]:
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
 
 
-def foresee(job: Job, out: Path) -> dict[str, Any]:
-    """Returns what a run would make; reads the first and last shards only."""
+def preview(job: Job, out: Path) -> dict[str, Any]:
+    """Returns what a run would make; reads only the first and last shards."""
     labelling = tfrecords.known_labelling(job.found, job.splits)
-    labels = "told by the whole set, which is read twice"
+    labels = "known only after the whole set is read, so it is read twice"
     if labelling is not None:
         last = len(labelling.classes.wnids) - 1 + labelling.offset
         what = "ILSVRC2012's classes" if labelling.classes.official else "its own classes"
@@ -236,7 +236,7 @@ def _commit(
     classes: ClassList,
 ) -> None:
     check_validation_labels(receipts, classes, root)
-    # Receipts of older versions do not count; those made images RGB.
+    # Receipts of older versions do not count them; those versions made all images RGB.
     not_rgb = any(receipt.get("not_rgb") for receipt in receipts)
     output.commit(
         {split: split_of(receipts, num_per_class(receipts, len(classes.wnids)))},

@@ -171,10 +171,7 @@ class Output:
             libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
             # A run that was killed before its manifest may have left lines of its own there.
             lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
-            incidents = [
-                *incidents,
-                *(i for i in lines if split_of(i["archive"]) in kept),
-            ]
+            incidents = [*incidents, *(i for i in lines if split_of(i["archive"]) in kept)]
             before = (source for source in there.sources if split_of(source.name) in kept)
             sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:

@@ -238,7 +238,7 @@ def _note(root: Path, places: Sequence[str], digest: str) -> None:
 
 
 def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
-    from imagenet_prep.distribute.to_hosts import Delivery, spread
+    from imagenet_prep.distribute.to_hosts import Delivery, replicate_to_hosts
     from imagenet_prep.engine import Progress
 
     hosts_file, path = config.hosts_and_path
@@ -259,7 +259,7 @@ def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
         timeout=config.timeout,
         wait=config.wait,
     )
-    return spread(
+    return replicate_to_hosts(
         delivery, source, lambda total: Progress("replicate", total, 0, quiet=config.json)
     )
 

@@ -10,7 +10,7 @@ CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
 
 # Versions of these decide the bytes of an image that is encoded.
-DECISIVE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
+BYTE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
 
 
 @dataclass(frozen=True)

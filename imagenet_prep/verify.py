@@ -216,7 +216,7 @@ def _load(store: Store) -> Manifest:
     from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.dataset import manifest, naming
 
-    there = store.top()
+    there = store.list_root()
     if naming.MANIFEST in there:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
     if naming.WORK in there:
@@ -251,7 +251,7 @@ def _expectation(
             any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
-        lacks=manifest.lacks,
+        missing_features=manifest.lacks,
     )
 
 
@@ -274,7 +274,7 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
         f"{name}: not in {listed}, but readers would take it for a shard"
-        for name in store.top()
+        for name in store.list_root()
         if naming.looks_like_shard(name) and name not in known
     ]
     return problems + [

@@ -145,7 +145,7 @@ class Output:
         incidents: Sequence[dict[str, Any]] = (),
         sources: Sequence[Source] = (),
         label_offset: int = schema.DEFAULT_LABEL_OFFSET,
-        lacks: dict[str, str] | None = None,
+        missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
         subset: bool | None = None,
         name: str = tfds.IMAGENET,
@@ -158,18 +158,20 @@ class Output:
           plan_digest: None for that of the sources.
           subset: None to ask the sources whether they are the whole ILSVRC2012.
           dropped: a split that was there and shall not be named any more.
-          classes, incidents, sources, label_offset, lacks, name: for the manifest and small files.
+          classes, incidents, sources, label_offset, missing_features, name: for the manifest and
+            small files.
 
         Raises:
           IncompleteError: the disk is full, or what was published is gone.
         """
         there = self.committed()
         made = {split: self._splits[split] for split in splits}
-        libraries, lacks = self._wanted.libraries, lacks or {}
+        libraries, missing_features = self._wanted.libraries, missing_features or {}
         if there and (kept := set(there.splits) - {*splits, dropped}):
             splits = splits | {split: there.splits[split] for split in kept}
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
-            libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
+            libraries = there.producer.libraries | libraries
+            missing_features = there.lacks | missing_features
             # A run killed between this file and the manifest has left its own lines there.
             lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
             incidents = [*incidents, *(i for i in lines if _split_of(i["archive"]) in kept)]
@@ -194,14 +196,14 @@ class Output:
             quarantined={},
             repaired={},
             files=[],
-            lacks=lacks,
+            lacks=missing_features,
         )
         publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here."""
         # A listing fails where there is no such bucket; asking for the manifest would not.
-        if naming.MANIFEST not in self.store.top():
+        if naming.MANIFEST not in self.store.list_root():
             return None
         return manifest.loads(self.store.read(naming.MANIFEST), self.store.where(naming.MANIFEST))
 
@@ -271,7 +273,7 @@ class Output:
     def _refuse_strangers(self, made: dict[str, dict[str, Any]]) -> None:
         strangers = [
             name
-            for name in filter(naming.looks_like_shard, self.store.top())
+            for name in filter(naming.looks_like_shard, self.store.list_root())
             if (shard := naming.parse_shard_name(name)) is None or shard.split not in made
         ]
         if strangers:

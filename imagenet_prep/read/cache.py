@@ -25,7 +25,7 @@ from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage.fetch import fetch
 from imagenet_prep.storage.folder import LocalStore, storage_errors
-from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
 FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
@@ -225,11 +225,11 @@ class NodeCache:
         temporary = self._temporary(name)
         try:
             where = self._remote.where(name)
-            stat = self._patiently(name, lambda: self._remote.stat(name))
+            stat = self._with_retries(name, lambda: self._remote.stat(name))
             if stat.size != num_bytes:
                 raise DataDamagedError(f"{where}: {stat.size:,} bytes, expected {num_bytes:,}")
-            patience = Patience(where, _RETRIES, self._ended)
-            fetch(self._remote, name, stat, 0, num_bytes, temporary, patience)
+            budget = RetryBudget(where, _RETRIES, self._ended)
+            fetch(self._remote, name, stat, 0, num_bytes, temporary, budget)
             with open(temporary, "rb") as content:
                 found = hashlib.file_digest(content, "sha256").hexdigest()
             if found != file.sha256:
@@ -312,10 +312,10 @@ class NodeCache:
             stat = self._remote.stat(name)
             return b"".join(self._remote.read(name, 0, stat.size, stat))
 
-        return self._patiently(name, read)
+        return self._with_retries(name, read)
 
-    def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return patiently(attempt, Patience(self._remote.where(name), _RETRIES, self._ended))
+    def _with_retries(self, name: str, attempt: Callable[[], Answer]) -> Answer:
+        return with_retries(attempt, RetryBudget(self._remote.where(name), _RETRIES, self._ended))
 
 
 def _size(shard: Shard) -> int:

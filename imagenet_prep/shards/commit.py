@@ -39,12 +39,12 @@ def publish(
       IncompleteError: the disk is full, or what was published is gone; without a manifest there
         is no data set.
     """
-    lacks, splits = draft.lacks, draft.splits
+    missing, splits = draft.lacks, draft.splits
     incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
-        naming.TFDS_FEATURES: tfds.features([key for key in lacks if lacks[key] == ABSENT]),
+        naming.TFDS_FEATURES: tfds.features([key for key in missing if missing[key] == ABSENT]),
         naming.TFDS_INFO: tfds.dataset_info(
             name, {name: split.shards for name, split in splits.items()}, draft.subset
         ),
@@ -61,7 +61,7 @@ def publish(
     for name, data in contents.items():
         store.write(name, data)
     # Whoever finds the manifest finds all that it names.
-    store.confirm(manifest.files_of(splits))
+    store.verify_published(manifest.files_of(splits))
     store.write(naming.MANIFEST, manifest.dumps())
     return manifest
 

@@ -27,7 +27,7 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.fetch import stream
 from imagenet_prep.storage.folder import LocalStore, storage_errors
 from imagenet_prep.storage.remote import AbsentError, TakenError, UnavailableError
-from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
 
 # S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 320 GiB. Eight uploads at
@@ -125,7 +125,7 @@ class BucketStore:
         found = (entry["Key"] for entry in self._list(folder) if "Size" in entry)
         return sorted(name for key in found if (name := key.rpartition("/")[2]))
 
-    def top(self) -> list[str]:
+    def list_root(self) -> list[str]:
         """As for `Store`."""
         return sorted(entry["Key"].rstrip("/") for entry in self._list("") if entry["Key"])
 
@@ -140,14 +140,14 @@ class BucketStore:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        return self._patiently(name, lambda: self._s3.get(name))
+        return self._with_retries(name, lambda: self._s3.get(name))
 
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """As for `Store`; many at a time."""
         return iter(self._each(self.read, names))
 
     @contextlib.contextmanager
-    def brought(self, names: Iterable[str]) -> Iterator[Path]:
+    def local_copies(self, names: Iterable[str]) -> Iterator[Path]:
         """As for `Store`: fetches them for as long as they are needed."""
         with scratch.place() as folder:
             for name in names:
@@ -166,9 +166,9 @@ class BucketStore:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        patience = self._patience(name)
-        stat = patiently(lambda: self._s3.stat(name), patience)
-        with contextlib.closing(stream(self._s3, name, stat, patience)) as chunks:
+        budget = self._budget(name)
+        stat = with_retries(lambda: self._s3.stat(name), budget)
+        with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
             yield io.BufferedReader(_Chunks(chunks), PART_BYTES)
 
     def temporary(self) -> Path:
@@ -210,7 +210,7 @@ class BucketStore:
         mine = uuid.uuid4().bytes
         return self.claim(name, mine) == mine
 
-    def share(self, names: Iterable[str]) -> None:
+    def upload(self, names: Iterable[str]) -> None:
         """As for `Store`.
 
         Raises:
@@ -218,7 +218,7 @@ class BucketStore:
         """
         self._each(lambda name: self.write(name, self.local.read(name)), names)
 
-    def confirm(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: asks the server for each, its sha256 and its CRC32C.
 
         Raises:
@@ -233,7 +233,7 @@ class BucketStore:
 
     def remove_tree(self, name: str) -> None:
         """As for `Store`."""
-        entries = self._patiently(
+        entries = self._with_retries(
             name, lambda: list(self._s3.pages("list_objects_v2", "Contents", name))
         )
         self._each(self.remove, [entry["Key"] for entry in entries])
@@ -265,7 +265,7 @@ class BucketStore:
         Raises:
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        uploads = self._patiently(
+        uploads = self._with_retries(
             "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
         )
         for upload in uploads:
@@ -335,7 +335,7 @@ class BucketStore:
           DataDamagedError: the bytes are others; no object is made of them.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        patience = self._patience(file.name)
+        budget = self._budget(file.name)
         while True:
             try:
                 self._send(file, _parts(chunks()), remedy)
@@ -346,10 +346,10 @@ class BucketStore:
                     return
                 if not problem.is_missing:
                     raise
-                patience.wait(UnavailableError(str(error)))
+                budget.wait(UnavailableError(str(error)))
                 continue
             if problem := self.problem(file):
-                patience.wait(UnavailableError(problem.text))
+                budget.wait(UnavailableError(problem.text))
                 continue
             return
 
@@ -426,14 +426,14 @@ class BucketStore:
             self._call(name, "abort_multipart_upload", UploadId=upload)
 
     def _fetch(self, name: str, path: Path) -> None:
-        patience = self._patience(name)
-        stat = patiently(lambda: self._s3.stat(name), patience)
+        budget = self._budget(name)
+        stat = with_retries(lambda: self._s3.stat(name), budget)
         with storage_errors("write", path), open(path, "wb") as file:
-            file.writelines(stream(self._s3, name, stat, patience))
+            file.writelines(stream(self._s3, name, stat, budget))
 
     def _list(self, folder: str, *, deep: bool = False) -> list[dict[str, Any]]:
         """Returns keys and sizes; folders in it have no size."""
-        return self._patiently(
+        return self._with_retries(
             folder,
             lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep)),
         )
@@ -443,14 +443,14 @@ class BucketStore:
             return list(pool.map(function, items))
 
     def _call(self, name: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        return self._patiently(name, lambda: self._s3.call(operation, name, **arguments))
+        return self._with_retries(name, lambda: self._s3.call(operation, name, **arguments))
 
-    def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return patiently(attempt, self._patience(name))
+    def _with_retries(self, name: str, attempt: Callable[[], Answer]) -> Answer:
+        return with_retries(attempt, self._budget(name))
 
-    def _patience(self, name: str) -> Patience:
+    def _budget(self, name: str) -> RetryBudget:
         remedy = "Objects that are there are kept: run the same command again to resume."
-        return Patience(self.where(name), self._retries, self._ended, remedy=remedy)
+        return RetryBudget(self.where(name), self._retries, self._ended, remedy=remedy)
 
 
 class _Chunks(io.RawIOBase):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from imagenet_prep.storage.folder import storage_errors
 from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
-from imagenet_prep.storage.retry import Patience
+from imagenet_prep.storage.retry import RetryBudget
 
 _HASH_CHUNK_BYTES = 4 << 20
 
 
 def fetch(
-    remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, patience: Patience
+    remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
     """Leaves bytes [start, stop) of a remote file at the same place of `path`, on the disk.
 
@@ -24,7 +24,7 @@ def fetch(
     file cannot be read from the middle.
 
     Raises:
-      IncompleteError: the patience is spent, the file has changed, or the disk is full.
+      IncompleteError: the budget is spent, the file has changed, or the disk is full.
       StoreError: the server refuses, or the disk fails.
     """
     with storage_errors("open", path):
@@ -37,11 +37,11 @@ def fetch(
                     with storage_errors("write", path):
                         _write_at(descriptor, chunk, position)
                     position += len(chunk)
-                    patience.succeeded()
+                    budget.succeeded()
             except UnavailableError as error:
                 if not stat.ranges:
                     position = start
-                patience.wait(error)
+                budget.wait(error)
         with storage_errors("write", path):
             os.fdatasync(descriptor)
     finally:
@@ -49,12 +49,12 @@ def fetch(
 
 
 def stream(
-    remote: Remote, name: str, stat: Stat, patience: Patience
+    remote: Remote, name: str, stat: Stat, budget: RetryBudget
 ) -> Generator[bytes, None, None]:
     """Yields a whole remote file in order; a failed attempt is continued where it broke off.
 
     Raises:
-      IncompleteError: the patience is spent, or the file has changed.
+      IncompleteError: the budget is spent, or the file has changed.
       StoreError: the server refuses, or cannot read from the middle.
     """
     position = 0
@@ -63,9 +63,9 @@ def stream(
             for chunk in remote.read(name, position, stat.size - position, stat):
                 position += len(chunk)
                 yield chunk
-                patience.succeeded()
+                budget.succeeded()
         except UnavailableError as error:
-            patience.wait(error)
+            budget.wait(error)
 
 
 def _write_at(descriptor: int, data: bytes, position: int) -> None:

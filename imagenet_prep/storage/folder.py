@@ -125,7 +125,7 @@ class LocalStore:
         """As for `Store`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
-    def top(self) -> list[str]:
+    def list_root(self) -> list[str]:
         """As for `Store`."""
         return sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
 
@@ -160,7 +160,7 @@ class LocalStore:
         """As for `Store`."""
         return map(self.read, names)
 
-    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
+    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
         """As for `Store`: they are here."""
         return contextlib.nullcontext(self.root)
 
@@ -254,10 +254,10 @@ class LocalStore:
             return True
         return False
 
-    def share(self, names: Iterable[str]) -> None:
+    def upload(self, names: Iterable[str]) -> None:
         """As for `Store`: they share this folder."""
 
-    def confirm(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: a file that was synced and renamed is there."""
 
     def remove_tree(self, name: str) -> None:

@@ -19,7 +19,7 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.storage.fetch import fetch
 from imagenet_prep.storage.folder import LocalStore, storage_errors
 from imagenet_prep.storage.remote import Stat, UnavailableError
-from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.log import LOG, SCALARS
@@ -199,11 +199,11 @@ class Mirror:
         )
 
     def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return patiently(attempt, self._patience(name))
+        return with_retries(attempt, self._patience(name))
 
-    def _patience(self, name: str) -> Patience:
+    def _patience(self, name: str) -> RetryBudget:
         remedy = "Nothing was trained yet: run the same command again to go on from what is there."
-        return Patience(self._s3.where(name), _RETRIES, threading.Event(), remedy=remedy)
+        return RetryBudget(self._s3.where(name), _RETRIES, threading.Event(), remedy=remedy)
 
 
 def _is_needed(name: str) -> bool:

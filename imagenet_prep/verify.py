@@ -112,32 +112,31 @@ def verify(config: Config) -> dict[str, Any]:
     """
     from imagenet_prep.dataset import placement
     from imagenet_prep.shards import proof
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
     store = open_store(config.dataset)
+    folder = store.as_folder
     manifest = _load(store)
-    part = placement.WHOLE  # only hosts hold less
-    if isinstance(store, LocalStore):
-        part = placement.load(store.root, manifest)
+    # Only folders of hosts hold less.
+    part = placement.load(folder.root, manifest) if folder else placement.WHOLE
     tasks = [
         CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
     ]
     here = {task.name for task in tasks}
     problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
     before, since = "", None
-    if config.if_changed and isinstance(store, LocalStore):
+    if config.if_changed and folder:
         files = [file for task in tasks for file in task.shard.files]
-        before = proof.fingerprint(store, manifest.digest, files)
-        since = proof.proven(store, config.level, before)
+        before = proof.fingerprint(folder, manifest.digest, files)
+        since = proof.proven(folder, config.level, before)
     if since is None:
         receipts = _check_shards(config, store, manifest, tasks, problems)
         # What a part holds of a class says nothing of the whole.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
-        if config.if_changed and isinstance(store, LocalStore) and not problems:
-            # Of before: what was written meanwhile is not proven.
-            proof.keep(store, config.level, before)
+        if config.if_changed and folder and not problems:
+            # The fingerprint taken before reading: what was written meanwhile is not proven.
+            proof.keep(folder, config.level, before)
     return {
         "dataset": store.where(),
         "digest": manifest.digest,

@@ -177,7 +177,7 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
         stage, tasks, job.workers, title="write", watch=output.watch(pending), quiet=job.quiet
     )
     _commit(job, inventory, output, receipts)
-    if store is not store.local:
+    if store.as_folder is None:
         store.remove_tree(PLAN_FOLDER)
 
 

@@ -119,9 +119,9 @@ class Output:
         content = canonical.dumps({"config": begun.config, "libraries": self._wanted.libraries})
         if self.store.claim(_BEGUN, content) != content:
             self.left()
-        if self.store is self.store.local:
+        if folder := self.store.as_folder:
             # For `report`, which reads folders; a bucket gets no paths of this machine.
-            self.store.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
+            folder.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
 
     def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
         """Returns what counts receipts for `engine.run`: bad images, and what this run wrote.

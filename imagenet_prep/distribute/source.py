@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import IncompleteError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.storage.fetch import stream
-from imagenet_prep.storage.remote import AbsentError, Stat
+from imagenet_prep.storage.fetch import contents, stream
+from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
@@ -53,14 +53,8 @@ class Source:
         """
 
         def read() -> Iterator[bytes]:
-            budget = self._budget(file.name)
-            stat = self._stat(file.name, budget)
-            if stat.size != file.num_bytes:
-                raise DataDamagedError(
-                    f"{self._remote.where(file.name)}: {stat.size:,} bytes, the manifest says "
-                    f"{file.num_bytes:,}. Run verify on the data set."
-                )
-            for chunk in stream(self._remote, file.name, stat, budget):
+            remedy = "Run verify on the data set."
+            for chunk in contents(self._remote, file, self._budget(file.name), remedy):
                 self._pace.take(len(chunk))
                 yield chunk
 
@@ -85,11 +79,8 @@ class Source:
 
     def _read_manifest(self) -> bytes:
         budget = self._budget(naming.MANIFEST)
-        stat = self._stat(naming.MANIFEST, budget)
+        stat = with_retries(lambda: self._remote.stat(naming.MANIFEST), budget)
         return b"".join(stream(self._remote, naming.MANIFEST, stat, budget))
-
-    def _stat(self, name: str, budget: RetryBudget) -> Stat:
-        return with_retries(lambda: self._remote.stat(name), budget)
 
     def _budget(self, name: str) -> RetryBudget:
         remedy = "Files that arrived are kept: run the same command again to resume."

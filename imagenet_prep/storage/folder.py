@@ -25,7 +25,7 @@ from imagenet_prep.storage import inside
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
 
-_TEMPORARY = f"{naming.WORK}/temporary"
+TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
 _LOCK_ATTEMPTS = 10
 
@@ -166,12 +166,12 @@ class LocalStore:
 
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
-        self.make_folder(_TEMPORARY)
-        return self.path(f"{_TEMPORARY}/{uuid.uuid4().hex}")
+        self.make_folder(TEMPORARY)
+        return self.path(f"{TEMPORARY}/{uuid.uuid4().hex}")
 
     def remove_temporaries(self) -> None:
         """Removes what killed runs left unpublished; the caller holds the lock."""
-        self.remove_tree(_TEMPORARY)
+        self.remove_tree(TEMPORARY)
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
         """Makes an fsynced temporary file visible as `name`, replacing what was there.

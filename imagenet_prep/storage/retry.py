@@ -67,7 +67,8 @@ class RetryBudget:
         if delay > _MAX_RETRY_AFTER_S:
             problem = f"and asks to wait {delay:,.0f} s"
         elif self.failures > self._retries:
-            problem = f"given up after {self.failures} failed attempts"
+            plural = "s" if self.failures > 1 else ""
+            problem = f"given up after {self.failures} failed attempt{plural}"
         elif self._ended.wait(delay):
             problem = "and the run is ending"
         else:

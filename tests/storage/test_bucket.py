@@ -11,8 +11,8 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage import bucket as module
 from imagenet_prep.storage import scratch
+from imagenet_prep.storage import upload as module
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
@@ -77,7 +77,7 @@ def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
     assert either.names(".work/a") == []
 
 
-def test_a_file_in_parts_is_whole_and_proven(store: BucketStore) -> None:
+def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -> None:
     temporary = store.temporary()
     temporary.write_bytes(DATA)
     store.publish(temporary, "train-00000-of-00001", SHA256)
@@ -86,8 +86,10 @@ def test_a_file_in_parts_is_whole_and_proven(store: BucketStore) -> None:
     assert not temporary.exists()
     assert store.problem(file) is None
     store.verify_published([file])
-    head = store.head(file.name)
+    key = f"{store.base.partition(f'{BUCKET}/')[2]}/{file.name}"
+    head = s3.client().head_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
     assert head["ChecksumType"] == "FULL_OBJECT"
+    assert head["ChecksumCRC32C"] == store.stored(file.name).crc32c
     with store.opened(file.name) as stream:
         assert stream.read() == DATA
 

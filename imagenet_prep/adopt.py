@@ -154,7 +154,7 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
             f"{found.root}: not the whole of ILSVRC2012: {'; '.join(counts)}. Get the missing "
             "part, or pass --allow-subset if this is what you want."
         )
-    if schema.ENCODED in seen.lacks and not config.rewrite:
+    if schema.ENCODED in seen.missing_features and not config.rewrite:
         return UsageError(
             f"{found.root}: the records have TensorFlow Datasets' keys, which readers of the slim "
             "schema do not know. Give --rewrite --out DIR: the images stay byte for byte."
@@ -345,7 +345,7 @@ def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
         splits,
         classes,
         label_offset=seen.labelling.offset,
-        lacks=seen.lacks,
+        missing_features=seen.missing_features,
         plan_digest=canonical.digest(
             [shard.sha256 for split in splits.values() for shard in split.shards]
         ),
@@ -379,7 +379,7 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
         f"labels: {labelling.offset} ... {last_label}, class index + {labelling.offset}"
     )
     findings += [f"counts: {problem}" for problem in seen.count_problems]
-    if schema.ENCODED in seen.lacks:
+    if schema.ENCODED in seen.missing_features:
         findings.append("records: TensorFlow Datasets' keys, not those of the slim schema")
     else:
         findings += [
@@ -410,7 +410,7 @@ def _summary(
         },
         "findings": _findings(found, seen),
         "problems": seen.problems,
-        "lacks": seen.lacks if made is None else made.lacks,
+        "lacks": seen.missing_features if made is None else made.lacks,
         "renames": moves,
     }
 

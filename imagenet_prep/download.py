@@ -26,7 +26,7 @@ from imagenet_prep.storage import http, store
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.folder import LocalStore, storage_errors
 from imagenet_prep.storage.remote import Remote, Stat
-from imagenet_prep.storage.retry import Patience, patiently
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 if TYPE_CHECKING:
     from imagenet_prep.engine import Result, Stage
@@ -130,15 +130,15 @@ class FetchWork:
         from imagenet_prep.engine import Result
 
         where = f"{self.remote.where(self.archive)}, bytes {task.start:,} to {task.stop:,}"
-        patience = Patience(where, self.retries, self._ended)
+        budget = RetryBudget(where, self.retries, self._ended)
         try:
-            fetch(self.remote, self.archive, self.stat, *task, self.partial, patience)
+            fetch(self.remote, self.archive, self.stat, *task, self.partial, budget)
         except BaseException:
             # Others that wait for a server need not wait any longer.
             self._ended.set()
             raise
         size = task.stop - task.start
-        return Result({"start": task.start, "num_bytes": size, "failures": patience.failures})
+        return Result({"start": task.start, "num_bytes": size, "failures": budget.failures})
 
 
 class ProveTask(NamedTuple):
@@ -218,8 +218,8 @@ class Download:
         where = self.remote.where(archive.name)
         retries = min(self.config.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
-        patience = Patience(where, retries, threading.Event(), remedy=remedy)
-        stat = patiently(lambda: self.remote.stat(archive.name), patience)
+        budget = RetryBudget(where, retries, threading.Event(), remedy=remedy)
+        stat = with_retries(lambda: self.remote.stat(archive.name), budget)
         if not stat.size:
             raise StoreError(f"{where}: it is empty. Choose another --base-url.")
         if not self.config.allow_other and archive.size not in (None, stat.size):

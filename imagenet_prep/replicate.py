@@ -221,7 +221,7 @@ def replicate(config: Config) -> dict[str, Any]:
 def _note(root: Path, places: Sequence[str], digest: str) -> None:
     """Adds a line a replica that became whole, for the report of the data set in `root`."""
     from imagenet_prep.core.errors import StoreError
-    from imagenet_prep.distribute.journal import Journal
+    from imagenet_prep.storage.journal import Journal
 
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     journal = Journal(root, naming.REPLICAS)

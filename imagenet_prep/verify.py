@@ -113,32 +113,31 @@ def verify(config: Config) -> dict[str, Any]:
     """
     from imagenet_prep.dataset import placement
     from imagenet_prep.shards import proof
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
     store = open_store(config.dataset)
+    folder = store.as_folder
     manifest = _load(store)
-    part = placement.WHOLE  # only hosts hold less
-    if isinstance(store, LocalStore):
-        part = placement.load(store.root, manifest)
+    # Only folders of hosts hold less.
+    part = placement.load(folder.root, manifest) if folder else placement.WHOLE
     tasks = [
         CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
     ]
     here = {task.name for task in tasks}
     problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
     before, since = "", None
-    if config.if_changed and isinstance(store, LocalStore):
+    if config.if_changed and folder:
         files = [file for task in tasks for file in task.shard.files]
-        before = proof.fingerprint(store, manifest.digest, files)
-        since = proof.proven(store, config.level, before)
+        before = proof.fingerprint(folder, manifest.digest, files)
+        since = proof.proven(folder, config.level, before)
     if since is None:
         receipts = _check_shards(config, store, manifest, tasks, problems)
         # What a part holds of a class says nothing of the whole.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
-        if config.if_changed and isinstance(store, LocalStore) and not problems:
-            # Of before: what was written meanwhile is not proven.
-            proof.keep(store, config.level, before)
+        if config.if_changed and folder and not problems:
+            # The fingerprint taken before reading: what was written meanwhile is not proven.
+            proof.keep(folder, config.level, before)
     return {
         "dataset": store.where(),
         "digest": manifest.digest,
@@ -217,7 +216,7 @@ def _load(store: Store) -> Manifest:
     from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.dataset import manifest, naming
 
-    there = store.top()
+    there = store.list_root()
     if naming.MANIFEST in there:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
     if naming.WORK in there:
@@ -252,7 +251,7 @@ def _expectation(
             any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
-        lacks=manifest.lacks,
+        missing_features=manifest.lacks,
     )
 
 
@@ -275,7 +274,7 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
         f"{name}: not in {listed}, but readers would take it for a shard"
-        for name in store.top()
+        for name in store.list_root()
         if naming.looks_like_shard(name) and name not in known
     ]
     return problems + [

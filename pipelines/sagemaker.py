@@ -26,7 +26,7 @@ from imagenet_prep.core.errors import (
     UsageError,
 )
 from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
-from imagenet_prep.storage.retry import Patience, patiently
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer.config import Config as TrainConfig
 from pipelines.sagemaker_container import TOKEN_VARIABLE
 
@@ -294,9 +294,9 @@ def wait(service: Service, name: str, *, pause: Callable[[float], object] = time
     """
     said = 0
     while True:
-        patience = Patience(name, _RETRIES, threading.Event(), remedy="The job goes on.")
-        job = patiently(
-            lambda: service.call("describe_training_job", TrainingJobName=name), patience
+        budget = RetryBudget(name, _RETRIES, threading.Event(), remedy="The job goes on.")
+        job = with_retries(
+            lambda: service.call("describe_training_job", TrainingJobName=name), budget
         )
         states = job.get("SecondaryStatusTransitions", [])
         for state in states[said:]:

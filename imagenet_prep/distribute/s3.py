@@ -120,6 +120,6 @@ class Bucket:
         self._store.write(naming.MANIFEST, self._data)
 
     def _digest(self) -> str:
-        found = self._store.stored_sha256(naming.MANIFEST)
+        found = self._store.stored(naming.MANIFEST).sha256 or "unknown"
         expected = hashlib.sha256(self._data).hexdigest()
         return self.manifest.digest if found == expected else found

@@ -159,15 +159,15 @@ class Records:
             raise StoreError(f"{self.where(number)}: cannot be read: {error.strerror}") from error
         try:
             payload = tfrecord.unframe(data, size)
-            lacks = self.manifest.lacks
-            image = example.decode(payload, lacks)
+            missing = self.manifest.lacks
+            image = example.decode(payload, missing)
             # TensorFlow and DALI would decode it without a limit.
             jpeg.refuse_bombs(image.encoded)
-            if schema.HEIGHT in lacks or schema.WIDTH in lacks:
+            if schema.HEIGHT in missing or schema.WIDTH in missing:
                 height, width = _size_of(image.encoded)
                 image = image._replace(height=height, width=width)
             class_index = image.stored_label - self.manifest.label_offset
-            known = schema.SYNSET not in lacks
+            known = schema.SYNSET not in missing
             if not 0 <= class_index < len(self.wnids) or (
                 known and self.wnids[class_index] != image.wnid
             ):

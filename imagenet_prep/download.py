@@ -69,10 +69,12 @@ _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one download; see the help of each flag."""
 
-    into: str = cli.flag(help="folder for the archives, made if absent", metavar="DIR")
+    into: str = cli.flag(
+        place=cli.Place.FOLDER, help="folder for the archives, made if absent", metavar="DIR"
+    )
     what: tuple[str, ...] = cli.flag(
         ("train", "validation", "devkit"),
         help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
@@ -95,6 +97,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers, and addresses that hold a secret."""
+        super().__post_init__()
         if not self.what or set(self.what) - set(ARCHIVES):
             raise ValueError(f"--what: expected some of {', '.join(ARCHIVES)}")
         for name, least in (("connections", 1), ("part_size", 1), ("retries", 0), ("timeout", 1)):

@@ -88,10 +88,12 @@ class Config(cli.Settings):
     allow_other: bool = cli.flag(
         False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
-    connections: int = cli.flag(8, help="ranges fetched at a time", metavar="N")
-    part_size: int = cli.flag(32, help="size of a range in MiB", metavar="MIB")
-    retries: int = cli.flag(20, help="failed attempts allowed a range", metavar="N")
-    timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
+    connections: int = cli.flag(8, least=1, help="ranges fetched at a time", metavar="N")
+    part_size: int = cli.flag(32, least=1, help="size of a range in MiB", metavar="MIB")
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed a range", metavar="N")
+    timeout: int = cli.flag(
+        60, least=1, help="seconds without a byte that are a failure", metavar="S"
+    )
     dry_run: bool = cli.flag(False, help="print names, sizes and free space; write nothing")
     json: bool = cli.flag(False, help="print the result as JSON")
 
@@ -100,10 +102,6 @@ class Config(cli.Settings):
         super().__post_init__()
         if not self.what or set(self.what) - set(ARCHIVES):
             raise ValueError(f"--what: expected some of {', '.join(ARCHIVES)}")
-        for name, least in (("connections", 1), ("part_size", 1), ("retries", 0), ("timeout", 1)):
-            if getattr(self, name) < least:
-                shown = name.replace("_", "-")
-                raise ValueError(f"--{shown} {getattr(self, name)}: expected at least {least}")
         try:
             address.check_base(self.base_url)
         except ValueError as error:
@@ -468,11 +466,6 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 def _render(summary: dict[str, Any]) -> str:
     """Returns the summary for a person."""
     lines = []
@@ -505,4 +498,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.download")

@@ -250,18 +250,6 @@ def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what stands before and after the first --.
-
-    Raises:
-      UsageError: a word holds an address with a password in it.
-    """
-    words = list(argv)
-    refuse_logins(words)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
-
-
 def refuse_logins(words: Sequence[str]) -> None:
     """Refuses passwords in addresses before any word is shown, passed on or stored.
 

@@ -58,10 +58,12 @@ _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one download; see the help of each flag."""
 
-    into: str = cli.flag(help="folder for the archives, made if absent", metavar="DIR")
+    into: str = cli.flag(
+        place=cli.Place.FOLDER, help="folder for the archives, made if absent", metavar="DIR"
+    )
     what: tuple[str, ...] = cli.flag(
         ("train", "validation", "devkit"),
         help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
@@ -75,21 +77,20 @@ class Config:
     allow_other: bool = cli.flag(
         False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
-    connections: int = cli.flag(8, help="ranges fetched at a time", metavar="N")
-    part_size: int = cli.flag(32, help="size of a range in MiB", metavar="MIB")
-    retries: int = cli.flag(20, help="failed attempts allowed a range", metavar="N")
-    timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
+    connections: int = cli.flag(8, least=1, help="ranges fetched at a time", metavar="N")
+    part_size: int = cli.flag(32, least=1, help="size of a range in MiB", metavar="MIB")
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed a range", metavar="N")
+    timeout: int = cli.flag(
+        60, least=1, help="seconds without a byte that are a failure", metavar="S"
+    )
     dry_run: bool = cli.flag(False, help="print names, sizes and free space; write nothing")
     json: bool = cli.flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers, and addresses that hold a secret."""
+        super().__post_init__()
         if not self.what or set(self.what) - set(ARCHIVES):
             raise ValueError(f"--what: expected some of {', '.join(ARCHIVES)}")
-        for name, least in (("connections", 1), ("part_size", 1), ("retries", 0), ("timeout", 1)):
-            if getattr(self, name) < least:
-                shown = name.replace("_", "-")
-                raise ValueError(f"--{shown} {getattr(self, name)}: expected at least {least}")
         try:
             address.check_base(self.base_url)
         except ValueError as error:
@@ -454,11 +455,6 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 def _render(summary: dict[str, Any]) -> str:
     """Returns the summary for a person."""
     lines = []
@@ -491,4 +487,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.download")

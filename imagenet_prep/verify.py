@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,10 +30,14 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.WorkerFlags):
     """Settings of one check; see the help of each flag."""
 
-    dataset: str = cli.flag(help="the data set: a folder, or s3://bucket/prefix", positional=True)
+    dataset: str = cli.flag(
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the data set: a folder, or s3://bucket/prefix",
+        positional=True,
+    )
     level: str = cli.flag(
         "crc",
         choices=tuple(LEVELS),
@@ -47,22 +49,12 @@ class Config:
         help="read no shard where --if-changed has proven them all before, at this level or a "
         "higher one, and none was touched since; what rots on the disk is not seen",
     )
-    workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
-    worker_kind: str = cli.flag(
-        "auto", choices=("auto", "threads", "processes"), help="what a worker is"
-    )
     json: bool = cli.flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = ()
+    beam_args: tuple[str, ...] = cli.after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
-        from imagenet_prep.core import address
-
-        if self.workers < 0:
-            raise ValueError(f"--workers {self.workers}: expected 0 or more")
-        if "://" in self.dataset and not self.dataset.startswith("s3://"):
-            raise ValueError("DATASET: expected a folder or s3://bucket/prefix")
-        address.check_base(self.dataset)
+        super().__post_init__()
         if self.if_changed and "://" in self.dataset:
             raise ValueError("--if-changed: the data set must be a folder")
 
@@ -302,18 +294,16 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[dict[str, Any]]) 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
-        ours,
+        argv,
         verb="verify",
         description="Prove that a data set is what its manifest says. Exit code 3: it is not.\n"
         "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
-    if beam_args:
-        place = cli.absolute(config.dataset)
-        config = dataclasses.replace(config, dataset=place, beam_args=tuple(beam_args))
+    if config.beam_args:
+        config = cli.with_absolute(config, "dataset")
     result = verify(config)
     problems = result["problems"]
     if config.json:
@@ -342,10 +332,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.verify")

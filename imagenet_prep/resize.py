@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import report
+from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import cli
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.shards.summary import render
@@ -79,6 +80,7 @@ class Config:
     quality: int = cli.flag(
         85, help="JPEG quality of images that are encoded", metavar="1-100", aliases=("-Q",)
     )
+    codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     stretch: bool = cli.flag(
         False,
         help="make every image a square of --short-side, its aspect lost, small ones enlarged",
@@ -171,6 +173,7 @@ def resize(config: Config) -> dict[str, Any]:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.codec.policy import Policy
+    from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
@@ -183,7 +186,11 @@ def resize(config: Config) -> dict[str, Any]:
             f"{found.root}: no shards of {', '.join(absent)}; there are shards of "
             f"{', '.join(found.splits)} (see --splits)"
         )
-    policy = Policy(config.short_side, config.quality, stretch=config.stretch)
+    policy = Policy(
+        config.short_side, config.quality, stretch=config.stretch, codec=CODECS[config.codec]
+    )
+    if not config.keep_original:
+        require(policy)
     job = rewrite.Job(
         found=found,
         splits=splits,

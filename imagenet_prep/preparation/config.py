@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address, cli
 from imagenet_prep.dataset import naming, schema
 
@@ -39,6 +40,7 @@ class Config:
         480, help="shrink images whose shorter edge is longer than this many pixels", metavar="PX"
     )
     quality: int = cli.flag(90, help="JPEG quality of images that are encoded", metavar="1-100")
+    codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     keep_original: bool = cli.flag(False, help="keep every size; sound RGB JPEGs byte for byte")
     check: str = cli.flag(
         "decode",

@@ -40,7 +40,8 @@ enum {
   VECTOR = 32,                  /* samples that the widest kernel writes at once */
   MAX_ROWS = 4 * 8,             /* of a component that libjpeg hands out at once */
   TILE = 16,                    /* side of the squares that are transposed */
-  NUM_FILTERS = 64,             /* kept: photographs have few sizes, and four filters each */
+  STRIP = 64,                   /* rows that are made before they are transposed */
+  NUM_FILTERS = 256,            /* kept: photographs have few sizes, and four filters each */
   KEPT_BYTES = 4 << 20,         /* of a buffer between images; one huge image must not stay */
   LEFT = 2,                     /* decoding halves as long as this many times the target is left */
 };
@@ -133,7 +134,7 @@ static void release_all(workspace *w, size_t above) {
 
 static ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
 
-static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); } /* b > 0 */
 
 /* ---- Filters ---- */
 
@@ -150,11 +151,15 @@ static int64_t bicubic(int64_t x) {
 /* Makes the weights of one output sample from their running sum, so that they add up exactly,
  * however small each of them is. */
 static void round_weights(int16_t *weights, const int64_t *exact, int taps) {
-  int64_t sum = 0, running = 0, before = 0;
+  enum { BITS = 60, DROPPED = BITS - WEIGHT_BITS };
+  /* Lifted, so that nothing negative is shifted: running sums reach from -0.2 to 1.2 of the sum. */
+  const int64_t lift = (int64_t)1 << (BITS + 1), half = (int64_t)1 << (DROPPED - 1);
+  int64_t sum = 0, running = 0, before = lift >> DROPPED;
   for (int k = 0; k < taps; k++) sum += exact[k];
+  int64_t reciprocal = ((int64_t)1 << BITS) / sum;
   for (int k = 0; k < taps; k++) {
     running += exact[k];
-    int64_t after = floor_div(running * (2 << WEIGHT_BITS) + sum, 2 * sum);
+    int64_t after = (running * reciprocal + lift + half) >> DROPPED;
     weights[k] = (int16_t)(after - before);
     before = after;
   }
@@ -408,32 +413,46 @@ static void transpose(const workspace *w, uint8_t *out, ptrdiff_t out_stride, co
 
 /* ---- Resizing a plane ---- */
 
+/* Transposes `rows` x `columns`, both rounded up to whole tiles. The inner loop fills lines of the
+ * cache from end to end: 64 rows here are 64 bytes there. */
+static void transpose_all(const workspace *w, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
+                          ptrdiff_t stride, int rows, int columns) {
+  for (int x = 0; x < columns; x += TILE)
+    for (int y = 0; y < rows; y += TILE)
+      transpose(w, out + x * out_stride + y, out_stride, in + y * stride + x, stride);
+}
+
+/* Makes up to STRIP rows of the output of a filter, from `top` on. */
+static void blend_strip(const workspace *w, uint8_t *strip, ptrdiff_t strip_stride,
+                        const uint8_t *in, ptrdiff_t stride, const filter *f, int top, int rows,
+                        int width) {
+  blend_rows *blend = blend_of(w->simd);
+  for (int y = 0; y < rows; y++)
+    blend(strip + y * strip_stride, in + f->first[top + y] * stride, stride,
+          f->weights + (size_t)(top + y) * (size_t)f->taps, f->taps, width);
+}
+
+static int smaller(int a, int b) { return a < b ? a : b; }
+
 /* Blends rows, turns the result on its side, blends the former columns, turns it back. So both
  * axes run through the same kernel, and what lies between is 8 bits and stays in the cache.
  * `out` must have room for whole tiles: width and height rounded up to 16. */
 static void resize_plane(workspace *w, const plane *in, const mapping *across, const mapping *down,
                          const plane *out) {
-  blend_rows *blend = blend_of(w->simd);
   /* The second may not evict the first: there are more than two. */
   const filter *fy = filter_for(w, down), *fx = filter_for(w, across);
-  ptrdiff_t strip_stride = round_up(in->width, VECTOR);
-  ptrdiff_t turned_stride = round_up(out->height, VECTOR);
-  uint8_t *turned = room(w, &w->turned, (size_t)(turned_stride * strip_stride));
-  uint8_t *strip = room(w, &w->strip, (size_t)(strip_stride * TILE));
-  for (int top = 0; top < out->height; top += TILE) {
-    for (int y = top; y < top + TILE && y < out->height; y++)
-      blend(strip + (y - top) * strip_stride, in->samples + fy->first[y] * in->stride, in->stride,
-            fy->weights + (size_t)y * fy->taps, fy->taps, in->width);
-    for (ptrdiff_t x = 0; x < strip_stride; x += TILE)
-      transpose(w, turned + x * turned_stride + top, turned_stride, strip + x, strip_stride);
+  ptrdiff_t wide = round_up(in->width, VECTOR), high = round_up(out->height, VECTOR);
+  uint8_t *turned = room(w, &w->turned, (size_t)(high * wide));
+  uint8_t *strip = room(w, &w->strip, (size_t)((wide > high ? wide : high) * STRIP));
+  for (int top = 0; top < out->height; top += STRIP) {
+    int rows = smaller(STRIP, out->height - top);
+    blend_strip(w, strip, wide, in->samples, in->stride, fy, top, rows, in->width);
+    transpose_all(w, turned + top, high, strip, wide, rows, in->width);
   }
-  strip = room(w, &w->strip, (size_t)(turned_stride * TILE));
-  for (int left = 0; left < out->width; left += TILE) {
-    for (int x = left; x < left + TILE && x < out->width; x++)
-      blend(strip + (x - left) * turned_stride, turned + fx->first[x] * turned_stride,
-            turned_stride, fx->weights + (size_t)x * fx->taps, fx->taps, out->height);
-    for (ptrdiff_t y = 0; y < out->height; y += TILE)
-      transpose(w, out->samples + y * out->stride + left, out->stride, strip + y, turned_stride);
+  for (int left = 0; left < out->width; left += STRIP) {
+    int rows = smaller(STRIP, out->width - left);
+    blend_strip(w, strip, high, turned, high, fx, left, rows, out->height);
+    transpose_all(w, out->samples + left, out->stride, strip, high, rows, out->height);
   }
 }
 

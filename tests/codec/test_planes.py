@@ -216,7 +216,7 @@ def test_no_image_leaves_memory_behind(count: int) -> None:
         "import sys; from itertools import cycle, islice; from imagenet_prep.codec import planes\n"
         "from tests.codec import corpus\n"
         "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
-        "small = [data for data in corpus.files().values() if len(data) < 20_000]\n"
+        "small = [data for data in corpus.files().values() if len(data) < 3_000]\n"
         "def work(n):\n"
         "    for i, data in enumerate(islice(cycle(small), n)):\n"
         "        planes.shrink(data[: len(data) - i % 3], 9 + i % 50, 9 + i % 31, 90, 10**6)\n"

@@ -39,8 +39,8 @@ picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the test
 	@$(BIN)/python -m pytest -q -m airflow -k picture tests/airflow
 	@cp build/airflow/dag.svg docs/airflow.svg
 
-quick: lint ## lint and the fast tests
-	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+quick: lint ## lint and the tests of single rooms, without frameworks: a minute
+	@$(BIN)/python -m pytest -m "not (slow or tf or dali or horovod or browser)" $(PYTEST_ARGS)
 
 lint: $(TEST) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet .

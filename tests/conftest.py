@@ -15,6 +15,11 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Folders of tests that run whole commands; those of rooms call functions.
+_COMMANDS = {
+    *("adopt", "airflow", "benchmarks", "campaign", "download", "e2e", "flink", "golden"),
+    *("hostile", "oracles", "replicate", "report", "resize"),
+}
 
 set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 # Time is pytest-timeout's business: a deadline an example fails on a busy machine. With CI
@@ -31,7 +36,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is marked `long`, unless `-m` names it."""
+    """Marks tests of whole commands as slow; leaves out the `long` ones unless `-m` names them."""
+    for item in items:
+        if item.path.relative_to(REPOSITORY / "tests").parts[0] in _COMMANDS:
+            item.add_marker(pytest.mark.slow)
     if "long" not in config.option.markexpr:
         left = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]

@@ -224,7 +224,8 @@ def finish(main: Callable[[], int]) -> NoReturn:
     interrupted process until their shard is done. Nothing is lost, since a shard is
     published whole or not at all. SIGTERM and a lost terminal interrupt it as Ctrl-C does.
     """
-    signals.handle(_interrupt)
+    signals.handle(_interrupt, signal.SIGALRM)
+    sys.unraisablehook = _unraisable
     _escape_output()
     # What is left where the error itself cannot be told: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
@@ -235,7 +236,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
         code = errors.EXIT_INTERRUPTED
     finally:
         try:
-            signals.handle(_ignore, signal.SIGINT)
+            signals.handle(_ignore, signal.SIGINT, signal.SIGALRM)
             code = _flushed(code)
             for act in _LAST_ACTS:
                 act()
@@ -291,6 +292,14 @@ def _flushed(code: int) -> int:
 
 def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
+
+
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """Interrupts again, soon, where Python drops what was raised: an object was being deleted."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _ignore(_signum: int, _frame: types.FrameType | None) -> None:

@@ -55,10 +55,9 @@ def own() -> Path:
     with _lock:
         if _mine is None or not _mine.is_dir():
             parent = folder(_OWN)
-            make(parent)
             with storage_errors("create", parent):
-                _sweep(parent)
                 _mine = _hold(parent)
+                _sweep(parent)
         return _mine
 
 
@@ -94,14 +93,16 @@ def leave() -> None:
 
 def _hold(parent: Path) -> Path:
     while True:
+        make(parent)
         path = parent / uuid.uuid4().hex
-        path.mkdir(parents=True)
-        # Open and locked until the process ends, however that comes about.
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        # Another process may be sweeping it away, or have done so before it was locked.
-        if try_lock(descriptor, path) and path.is_dir():
-            return path
-        os.close(descriptor)
+        # Another process may remove both folders at any moment before this one is locked.
+        with contextlib.suppress(FileNotFoundError):
+            path.mkdir()
+            # Open and locked until the process ends, however that comes about.
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if try_lock(descriptor, path) and path.is_dir():
+                return path
+            os.close(descriptor)
 
 
 def _sweep(parent: Path) -> None:

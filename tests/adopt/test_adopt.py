@@ -370,7 +370,6 @@ def test_workers_and_runs_do_not_show(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("layout", ["aws-from-1", "tpu-in-folders"])
 def test_a_run_that_dies_between_any_two_steps_is_finished_by_the_next(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str

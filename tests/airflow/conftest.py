@@ -20,8 +20,6 @@ from tests.kit import command
 
 DAG_FILE = command.REPOSITORY / "pipelines" / "airflow_dag.py"
 DRIVER = str(Path(__file__).with_name("driver.py"))
-# Airflow needs seconds to start, and each of the six tasks one more.
-PATIENCE_S = 200.0
 
 _SETTINGS = {
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -68,7 +66,7 @@ class Airflow:
 
     def call(self, program: Sequence[str], *arguments: str | Path) -> command.Finished:
         with self.started(program, *arguments) as running:
-            return running.finish(PATIENCE_S)
+            return running.finish(command.PATIENCE_S)
 
     @contextlib.contextmanager
     def running(self, **conf: Any) -> Iterator[command.Running]:
@@ -79,7 +77,7 @@ class Airflow:
             yield running
 
     def finish(self, running: command.Running) -> Ended:
-        finished = running.finish(PATIENCE_S)
+        finished = running.finish(command.PATIENCE_S)
         log = finished.out + finished.err
         assert finished.code == 0, log
         told = json.loads(self._result.read_text())
@@ -116,7 +114,7 @@ def database(airflow_python: Path, shared_cache: Path) -> Path:
                 env=command.environment(**_SETTINGS, AIRFLOW_HOME=home),
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=command.PATIENCE_S,
             )
             assert made.returncode == 0, made.stdout + made.stderr
             os.replace(Path(home) / "airflow.db", final)

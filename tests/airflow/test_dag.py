@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.airflow.conftest import DRIVER, PATIENCE_S, Airflow
+from tests.airflow.conftest import DRIVER, Airflow
 from tests.kit import command, faults
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.miniature import Miniature, miniature_for_tests
 
-pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
 TASKS = ["download", "prepare", "verify", "replicate", "report", "train"]
 FLAGS = ["--train-shards=4", "--validation-shards=2"]
@@ -121,9 +121,7 @@ def test_a_killed_command_is_tried_again_and_ends_with_the_same_bytes(
     conf = {"source": str(many.root), "allow_subset": True, "out": str(out), "short_side": 100}
     for _ in range(5):
         with airflow.running(**conf, workers=1, prepare_flags=flags) as running:
-            command.wait_until(
-                lambda r=running: receipts(out) or r.ended, "the first shard", PATIENCE_S
-            )
+            command.wait_until(lambda r=running: receipts(out) or r.ended, "the first shard")
             pids = [pid for pid in running.workers() if b"\0prepare\0" in cmdline(pid)]
             running.send(signal.SIGKILL, pids)
             done = len(receipts(out))
@@ -288,9 +286,9 @@ def test_a_task_that_ends_early_asks_its_command_to_end(
 ) -> None:
     (fake.folder / "wait").touch()
     with airflow.started((DRIVER,), "command", airflow.dag_file) as running:
-        command.wait_until((fake.folder / "waits").exists, "the command waits", PATIENCE_S)
+        command.wait_until((fake.folder / "waits").exists, "the command waits")
         running.send(how)
-        running.finish(PATIENCE_S)
+        running.finish()
         command.wait_until(lambda: not running.workers(), "the command ends")
 
     assert (fake.folder / "asked-to-end").exists()

@@ -16,11 +16,10 @@ from pathlib import Path
 from tests.campaign import commands
 from tests.hostile.arena import Arena, Look
 from tests.kit import faults
+from tests.kit.command import PATIENCE_S
 from tests.kit.dataset import contents
 from tests.kit.warm import Ended, Warm
 
-# A bound, not a measure.
-PATIENCE_S = 120.0
 CALL = "tests.campaign.commands:main"
 INTERRUPTED = 130
 
@@ -78,7 +77,7 @@ class Story:
         ended = self.warm.finish(PATIENCE_S)
         said = (ended.out[-500:] + ended.err[-2500:]).decode(errors="replace")
         hold(not ended.hung, f"still running after {PATIENCE_S} s: {said}")
-        left = self.warm.left(PATIENCE_S / 4)
+        left = self.warm.left(PATIENCE_S)
         hold(not left, f"left running: {left}; {said}")
         hold(b"Traceback" not in ended.err, f"a traceback: {said}")
         hold(ended.code in codes, f"exit code {ended.code}, expected {codes}: {said}")

@@ -11,6 +11,7 @@ import pytest
 
 import imagenet_prep
 from imagenet_prep.__main__ import VERBS
+from tests.kit.command import PATIENCE_S
 
 # Each costs 0.04 s to 4 s to import; help needs none of them.
 HEAVY = {
@@ -35,7 +36,7 @@ def run(*argv: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProces
         [sys.executable, *options, "-m", "imagenet_prep", *argv],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         stdin=subprocess.DEVNULL,
     )
 

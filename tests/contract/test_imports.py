@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.kit.command import PATIENCE_S
+
 FLOORS = "verbs over preparation over stages over what all share; nothing imports up"
 PROGRAMS = "programs do not import each other, but for a job of SageMaker, its container and launch"
 PIPELINES = "pipelines are composed on top: neither stages, engine nor core import them"
@@ -140,7 +142,7 @@ ALLOWED = {
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).with_name("lint-imports")
     return subprocess.run(
-        [program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=120
+        [program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 

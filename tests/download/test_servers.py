@@ -28,7 +28,7 @@ def test_an_archive_is_exact_after_200_random_faults(tmp_path: Path, seed: int) 
     with serve({TRAIN: data}, plan=faults, stall_s=30.0) as server:
         flags = arguments(tmp_path, server.url, *TRAIN_ONLY, *patient)
         # A loaded machine's own silences count as faults, and are waited for as well.
-        result = command.run("download", *flags, timeout=250)
+        result = command.run("download", *flags)
 
     assert result.code == 0, result
     assert faults.left == 0

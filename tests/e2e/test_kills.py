@@ -77,7 +77,6 @@ def in_the_middle(many: Miniature, out: Path, kind: str) -> Iterator[command.Run
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 # How many, and how many of them at least between the first shard and the last.
 @pytest.mark.parametrize(("num_kills", "num_inside"), long_but([(3, 1)], [(3, 1), (16, 5)]))
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
@@ -240,7 +239,7 @@ def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
         run.send(signal.SIGKILL, workers[:number])
         run.send(signal.SIGCONT)
         run.send(signal.SIGCONT, run.workers())
-        result = run.finish(60)
+        result = run.finish()
 
     assert len(workers) == 2
     assert_nothing_half_visible(out, whole_in_threads.contents)

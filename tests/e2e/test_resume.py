@@ -254,7 +254,7 @@ def test_a_second_run_at_the_same_time_is_refused_and_names_the_first(
     with command.started(*arguments(reference.source, out)) as first:
         command.wait_until(lambda: lock.exists() and lock.read_text(), "the first run's lock")
         first.send(signal.SIGSTOP)
-        second = command.run(*arguments(reference.source, out), timeout=30)
+        second = command.run(*arguments(reference.source, out))
         first.send(signal.SIGCONT)
         result = first.finish()
 

@@ -45,8 +45,8 @@ def cluster(running: flink.Cluster) -> flink.Cluster:
 
 @pytest.fixture(scope="session")
 def many(shared_cache: Path) -> Miniature:
-    """1,000 images: some seconds of work for two workers; read-only."""
-    return miniature_for_tests(shared_cache, num_train=940, num_validation=60, size=(500, 375))
+    """400 images: a second of work for two workers; read-only."""
+    return miniature_for_tests(shared_cache, num_train=340, num_validation=60, size=(500, 375))
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from tests.kit.command import PATIENCE_S
 from tests.kit.warm import Ended, Warm
 
-# A bound, not a measure, see tests.kit.command.
-PATIENCE_S = 60.0
 PEAK_BYTES = 1_000_000_000
 EXIT_CODES = (0, 1, 2, 3, 4)
 SHOWN = 12

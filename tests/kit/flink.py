@@ -201,10 +201,10 @@ class Cluster:
 
     def _java(self, main: str, heap: str = "448m") -> subprocess.Popen[bytes]:
         settings = f"-Dlog4j.configurationFile={self._folder / 'log4j.properties'}"
-        argv = ["java", f"-Xmx{heap}", f"-Xms{heap}", *_OPENS, settings, "-XX:TieredStopAtLevel=1"]
+        argv = ["java", f"-Xmx{heap}", f"-Xms{heap}", *_OPENS, settings]
         argv += ["-cp", f"{JARS}/lib/*", main, "--configDir", str(self._folder)]
         name = f"{main.rpartition('.')[2]}-{next(self._numbers)}"
-        return self._process(name, argv, dict(os.environ))
+        return self._process(name, argv, command.environment())
 
     def _process(
         self, name: str, argv: list[str], environment: dict[str, str]

@@ -9,9 +9,7 @@ import inspect
 import io
 import json
 import os
-import shutil
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +22,7 @@ from imagenet_prep.testing.miniature import (
     make_devkit,
     make_miniature,
 )
+from tests.kit.shared import made_once
 
 __all__ = [
     "Edit",
@@ -45,8 +44,7 @@ Edit = Callable[[tarfile.TarInfo, bytes], Iterable[tuple[tarfile.TarInfo, bytes]
 def miniature_for_tests(cache_dir: Path, **kwargs: Any) -> Miniature:
     """Returns `make_miniature(..., **kwargs)`, built once per arguments under `cache_dir`.
 
-    Safe when several processes ask at once: each builds aside and the first to rename wins. The
-    archives are shared, so tests must not write to them; `rewrite_tar` makes changed copies.
+    The archives are shared, so tests must not write to them; `rewrite_tar` makes changed copies.
 
     Args:
       cache_dir: shared by the processes, e.g. the parent of a pytest-xdist worker's base temp.
@@ -54,20 +52,12 @@ def miniature_for_tests(cache_dir: Path, **kwargs: Any) -> Miniature:
     """
     code = inspect.getsource(miniature)  # an edited generator never meets archives of the old one
     digest = hashlib.sha256(json.dumps([kwargs, code], sort_keys=True).encode()).hexdigest()[:16]
-    final = cache_dir / f"miniature-{digest}"
-    if not final.is_dir():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=cache_dir))
-        try:
-            truth = dataclasses.asdict(make_miniature(aside, **kwargs)) | {"root": None}
-            (aside / _TRUTH).write_text(json.dumps(truth))
-            try:
-                os.rename(aside, final)
-            except OSError:
-                if not final.is_dir():  # otherwise another process was first
-                    raise
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+
+    def make(folder: Path) -> None:
+        truth = dataclasses.asdict(make_miniature(folder, **kwargs)) | {"root": None}
+        (folder / _TRUTH).write_text(json.dumps(truth))
+
+    final = made_once(cache_dir / f"miniature-{digest}", make)
     truth = json.loads((final / _TRUTH).read_text())
     return Miniature(
         root=final,

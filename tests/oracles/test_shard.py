@@ -14,6 +14,7 @@ import pytest
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
+from tests.kit.command import PATIENCE_S
 from tests.oracles.test_example import with_tensorflow
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish, Carassius auratus"))
@@ -73,7 +74,9 @@ def index_by_dali(shard: Path, index: Path) -> bytes:
     hidden.mkdir(exist_ok=True)
     (hidden / "tensorflow.py").write_text("raise ImportError")
     environment = os.environ | {"PYTHONPATH": str(hidden)}
-    subprocess.run([sys.executable, script, shard, index], check=True, env=environment, timeout=60)
+    subprocess.run(
+        [sys.executable, script, shard, index], check=True, env=environment, timeout=PATIENCE_S
+    )
     return index.read_bytes()
 
 

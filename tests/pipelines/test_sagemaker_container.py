@@ -23,12 +23,13 @@ from pipelines import sagemaker_container
 from pipelines.sagemaker_container import train_flags
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
+from tests.kit.command import PATIENCE_S
+from tests.kit.lengths import long_but
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
 from tests.trainer.test_two_ranks import running_ranks, wait_for
 
 pytestmark = pytest.mark.sagemaker
-PATIENCE_S = 240.0
 HOSTS = ("algo-1", "algo-2")
 TOKEN = "0123456789-abcdef_ABCDEF"
 __all__ = ["horovod", "shades"]
@@ -134,6 +135,7 @@ def test_a_flag_that_is_wrong_is_the_jobs_failure(shades: Path, tmp_path: Path) 
 
 
 @needs_ranks
+@pytest.mark.long
 def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None:
     write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0", num_epochs=4000.0)
     with start(tmp_path) as running:
@@ -149,14 +151,15 @@ def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None
 
 
 @needs_ranks
-def test_a_spot_interruption_is_survived_with_the_checkpoints_and_with_the_mirror(
-    shades: Path, tmp_path: Path, s3: S3Server
+@pytest.mark.parametrize("is_kept", long_but([False], [False, True]), ids=["mirror", "folder"])
+def test_a_spot_interruption_is_survived_with_the_checkpoints_or_with_the_mirror(
+    shades: Path, tmp_path: Path, s3: S3Server, is_kept: bool
 ) -> None:
     more = {"num_epochs": 4000.0, "display_every": 1, "mirror": "s3://runs/spot"}
     root = tmp_path / "ml"
     write_layout(root, shades, ["algo-1"], "algo-1", "eth0", **more)
     saved = [0]
-    for part in (1, 2, 3):
+    for part in (1, 2):
         with start(root, env=s3.environment) as running:
             wait_for(running_steps(root, saved[-1] + 5), running)
             running.send(signal.SIGTERM)
@@ -166,8 +169,8 @@ def test_a_spot_interruption_is_survived_with_the_checkpoints_and_with_the_mirro
         assert "is saved in" in (root / "output" / "failure").read_text()
         assert f"resumed after step {saved[-1]:,}" in finished.out or part == 1
         saved.append(checkpoint.steps(root / "checkpoints")[-1])
-        # Once SageMaker brings the folder back, once it does not.
-        if part == 2:
+        # SageMaker brings the folder back where the job asks for it.
+        if not is_kept:
             shutil.rmtree(root / "checkpoints")
     assert saved == sorted(set(saved))
 
@@ -236,7 +239,7 @@ def net(tmp_path: Path) -> Iterator[Cluster]:
             # nowhere.
             known.write_text(f"127.0.0.1 localhost {node.port}\n" + "".join(names))
             bind = ["mount", "--bind", known, "/etc/hosts"]
-            assert node.popen(bind).wait(command.PATIENCE_S) == 0
+            assert node.popen(bind).wait(PATIENCE_S) == 0
         yield made
 
 

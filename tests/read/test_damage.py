@@ -21,8 +21,6 @@ from tests.kit import faults
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
 from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
 
-pytestmark = pytest.mark.timeout(120)
-
 SHARD = "train-00001-of-00005"
 # The examples of that shard follow those of the first one.
 FIRST = TRAIN[0]

@@ -20,7 +20,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.records import Records
-from tests.kit.command import environment
+from tests.kit.command import PATIENCE_S, environment
 
 
 def open_set(root: Path, backend: str, **more: Any) -> Reader:
@@ -164,7 +164,7 @@ print(json.dumps(seen))
         env=environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout)

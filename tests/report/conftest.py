@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.kit import command
+from tests.kit.shared import made_once
 
 SCREENSHOTS = REPOSITORY / "build" / "report"
 
@@ -25,11 +26,14 @@ class Demo(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def demo(shared_cache: Path) -> Demo:
     """The demo, 400 photographs at 256 pixels; read-only."""
-    folder = tmp_path_factory.mktemp("demo")
-    result = command.run("demo", folder)
-    assert result.code == 0, result
+
+    def make(folder: Path) -> None:
+        result = command.run("demo", folder, "--no-training")
+        assert result.code == 0, result
+
+    folder = made_once(shared_cache / "demo", make)
     return Demo(folder / "dataset-400-256", folder / "archives-400")
 
 

@@ -205,7 +205,6 @@ def slow(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Slow:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
     slow: Slow, tmp_path: Path, kind: str
@@ -228,7 +227,6 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("call", ["adds-a-split", "forces-other-settings"])
 def test_a_call_that_dies_between_any_two_steps_loses_nothing(
     resized: Resized, tmp_path: Path, call: str

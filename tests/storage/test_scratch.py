@@ -70,6 +70,25 @@ def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path)
             process.communicate(timeout=command.PATIENCE_S)
 
 
+def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = []
+
+    def open_swept(path: Path, flags: int) -> int:
+        if not swept:
+            swept.append(path)
+            Path(path).rmdir()
+        return real(path, flags)
+
+    real = os.open
+    monkeypatch.setattr(os, "open", open_swept)
+    path = scratch.own()
+
+    assert path.is_dir()
+    assert swept != [path]
+
+
 def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

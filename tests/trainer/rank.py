@@ -1,7 +1,8 @@
-"""What one of two ranks does in a test: `horovodrun ... python rank.py WHAT FOLDER [SETTINGS]`."""
+"""What one of two ranks does for tests: `horovodrun ... python rank.py FOLDER SETTINGS`."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -14,11 +15,10 @@ from imagenet_prep.trainer import device, loop
 from imagenet_prep.trainer.config import Config
 
 
-def gradients(folder: Path, compression: bool) -> None:
+def gradients(comm: comms.Comm, file: str) -> None:
     """Saves this rank's own gradient, the mean that comes back, and the joined batch's."""
     import tensorflow as tf
 
-    comm = comms.connect(fp16_compression=compression)
     rng = np.random.default_rng(3)
     images = rng.normal(size=(8, 6)).astype(np.float32)
     targets = rng.normal(size=(8, 2)).astype(np.float32)
@@ -31,28 +31,22 @@ def gradients(folder: Path, compression: bool) -> None:
 
     mine = slice(4 * comm.world.rank, 4 * comm.world.rank + 4)
     np.savez(
-        folder / f"gradients-{comm.world.rank}.npz",
+        file.format(comm.world.rank),
         own=gradient(mine, lambda tape: tape),
         mean=gradient(mine, comm.tape),
         joined=gradient(slice(None), lambda tape: tape),
     )
-    comm.close()
 
 
-def weights(folder: Path, settings: dict[str, Any], averaging: bool) -> None:
-    """Trains and saves this rank's variables as they are at the end."""
+def weights(comm: comms.Comm, file: str, config: Config) -> list[float]:
+    """Trains, saves this rank's variables as they are at the end; returns the last score."""
     from imagenet_prep.read import make_dataset
 
-    config = Config(**settings)
-    comm = comms.connect(fp16_compression=False)
-    if not averaging:
-        comm.tape = lambda tape: tape  # type: ignore[method-assign]
-    device.settle(comm.world, config.precision, config.seed + comm.world.rank)
     training = loop._Training(
         config,
         comm,
         lambda split, training, world: make_dataset(
-            settings["data_dir"],
+            config.data_dir,
             split,
             config.batch_size,
             config.image_size,
@@ -63,15 +57,26 @@ def weights(folder: Path, settings: dict[str, Any], averaging: bool) -> None:
     )
     score = training.run()
     values = {f"v{n:03d}": v.numpy() for n, v in enumerate(training._variables)}
-    np.savez(folder / f"weights-{comm.world.rank}.npz", **values)
-    (folder / f"score-{comm.world.rank}.json").write_text(json.dumps(score))
+    np.savez(file.format(comm.world.rank), **values)
     training.close()
+    return score
+
+
+def main(folder: Path, settings: dict[str, Any]) -> None:
+    """Does all that the tests compare, in one start of Horovod."""
+    config = Config(**settings, log_dir=str(folder / "two"))
+    comm = comms.connect(fp16_compression=False)
+    device.settle(comm.world, config.precision, config.seed + comm.world.rank)
+    score = weights(comm, str(folder / "weights-{}.npz"), config)
+    (folder / f"score-{comm.world.rank}.json").write_text(json.dumps(score))
+    gradients(comm, str(folder / "gradients-{}.npz"))
+    gradients(comms.connect(fp16_compression=True), str(folder / "gradients-fp16-{}.npz"))
+
+    comm.tape = lambda tape: tape  # type: ignore[method-assign]
+    config = dataclasses.replace(config, num_epochs=1.0, log_dir=str(folder / "alone"))
+    weights(comm, str(folder / "unaveraged-{}.npz"), config)
     comm.close()
 
 
 if __name__ == "__main__":
-    what, folder = sys.argv[1], Path(sys.argv[2])
-    if what.startswith("gradients"):
-        gradients(folder, compression=what.endswith("fp16"))
-    else:
-        weights(folder, json.loads(sys.argv[3]), averaging=what != "weights-without-averaging")
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -17,13 +17,13 @@ from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.rendezvous import Place
+from tests.kit.command import PATIENCE_S
 from tests.trainer.conftest import horovod
 
 __all__ = ["horovod"]
 
 TOKEN = "a-token-of-this-job"
 HOSTS = [Host("algo-1", 1), Host("algo-2", 1)]
-PATIENCE_S = 60.0
 WRONG = "a-token-of-another-job"
 STRANGE = [
     b"",
@@ -182,6 +182,6 @@ print(float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum)))
             )
             for each in variables
         ]
-        said = [rank.communicate(timeout=4 * PATIENCE_S) for rank in ranks]
+        said = [rank.communicate(timeout=PATIENCE_S) for rank in ranks]
 
     assert [out.strip() for out, _ in said] == ["3.0", "3.0"], said

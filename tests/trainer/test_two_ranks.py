@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,50 +18,46 @@ import pytest
 from imagenet_prep.trainer import checkpoint
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import Finished, started
+from tests.kit.command import PATIENCE_S, started
 from tests.kit.faults import disk, remount
+from tests.kit.lengths import long_but
 from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
 
 pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horovod")]
 
 RANK = Path(__file__).with_name("rank.py")
-PATIENCE_S = 240.0
 
 
-def two_ranks(*words: str | Path, launcher: str = "--gloo") -> Finished:
-    horovodrun = Path(sys.executable).with_name("horovodrun")
-    options = ("-np", "2", launcher, sys.executable, str(RANK))
-    path = f"{horovodrun.parent}{os.pathsep}{os.environ['PATH']}"  # mpirun lies beside it
-    with started(*words, program=(str(horovodrun), *options), env={"PATH": path}) as running:
+@pytest.fixture(scope="module", params=["--gloo", "--mpi"])
+def ranks(
+    request: pytest.FixtureRequest, shades: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """What two ranks have saved that horovodrun started: see rank.py."""
+    programs = Path(sys.executable).parent
+    # `install-horovod --mpi` brings it along.
+    if request.param == "--mpi" and not (programs / "mpirun").exists():
+        pytest.skip("Horovod has no MPI: run `imagenet-prep install-horovod --mpi`")
+    folder = tmp_path_factory.mktemp("ranks")
+    settings = flags(shades, folder, batch_size=4, num_epochs=4.0, eval_every=2.0)
+    del settings["log_dir"]
+    options = ("-np", "2", str(request.param), sys.executable, str(RANK))
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    program = (str(programs / "horovodrun"), *options)
+    with started(folder, json.dumps(settings), program=program, env={"PATH": path}) as running:
         finished = running.finish(PATIENCE_S)
     assert finished.code == 0, finished.err
-    return finished
+    return folder
 
 
 def saved(folder: Path, what: str) -> list[dict[str, Any]]:
     return [dict(np.load(folder / f"{what}-{rank}.npz")) for rank in (0, 1)]
 
 
-@pytest.fixture(params=["--gloo", "--mpi"])
-def launcher(request: pytest.FixtureRequest) -> str:
-    """What starts the ranks; Open MPI where Horovod was built with it."""
-    if request.param == "--mpi":
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        built = subprocess.run(
-            [sys.executable, horovodrun, "--check-build"], capture_output=True, text=True
-        )
-        if "[X] MPI" not in built.stdout:
-            pytest.skip("Horovod has no MPI: run `imagenet-prep install-horovod --mpi`")
-    return str(request.param)
-
-
 @pytest.mark.parametrize(("what", "tolerance"), [("gradients", 1e-6), ("gradients-fp16", 2e-3)])
 def test_the_mean_gradient_is_that_of_the_joined_batch(
-    tmp_path: Path, launcher: str, what: str, tolerance: float
+    ranks: Path, what: str, tolerance: float
 ) -> None:
-    two_ranks(what, tmp_path, launcher=launcher)
-
-    first, second = saved(tmp_path, "gradients")
+    first, second = saved(ranks, what)
     assert np.array_equal(first["mean"], second["mean"])
     np.testing.assert_allclose(first["mean"], first["joined"], rtol=tolerance, atol=tolerance)
     # Each rank alone is far from it: without averaging the line above fails.
@@ -70,29 +65,24 @@ def test_the_mean_gradient_is_that_of_the_joined_batch(
 
 
 def test_two_ranks_end_with_the_same_weights_and_near_one_ranks_loss(
-    shades: Path, tmp_path: Path, train: Any
+    ranks: Path, tmp_path: Path, train: Any
 ) -> None:
-    settings = flags(shades, tmp_path / "two", batch_size=4, num_epochs=4.0, eval_every=2.0)
-    two_ranks("weights", tmp_path, json.dumps(settings))
     train(tmp_path / "one", num_epochs=4.0, eval_every=2.0)
 
-    first, second = saved(tmp_path, "weights")
+    first, second = saved(ranks, "weights")
     assert [name for name in first if not np.array_equal(first[name], second[name])] == []
-    scores = [json.loads((tmp_path / f"score-{rank}.json").read_text()) for rank in (0, 1)]
+    scores = [json.loads((ranks / f"score-{rank}.json").read_text()) for rank in (0, 1)]
     assert scores[0] == scores[1]
     assert scores[0][0] == NUM_VALIDATION
-    ended = [rows(tmp_path / name, "train")[-1] for name in ("two", "one")]
+    ended = [rows(run, "train")[-1] for run in (ranks / "two", tmp_path / "one")]
     assert ended[0]["step"] == ended[1]["step"]
     assert ended[0]["learning_rate"] == ended[1]["learning_rate"]
     assert ended[0]["loss"] == pytest.approx(ended[1]["loss"], abs=0.25)
-    assert [row["step"] for row in rows(tmp_path / "two", "evaluation")] == [16, 32, 33]
+    assert [row["step"] for row in rows(ranks / "two", "evaluation")] == [16, 32, 33]
 
 
-def test_without_averaging_the_ranks_would_part(shades: Path, tmp_path: Path) -> None:
-    settings = flags(shades, tmp_path / "run", batch_size=4, num_epochs=1.0)
-    two_ranks("weights-without-averaging", tmp_path, json.dumps(settings))
-
-    first, second = saved(tmp_path, "weights")
+def test_without_averaging_the_ranks_would_part(ranks: Path) -> None:
+    first, second = saved(ranks, "unaveraged")
     assert [name for name in first if not np.array_equal(first[name], second[name])]
 
 
@@ -121,7 +111,7 @@ def wait_for(condition: Any, running: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", long_but([0], [0, 1]))
 def test_a_killed_rank_ends_all_and_the_same_command_goes_on(
     shades: Path, tmp_path: Path, victim: int
 ) -> None:
@@ -199,6 +189,7 @@ def test_a_full_disk_at_a_checkpoint_ends_all_ranks_and_more_room_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = flags(shades, run, batch_size=4, num_epochs=4000.0, display_every=1)
@@ -260,6 +251,7 @@ def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_cifar10_goes_from_its_archive_to_a_model_of_two_ranks(tmp_path: Path) -> None:
     archive, data, run = tmp_path / "cifar", tmp_path / "set", tmp_path / "run"
     archive.mkdir()

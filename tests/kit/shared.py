@@ -1,0 +1,27 @@
+"""What all workers of a test run share: made by the first that wants it, while others wait."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Returns a folder that `make` has filled, in this process or in another; read-only.
+
+    Args:
+      folder: to be filled, below the `shared_cache` of a run. It is never moved.
+      make: fills it. What a killed or failed one has left is thrown away.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    whole = folder.with_name(f"{folder.name}.whole")
+    with open(folder.with_name(f"{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder

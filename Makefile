@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 
 # A change of any of these installs again; only then.
-KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml | sha256sum | cut -c1-16)
+KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] | sha256sum | cut -c1-16)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 HOROVOD := $(VENV)/.installed-horovod-$(KEY)
@@ -62,11 +62,12 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index
   --exclude-newer "$$(date -u -d '7 days ago' +%F)" \
   --custom-compile-command 'make locks'
 PROJECT = --group build pyproject.toml
+HERE = --group compiler $(PROJECT)
 
 locks: $(BIN)/pip ## renew .ci/*.lock and docker/*.lock from pyproject.toml, with packages at least a week old
 	@$(BIN)/python -m pip install --quiet uv
-	@$(LOCK) $(PROJECT) --extra all --extra test --output-file .ci/test.lock > /dev/null
-	@$(LOCK) $(PROJECT) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
+	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
+	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null

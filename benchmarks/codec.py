@@ -20,7 +20,7 @@ import simplejpeg
 from PIL import Image
 
 from benchmarks import measure
-from imagenet_prep.codec.policy import CHECK_HEADER, Policy
+from imagenet_prep.codec.policy import CHECK_HEADER, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FLOOR = "floor: simplejpeg decode + encode, no resize"
 OURS = "ours: codec.transform, resize"
+OURS_PORTABLE = "ours: --codec portable"
 DECODE = "ours: pass-through, --check decode"
 HEADER = "ours: pass-through, --check header"
 PASS_THROUGH = (DECODE, HEADER)
@@ -63,6 +64,7 @@ def methods(short_side: int) -> dict[str, Method]:
     return {
         FLOOR: floor,
         OURS: partial(ours, policy=Policy(short_side, QUALITY)),
+        OURS_PORTABLE: partial(ours, policy=Policy(short_side, QUALITY, codec=PORTABLE)),
         "simplejpeg, OpenCV INTER_AREA": inter_area,
         **{f"Pillow {k}": partial(pillow, kernel=Image.Resampling[k]) for k in kernels},
         DECODE: partial(ours, policy=Policy(None, QUALITY)),

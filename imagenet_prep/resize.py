@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import report
+from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import cli
 from imagenet_prep.dataset import schema
 from imagenet_prep.preparation.config import RunFlags
@@ -88,6 +89,7 @@ class Config(RunFlags):
         metavar="1-100",
         aliases=("-Q",),
     )
+    codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     stretch: bool = cli.flag(
         False,
         help="make every image a square of --short-side pixels: proportions are lost, and small "
@@ -152,6 +154,7 @@ def resize(config: Config) -> dict[str, Any]:
     """
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.codec.policy import Policy
+    from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
@@ -164,7 +167,11 @@ def resize(config: Config) -> dict[str, Any]:
             f"{found.root}: no shards of {', '.join(absent)}; there are shards of "
             f"{', '.join(found.splits)} (see --splits)"
         )
-    policy = Policy(config.short_side, config.quality, stretch=config.stretch)
+    policy = Policy(
+        config.short_side, config.quality, stretch=config.stretch, codec=CODECS[config.codec]
+    )
+    if not config.keep_original:
+        require(policy)
     job = rewrite.Job(
         found=found,
         splits=splits,

@@ -9,8 +9,15 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
 
-# Versions of these decide the bytes of an image that is encoded.
-BYTE_LIBRARIES = ("numpy", "opencv-python-headless", "pillow", "simplejpeg")
+# Each names the bytes that it makes of an image, on every processor and with every version of
+# the libraries below it. Other bytes are another number.
+PLANES = "planes-1"
+PORTABLE = "portable-1"
+# By what `--codec` says.
+CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
+CODEC_HELP = (
+    "planes: fast, in C; portable: slower, other bytes, where planes cannot be had; auto is planes"
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Policy:
         "header" looks at the headers and the end marker only.
       max_pixels: images that claim more are quarantined undecoded.
       stretch: make every image a square of `short_side`, whatever its size and aspect.
+      codec: PLANES or PORTABLE: what encodes images, and so names their bytes.
     """
 
     short_side: int | None = 480
@@ -32,6 +40,12 @@ class Policy:
     check: str = CHECK_DECODE
     max_pixels: int = MAX_PIXELS
     stretch: bool = False
+    codec: str = PLANES
+
+    @property
+    def libraries(self) -> dict[str, str]:
+        """What a manifest says of who made the bytes of images."""
+        return {"codec": self.codec}
 
     @property
     def only_copies(self) -> bool:

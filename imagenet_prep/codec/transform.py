@@ -1,22 +1,23 @@
 """Turns one source image into the RGB JPEG that is stored.
 
-libjpeg-turbo (simplejpeg) decodes and encodes, OpenCV shrinks: measured the fastest
-combination that antialiases (benchmarks/README.md). Pillow takes what they do not know.
-All three release the GIL. A faster path replaces this module alone.
+By one of two codecs. `planes` never leaves Y, Cb and Cr (planes.py); `portable` goes through
+RGB: libjpeg-turbo (simplejpeg) decodes and encodes, Pillow shrinks. What planes does not know, or
+libjpeg has anything to say of, goes the portable way under either name. No step of either depends
+on the processor. All release the GIL.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import cv2
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from imagenet_prep.codec.policy import CHECK_HEADER, Policy
+from imagenet_prep.codec import planes
+from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.codec.probe import JPEG, Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Pixels = npt.NDArray[np.uint8]
-
-# One image a thread is the parallelism; OpenCV's own threads would fight over the cores.
-cv2.setNumThreads(1)
 
 # Our own limit is smaller, and is looked at before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
@@ -49,12 +47,23 @@ _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 _BAND_PIXELS = 1 << 20
 
 _RGB = ("YCbCr", "RGB")
+_PLANAR = ("YCbCr", "Gray")
 
 # libjpeg's words for bytes left over before a marker. Some encoders pad; mostly a damaged
 # scan has made the decoder lose its place. TensorFlow and DALI train on such images, and the
 # archive's md5 tells damage from how it was published: so they are kept, and listed.
 _SURPLUS = "extraneous bytes"
 _CUT = "premature end of jpeg file"
+
+
+def require(policy: Policy) -> None:
+    """Makes sure that this machine can do what a policy asks for.
+
+    Raises:
+      UsageError: what is missing, and what to do.
+    """
+    if policy.codec == PLANES:
+        planes.require()
 
 
 def transform(data: bytes, policy: Policy) -> PreparedImage:
@@ -84,9 +93,13 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
         if surplus is None:
             return PreparedImage(data, height, width, resized=False, repair=None)
         repair = surplus
+    before = (header.height, header.width)
+    if policy.codec == PLANES and header.colorspace in _PLANAR:
+        shrunk = planes.shrink(data, height, width, policy.quality, policy.max_pixels)
+        if shrunk is not None:
+            return PreparedImage(shrunk, height, width, shrinks, repair, before)
     pixels, surplus = _decode(data, header, height, width)
     encoded = _encode(pixels, height, width, policy)
-    before = (header.height, header.width)
     return PreparedImage(encoded, height, width, shrinks, repair or surplus, before)
 
 
@@ -201,23 +214,9 @@ def _encode(pixels: Pixels, height: int, width: int, policy: Policy) -> bytes:
 
 
 def _shrink(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Returns pixels [height, width, 3], antialiased.
-
-    Pixels are sampled bicubically on a grid 2, 3 or 4 times as fine as the target's, so that
-    samples lie less than a source pixel apart and nothing aliases, then averaged. Beyond a
-    factor of 4 halving by 2 x 2 means comes first. Every step has vector code in OpenCV: at
-    the factors of ImageNet it is twice as fast as INTER_AREA alone, and 0.4...0.8 dB closer
-    to Lanczos.
-    """
-    while pixels.shape[0] >= 4 * height and pixels.shape[1] >= 4 * width:
-        half = (pixels.shape[1] // 2, pixels.shape[0] // 2)
-        pixels = cast("Pixels", cv2.resize(pixels, half, interpolation=cv2.INTER_AREA))
-    fine = max(2, -(-pixels.shape[0] // height))
-    # Differs from the other axis only where the aspect is not kept.
-    fine_x = max(fine, pixels.shape[1] // width)
-    grid = (fine_x * width, fine * height)
-    pixels = cast("Pixels", cv2.resize(pixels, grid, interpolation=cv2.INTER_CUBIC))
-    return cast("Pixels", cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA))
+    """Returns pixels [height, width, 3], antialiased: Pillow's bicubic filter is of integers."""
+    size = (width, height)
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
 def _check_pixels(height: int, width: int, policy: Policy) -> None:

@@ -33,7 +33,8 @@ class Producer:
 
     Attributes:
       name, version: this program.
-      libraries: versions that decide bytes, e.g. {"simplejpeg": "1.9.0"}.
+      libraries: what makes the bytes of images: {"codec": "planes-1"}. Before codecs had names,
+        versions of libraries; empty where all images were kept.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address, cli
 from imagenet_prep.dataset import naming, schema
 
@@ -84,6 +85,7 @@ class Config(RunFlags):
     quality: int = cli.flag(
         90, least=1, most=100, help="JPEG quality of images that are encoded", metavar="1-100"
     )
+    codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     keep_original: bool = cli.flag(
         False, help="keep the size of every image, and the bytes of sound RGB JPEGs"
     )

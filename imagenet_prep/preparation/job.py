@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
-from imagenet_prep.codec.policy import BYTE_LIBRARIES, CHECK_HEADER, Policy
-from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
+from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
+from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
@@ -76,10 +75,14 @@ class Job:
         Raises:
           ImagenetPrepError: what is needed is missing, unreadable or damaged.
         """
-        selection, description = _select(config)
         policy = Policy(
-            None if config.keep_original else config.short_side, config.quality, config.check
+            None if config.keep_original else config.short_side,
+            config.quality,
+            config.check,
+            codec=CODECS[config.codec],
         )
+        require(policy)
+        selection, description = _select(config)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
@@ -90,7 +93,7 @@ class Job:
             policy=policy,
             label_offset=config.label_offset,
             workers=Workers(config.workers, kind, config.beam_args),
-            wanted=_wanted(config, selection),
+            wanted=_wanted(config, selection, policy.libraries),
             expected_md5={
                 part.name: part.md5
                 for part in selection.parts
@@ -128,7 +131,7 @@ def _select(config: Config) -> tuple[Selection, str]:
     return selection, description
 
 
-def _wanted(config: Config, selection: Selection) -> Wanted:
+def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> Wanted:
     encoding = selection.source.encoding
     byte_settings = {
         **config.byte_settings(),
@@ -138,7 +141,7 @@ def _wanted(config: Config, selection: Selection) -> Wanted:
     files = {p.name: str(p.path.absolute()) for p in selection.parts if p.path is not None}
     return Wanted(
         Settings(PREPARE, dict.fromkeys(selection.splits, byte_settings)),
-        {name: version(name) for name in BYTE_LIBRARIES},
+        libraries,
         source_sizes={part.name: part.num_bytes for part in selection.parts},
         allowed_bad_images=config.allowed_bad_images,
         origin={"root": str(Path(config.source).expanduser().absolute()), "files": files},

@@ -31,6 +31,8 @@ from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
 _BEGUN = f"{naming.WORK}/run.json"
+# Of the libraries, the one that names the bytes of images.
+_CODEC = "codec"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Wanted:
 
     Attributes:
       settings: who makes it, and what decides the bytes of the splits that this run makes.
-      libraries: versions that decide bytes.
+      libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
       source_sizes: bytes by name of the sources that a finished set must have; empty if the
         settings identify the source.
       allowed_bad_images: 0 stops at the first, None never.
@@ -81,8 +83,8 @@ class Output:
         """Returns the wanted splits that are not yet here and complete.
 
         Raises:
-          UsageError: another program's files are here, or a split with other settings or made by
-            other libraries, without --force.
+          UsageError: another program's files are here, or a split that another codec made, or one
+            with other settings, without --force.
           DataDamagedError: more images were left out than are allowed.
         """
         there = self.committed()
@@ -92,8 +94,8 @@ class Output:
         self._refuse_strangers(made)
         left = [split for split in self._splits if not self._is_whole(there, split)]
         kept = [split for split in made if made[split] == self._splits.get(split, made[split])]
-        if left and kept:
-            self._refuse_other_libraries(there, left)
+        if kept:
+            self._refuse_other_codec(there, left)
         if not left and there is not None:
             check_finished(self.store.where(), there, self._wanted.allowed_bad_images)
         return left
@@ -281,19 +283,25 @@ class Output:
                 f"of {self._wanted.settings.verb} left there. Choose an empty folder."
             )
 
-    def _refuse_other_libraries(self, there: Manifest | None, left: Sequence[str]) -> None:
-        """Refuses to finish what other versions began, or to add to what they finished."""
+    def _refuse_other_codec(self, there: Manifest | None, left: Sequence[str]) -> None:
+        """Refuses to finish what another codec began, or to add to what it finished."""
         used: dict[str, str] = {}
         if (begun := self._begun()) is not None:
             used = begun["libraries"]
         elif there and set(there.splits) - set(left):
             used = there.producer.libraries
         ours = self._wanted.libraries
-        if changed := [
-            f"{n} {used[n]} (here {ours[n]})" for n in used if used[n] != ours.get(n, used[n])
-        ]:
+        if not used or not ours or used == ours:
+            return  # one of them only keeps images
+        if _CODEC in used:
             raise UsageError(
-                f"{self.store.where()} was begun with {', '.join(changed)}. Finish it with that, "
+                f"{self.store.where()} was begun with {_CODEC} {used[_CODEC]} (here "
+                f"{ours.get(_CODEC)}). Finish it with that, or choose another folder."
+            )
+        if left:
+            raise UsageError(
+                f"{self.store.where()} was begun by an older imagenet-prep, whose images depend on "
+                "the processor: this one makes other bytes of them. Finish it with the older one, "
                 "or choose another folder."
             )
 

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
-from imagenet_prep.codec.policy import BYTE_LIBRARIES, Policy
+from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, SourceError, UsageError
@@ -83,7 +82,7 @@ class Job:
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
-            libraries = {name: version(name) for name in BYTE_LIBRARIES}
+            libraries = self.policy.libraries
         files = {
             split: [[shard.path.name, shard.num_bytes] for shard in self.found.splits[split]]
             for split in self.splits

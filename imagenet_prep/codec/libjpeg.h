@@ -1,0 +1,141 @@
+/* The part of libjpeg's binary interface, version 62, that planes.c uses: 64-bit Linux.
+ *
+ * libjpeg-turbo comes from Pillow's wheel, which has no headers, and a bare machine has none
+ * either. Version 62 is frozen since 1998, and libjpeg itself compares its version and the
+ * sizes of these structures with its own whenever an object is made. Fields that are not used
+ * here are kept as room: `offset_of_next - offset_of_this` bytes.
+ */
+#ifndef IMAGENET_PREP_LIBJPEG_H
+#define IMAGENET_PREP_LIBJPEG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { LIBJPEG_VERSION = 62 };
+
+enum { COLORS_GREY = 1, COLORS_YCBCR = 3 };
+enum { DCT_ACCURATE = 0 }; /* integers, the same on every processor */
+enum { ERROR_OUT_OF_MEMORY = 54, ERROR_TEXT_BYTES = 200 };
+
+typedef uint8_t **sample_rows;
+
+struct compress;
+struct progress;
+struct error_manager;
+
+/* What decompress and compress objects begin with. */
+typedef struct {
+  struct error_manager *errors;
+  void *memory;
+  struct progress *progress;
+  void *owner; /* ours to use */
+  int is_decompressor;
+  int state;
+} jpeg_object;
+
+struct error_manager {
+  void (*error_exit)(jpeg_object *);
+  void (*emit_message)(jpeg_object *, int level); /* -1: a warning, damage; >= 0: chatter */
+  void (*output_message)(jpeg_object *);
+  void (*format_message)(jpeg_object *, char *text);
+  void (*reset)(jpeg_object *);
+  int code; /* of the last message */
+  uint8_t unused[168 - 44];
+};
+
+/* Called again and again while the scans of a progressive file are read. */
+struct progress {
+  void (*monitor)(jpeg_object *);
+  long counter, limit;
+  int completed_passes, total_passes;
+};
+
+struct destination {
+  uint8_t *next;
+  size_t room;
+  void (*begin)(struct compress *);
+  int (*grow)(struct compress *);
+  void (*end)(struct compress *);
+};
+
+/* One of Y, Cb, Cr. */
+typedef struct {
+  int id, index;
+  int h_samp, v_samp; /* sampling factors, 1 ... 4 */
+  int tables[3];
+  unsigned width_in_blocks, height_in_blocks;
+  int block_side;         /* samples along a block after decoding: 8, less where it is scaled */
+  unsigned width, height; /* samples that belong to the image */
+  int needed;             /* 0: decode no pixels of it */
+  uint8_t unused[96 - 52];
+} component;
+
+struct decompress {
+  jpeg_object common;
+  void *source;
+  unsigned image_width, image_height;
+  int num_components;
+  int file_colors, output_colors;
+  unsigned scale_num, scale_denom;
+  double gamma;
+  int buffered;
+  int planes_out; /* hand out planes as they are stored, without upsampling */
+  int dct;
+  int smooth_upsampling;
+  uint8_t unused_a[136 - 104];
+  unsigned output_width, output_height;
+  uint8_t unused_b[168 - 144];
+  unsigned output_row;
+  int scans; /* begun so far */
+  uint8_t unused_c[296 - 176];
+  int bits; /* of a sample */
+  component *components;
+  uint8_t unused_d[408 - 312];
+  int max_h_samp, max_v_samp, min_block_side;
+  unsigned num_mcu_rows;
+  uint8_t unused_e[632 - 424];
+};
+
+struct compress {
+  jpeg_object common;
+  struct destination *destination;
+  unsigned image_width, image_height;
+  int input_components, input_colors;
+  uint8_t unused_a[256 - 64];
+  int planes_in;
+  uint8_t unused_b[276 - 260];
+  int dct;
+  uint8_t unused_c[520 - 280];
+};
+
+/* Functions of the library, in the order in which the caller of planes_new passes them. */
+typedef struct {
+  struct error_manager *(*std_error)(struct error_manager *);
+  void (*create_decompress)(struct decompress *, int version, size_t size);
+  void (*create_compress)(struct compress *, int version, size_t size);
+  void (*destroy)(void *object);
+  void (*mem_src)(struct decompress *, const uint8_t *data, unsigned long size);
+  int (*read_header)(struct decompress *, int require_image);
+  int (*start_decompress)(struct decompress *);
+  unsigned (*read_raw_data)(struct decompress *, sample_rows *planes, unsigned num_rows);
+  int (*finish_decompress)(struct decompress *);
+  void (*set_defaults)(struct compress *);
+  void (*set_quality)(struct compress *, int quality, int force_baseline);
+  void (*start_compress)(struct compress *, int write_all_tables);
+  unsigned (*write_raw_data)(struct compress *, sample_rows *planes, unsigned num_rows);
+  void (*finish_compress)(struct compress *);
+} libjpeg;
+
+/* The library looks at sizes; a compiler that lays these out otherwise must not come that far. */
+_Static_assert(sizeof(struct error_manager) == 168, "jpeg_error_mgr");
+_Static_assert(sizeof(component) == 96, "jpeg_component_info");
+_Static_assert(sizeof(struct decompress) == 632, "jpeg_decompress_struct");
+_Static_assert(sizeof(struct compress) == 520, "jpeg_compress_struct");
+_Static_assert(offsetof(component, needed) == 48, "component_needed");
+_Static_assert(offsetof(struct decompress, planes_out) == 92, "raw_data_out");
+_Static_assert(offsetof(struct decompress, scans) == 172, "input_scan_number");
+_Static_assert(offsetof(struct decompress, components) == 304, "comp_info");
+_Static_assert(offsetof(struct decompress, num_mcu_rows) == 420, "total_iMCU_rows");
+_Static_assert(offsetof(struct compress, dct) == 276, "dct_method");
+
+#endif

@@ -1,0 +1,262 @@
+"""JPEG to smaller JPEG without RGB in between: what planes.c does, called from Python.
+
+planes.c is compiled when this package is installed. libjpeg-turbo is the one in Pillow's wheel,
+found when the first image comes. ctypes releases the GIL for as long as an image takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import functools
+import hashlib
+import threading
+import weakref
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.jpeg import MAX_PIXELS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# `libjpeg` in libjpeg.h, field by field.
+_FUNCTIONS = (
+    "jpeg_std_error",
+    "jpeg_CreateDecompress",
+    "jpeg_CreateCompress",
+    "jpeg_destroy",
+    "jpeg_mem_src",
+    "jpeg_read_header",
+    "jpeg_start_decompress",
+    "jpeg_read_raw_data",
+    "jpeg_finish_decompress",
+    "jpeg_set_defaults",
+    "jpeg_set_quality",
+    "jpeg_start_compress",
+    "jpeg_write_raw_data",
+    "jpeg_finish_compress",
+)
+_LIBRARY = Path(__file__).with_name("_planes.so")
+# libjpeg-turbo's; before 3 Pillow's wheels had other file names.
+_LEAST_VERSION = (3, 0)
+# Vector code that can be asked for, as planes.c numbers it.
+SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3}
+_DONE, _NO_MEMORY = 0, 2
+# A JPEG of 21 x 17 pixels, 4:2:2, and what it becomes at 16 x 13: the bytes that `planes-1` names.
+_PROBE = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQ"
+    "c1tdhbWGkJ6jq62rZ4C8ybqmx5moq6T/2wBDARweHigjKE4rK06kbl1upKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSk"
+    "pKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSkpKT/wAARCAARABUDASEAAhEBAxEB/8QAFwABAQEBAAAAAAAAAAAAAAAA"
+    "BAACBf/EABoQAAMBAAMAAAAAAAAAAAAAAAACAwERITH/xAAZAQACAwEAAAAAAAAAAAAAAAAABQIDBAH/xAAbEQAC"
+    "AwEBAQAAAAAAAAAAAAAAAQIDERMSMf/aAAwDAQACEQMRAD8A4M0EzmRzQnAQsuiOcjK4hpIMlMtqWjWyAjFxc40i"
+    "Ur64Py0zLzYCQ2QUDC02nhC9fChn/9k="
+)
+_PROOF = "7347788251d477da09e462fa0e49acac8c10ebb762529485a2f97c93dab97558"
+
+
+class Window(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def require() -> None:
+    """Makes sure that this codec works here.
+
+    Raises:
+      UsageError: what is missing, and what to do.
+    """
+    _libraries()
+
+
+def shrink(
+    data: bytes, height: int, width: int, quality: int, max_pixels: int, simd: str = "best"
+) -> bytes | None:
+    """Returns the 4:2:0 JPEG of [height, width] that is made from a grey or YCbCr JPEG.
+
+    Args:
+      data: a JPEG.
+      height, width: pixels of the result, 1 ... 65500.
+      quality: 1 ... 100.
+      max_pixels: that the header may claim.
+      simd: vector code to use, a key of SIMD; all of them make the same bytes.
+
+    Returns:
+      None where libjpeg has anything to say of the data, or the format is another one.
+
+    Raises:
+      UsageError: as for `require`.
+      MemoryError: of the C code.
+    """
+    return _workspace(simd).shrink(data, height, width, quality, max_pixels)
+
+
+def decode(
+    data: bytes, height: int, width: int, window: Window | None = None, simd: str = "best"
+) -> npt.NDArray[np.uint8] | None:
+    """Returns pixels [height, width, 3] RGB of a grey or YCbCr JPEG, or of a window of it.
+
+    Pixels above and below the window are not made, and colours are converted at the size of the
+    result. So this costs less than to decode all and to crop and resize then.
+
+    Args:
+      data: a JPEG, which is known to be sound: what lies below the window is not looked at.
+      height, width: pixels of the result, 1 ... 65500.
+      window: the part; None for the whole.
+      simd: as for `shrink`.
+
+    Returns:
+      None as for `shrink`, and where the window leaves the image.
+
+    Raises:
+      UsageError, MemoryError: as for `shrink`.
+    """
+    import numpy as np
+
+    pixels = np.empty((height, width, 3), np.uint8)
+    made = _workspace(simd).decode(data, height, width, window, pixels.ctypes.data)
+    return pixels if made else None
+
+
+class _Libraries(NamedTuple):
+    """What is loaded once in a process; `functions` are libjpeg's, as planes_new takes them."""
+
+    kernel: ctypes.CDLL
+    libjpeg: ctypes.CDLL
+    functions: ctypes.Array[ctypes.c_void_p]
+
+
+class _Workspace:
+    """A thread's memory in planes.c; freed with the thread."""
+
+    def __init__(self, libraries: _Libraries, simd: str) -> None:
+        self.kernel = libraries.kernel
+        self.pointer = self.kernel.planes_new(libraries.functions, SIMD[simd])
+        if not self.pointer:
+            raise UsageError(f"no memory, or this processor has no {simd}")
+        weakref.finalize(self, self.kernel.planes_free, self.pointer)
+
+    def shrink(
+        self, data: bytes, height: int, width: int, quality: int, max_pixels: int
+    ) -> bytes | None:
+        """As the function of that name."""
+        code = self.kernel.planes_shrink(
+            self.pointer, data, len(data), height, width, quality, max_pixels
+        )
+        if not self._is_done(code):
+            return None
+        size = self.kernel.planes_result_bytes(self.pointer)
+        return ctypes.string_at(self.kernel.planes_result(self.pointer), size)
+
+    def decode(self, data: bytes, height: int, width: int, window: Window | None, rgb: int) -> bool:
+        """Writes the pixels to the address `rgb`; returns whether there are any."""
+        part = None if window is None else (ctypes.c_int * 4)(*window)
+        return self._is_done(
+            self.kernel.planes_decode(
+                self.pointer, data, len(data), part, height, width, MAX_PIXELS, rgb
+            )
+        )
+
+    def _is_done(self, code: int) -> bool:
+        if code == _NO_MEMORY:
+            raise MemoryError(self.message)
+        return code == _DONE
+
+    @property
+    def message(self) -> str:
+        """Why the last image was not made."""
+        text: bytes = self.kernel.planes_message(self.pointer)
+        return text.decode(errors="replace")
+
+
+_threads = threading.local()
+
+
+def _workspace(simd: str) -> _Workspace:
+    workspaces: dict[str, _Workspace] = _threads.__dict__.setdefault("workspaces", {})
+    if simd not in workspaces:
+        workspaces[simd] = _Workspace(_libraries(), simd)
+    return workspaces[simd]
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries() -> _Libraries:
+    try:
+        kernel = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        raise _unavailable(
+            f"{_LIBRARY} cannot be loaded ({error}): it is compiled when imagenet-prep is "
+            "installed. Install a C compiler, or `pip install ziglang`, and then imagenet-prep "
+            "again"
+        ) from error
+    libjpeg = _load_libjpeg()
+    try:
+        pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
+    except AttributeError as error:
+        raise _unavailable(f"the libjpeg-turbo of Pillow is another one ({error})") from error
+    functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
+    _declare(kernel)
+    libraries = _Libraries(kernel, libjpeg, functions)
+    _prove(libraries)
+    return libraries
+
+
+def _load_libjpeg() -> ctypes.CDLL:
+    """Returns the libjpeg-turbo that Pillow's wheel brings; its interface is version 62."""
+    advice = "`pip install --force-reinstall --only-binary :all: pillow` brings it"
+    found = find_spec("PIL")
+    folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
+    paths = sorted(folder.glob("libjpeg-*.so.62*"))
+    if not paths:
+        raise _unavailable(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
+    from PIL import features
+
+    version = features.version_feature("libjpeg_turbo") or "0"
+    if tuple(map(int, version.split(".")[:2])) < _LEAST_VERSION:
+        raise _unavailable(
+            f"{paths[0]} is libjpeg-turbo {version}, expected 3.0 or newer: {advice}"
+        )
+    try:
+        return ctypes.CDLL(str(paths[0]))
+    except OSError as error:
+        raise _unavailable(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
+
+
+def _declare(kernel: ctypes.CDLL) -> None:
+    pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
+    kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number], pointer
+    kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
+    image: list[Any] = [pointer, ctypes.c_char_p, size]
+    kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
+    kernel.planes_decode.argtypes = [*image, pointer, number, number, pixels, pointer]
+    kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer
+    kernel.planes_result_bytes.argtypes, kernel.planes_result_bytes.restype = [pointer], size
+    kernel.planes_message.argtypes, kernel.planes_message.restype = [pointer], ctypes.c_char_p
+
+
+def _prove(libraries: _Libraries) -> None:
+    """Makes sure that an image becomes the bytes that the codec's name stands for.
+
+    All versions of libjpeg-turbo 3 make the same bytes. One that does not is seen here, whatever
+    it calls itself.
+    """
+    workspace = _Workspace(libraries, "best")
+    made = workspace.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b""
+    if hashlib.sha256(made).hexdigest() != _PROOF:
+        raise _unavailable(
+            f"{libraries.libjpeg._name} makes other bytes than it should"
+            f" ({workspace.message or 'wrong sha256'})"
+        )
+
+
+def _unavailable(why: str) -> UsageError:
+    return UsageError(
+        f"--codec planes: {why}. Or give --codec portable, which is slower and makes other bytes."
+    )

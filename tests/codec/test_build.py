@@ -1,0 +1,106 @@
+"""setup.py: the library of the planes codec is compiled, by whatever compiler there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from setuptools import Distribution
+
+from imagenet_prep.codec import planes
+from imagenet_prep.codec.policy import PLANES
+from tests.codec import corpus, native
+from tests.codec.test_planes import GOLDEN
+
+
+@pytest.fixture
+def setup(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, which installs nothing when it is imported."""
+    spec = importlib.util.spec_from_file_location("setup_of_ours", repository / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(repository)
+    monkeypatch.delenv("CC", raising=False)
+    return module
+
+
+def build(setup: ModuleType, folder: Path) -> Path:
+    """Runs build_ext as an installation does; returns where the library lies then."""
+    distribution = Distribution({"name": "imagenet-prep", "ext_modules": [setup.PLANES]})
+    command = setup.BuildPlanes(distribution)
+    command.build_lib = command.build_temp = str(folder)
+    command.ensure_finalized()
+    command.run()
+    return folder / "imagenet_prep" / "codec" / "_planes.so"
+
+
+@pytest.fixture
+def unloaded() -> Iterator[None]:
+    """Threads that begin now load anew."""
+    planes._libraries.cache_clear()
+    planes._threads.__dict__.clear()
+    yield
+    planes._libraries.cache_clear()
+    planes._threads.__dict__.clear()
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("compiler", ["system", "zig"])
+def test_what_an_installation_compiles_makes_the_codecs_bytes(
+    setup: ModuleType, compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = setup.system_compiler() if compiler == "system" else setup.zig_compiler()
+    if not command:
+        pytest.skip(f"no compiler of that kind here: {compiler}")
+    other = "zig_compiler" if compiler == "system" else "system_compiler"
+    monkeypatch.setattr(setup, other, list)
+
+    library = build(setup, tmp_path)
+    monkeypatch.setattr(planes, "_LIBRARY", library)
+
+    assert corpus.digest(PLANES) == GOLDEN[PLANES]
+    assert library.stat().st_size < 200_000
+
+
+def test_a_compiler_that_fails_is_followed_by_the_next(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := native.missing(("cc",)):
+        pytest.skip(reason)
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr(setup, "zig_compiler", lambda: ["cc"])
+
+    assert build(setup, tmp_path).exists()
+
+
+def test_without_a_compiler_the_rest_is_installed(
+    setup: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(setup, "find_spec", lambda _: None)
+
+    library = build(setup, tmp_path)
+
+    assert not library.exists()
+    assert "no C compiler here, nor ziglang from PyPI" in caplog.text
+
+
+def test_ziglang_is_asked_for_only_where_there_is_no_compiler(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["setup.py"])
+    monkeypatch.setenv("CC", "cc")
+    assert "ziglang" not in setup.get_requires_for_build_wheel()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "ziglang" in setup.get_requires_for_build_wheel()
+    assert "ziglang" in setup.get_requires_for_build_editable()

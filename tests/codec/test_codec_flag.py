@@ -1,0 +1,95 @@
+"""--codec: what it says in the manifest, what is refused, and what is said where it is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command
+from tests.kit.miniature import Miniature, miniature_for_tests
+
+MISSING = "--codec planes: "
+
+
+@pytest.fixture(scope="module")
+def mini(shared_cache: Path) -> Miniature:
+    return miniature_for_tests(shared_cache, num_train=120, num_validation=32, size=(160, 120))
+
+
+def prepare(mini: Miniature, out: Path, *more: str, **env: str) -> command.Finished:
+    flags = ("--short-side", "48", "--train-shards", "2", "--validation-shards", "1")
+    words = ("prepare", "--source", mini.root, "--out", out, "--allow-subset", *flags, *more)
+    return command.run(*words, env=env)
+
+
+def codec_of(out: Path) -> dict[str, str]:
+    libraries: dict[str, str] = json.loads((out / "dataset.json").read_text())["producer"][
+        "libraries"
+    ]
+    return libraries
+
+
+def test_the_manifest_names_the_codec_and_another_is_refused(
+    mini: Miniature, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert prepare(mini, out, "--codec", "portable").code == 0
+    assert codec_of(out) == {"codec": "portable-1"}
+
+    # Finished, in part gone, and begun by another run.
+    for gone in (None, "train-00001-of-00002", "dataset.json"):
+        if gone:
+            (out / gone).unlink()
+        refused = prepare(mini, out)
+        assert refused.code == 2
+        assert len(refused.complaints.splitlines()) == 1
+        assert "was begun with codec portable-1 (here planes-1)" in refused.complaints
+
+    assert prepare(mini, out, "--codec", "portable").code == 0
+    assert command.run("verify", out).code == 0
+    for name in ("auto", "planes"):
+        made = tmp_path / name
+        assert prepare(mini, made, "--codec", name).code == 0
+        assert codec_of(made) == {"codec": "planes-1"}
+    first, second = ((tmp_path / name / "dataset.json").read_bytes() for name in ("auto", "planes"))
+    assert first == second
+
+
+def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
+    mini: Miniature, repository: Path, tmp_path: Path
+) -> None:
+    """As on a machine without a compiler: the package is there, its library is not."""
+    tree = tmp_path / "tree"
+    for package in ("imagenet_prep", "pipelines"):
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(repository / package, tree / package, ignore=ignored)
+    out = tmp_path / "out"
+
+    refused = prepare(mini, out, PYTHONPATH=str(tree))
+    assert refused.code == 2
+    assert len(refused.complaints.splitlines()) == 1
+    assert MISSING in refused.complaints
+    assert "Install a C compiler" in refused.complaints
+    assert "--codec portable" in refused.complaints
+    assert not out.exists()
+
+    made = prepare(mini, out, "--codec", "portable", PYTHONPATH=str(tree))
+    assert made.code == 0, made
+    assert codec_of(out) == {"codec": "portable-1"}
+
+
+def test_resize_adds_no_split_of_another_codec(mini: Miniature, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert prepare(mini, whole).code == 0
+    resize = ("resize", "-i", whole, "-o", out, "-r", "32", "--codec", "portable")
+    assert command.run(*resize, "-s", "train").code == 0
+    assert codec_of(out) == {"codec": "portable-1"}
+
+    refused = command.run(*resize[:-2], "-s", "train,validation")
+    assert refused.code == 2
+    assert "was begun with codec portable-1 (here planes-1)" in refused.complaints
+
+    assert command.run(*resize, "-s", "train,validation").code == 0

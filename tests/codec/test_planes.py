@@ -1,0 +1,332 @@
+"""The planes codec: the same bytes everywhere, as good as through RGB, windows for readers."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import io
+import itertools
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from imagenet_prep.codec import planes
+from imagenet_prep.codec.planes import Window
+from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
+from imagenet_prep.codec.transform import transform
+from imagenet_prep.core.errors import BadImageError, UsageError
+from tests.codec import corpus, mutations
+from tests.kit import command
+from tests.kit.lengths import long_but
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "codec.json").read_text())
+MAX_PIXELS = 10_000_000
+MAX_LOSS_DB = 0.3
+
+
+def supported() -> list[str]:
+    found = []
+    for simd in planes.SIMD:
+        try:
+            planes.shrink(b"", 1, 1, 90, MAX_PIXELS, simd)
+            found.append(simd)
+        except UsageError:
+            continue
+    return found
+
+
+def psnr(expected: np.ndarray, found: np.ndarray) -> float:
+    error = np.mean((expected.astype(float) - found.astype(float)) ** 2)
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+def lanczos(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("codec", [PLANES, PORTABLE])
+def test_a_codecs_name_stands_for_these_bytes(codec: str) -> None:
+    assert corpus.digest(codec) == GOLDEN[codec]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["JSIMD_FORCESSE2=1", "JSIMD_FORCENONE=1", "OPENCV_IPP=disabled", "OPENCV_IPP=sse42"],
+)
+def test_what_libraries_make_of_the_processor_decides_no_byte(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    code = (
+        "import json; from tests.codec import corpus; "
+        f"print(json.dumps({{codec: corpus.digest(codec) for codec in {[*GOLDEN]}}}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=command.environment(**{name: value}),
+    )
+    assert json.loads(done.stdout) == GOLDEN, done.stderr
+
+
+def test_every_kernel_makes_the_same_bytes() -> None:
+    assert {"best", "plain"} < set(supported())
+    for name, data in corpus.files().items():
+        for height, width in ((1, 1), (31, 45), (64, 64), (130, 7)):
+            made = {planes.shrink(data, height, width, 90, MAX_PIXELS, s) for s in supported()}
+            assert len(made) == 1, name
+
+
+def _digest(codec: str) -> str:
+    return corpus.digest(codec)
+
+
+def test_threads_and_processes_make_the_same_bytes() -> None:
+    corpus.files()
+    with ThreadPoolExecutor(6) as threads:
+        assert set(threads.map(_digest, [PLANES] * 6)) == {GOLDEN[PLANES]}
+    # A fork takes a workspace along that its parent goes on using.
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert set(pool.map(_digest, [PLANES] * 2)) == {GOLDEN[PLANES]}
+    assert corpus.digest(PLANES) == GOLDEN[PLANES]
+
+
+def test_no_image_leaves_anything_to_the_next() -> None:
+    """libjpeg keeps tables: one that lacks its own must not be decoded by its neighbour's."""
+    whole = corpus.files()["96x128 420"]
+    at = whole.index(b"\xff\xc4")
+    size = int.from_bytes(whole[at + 2 : at + 4], "big") + 2
+    without = whole[:at] + whole[at + size :]
+
+    alone = planes.shrink(without, 32, 32, 90, MAX_PIXELS)
+    planes.shrink(whole, 32, 32, 90, MAX_PIXELS)
+
+    assert planes.shrink(without, 32, 32, 90, MAX_PIXELS) == alone
+
+
+@pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive", "restarts", "grey"])
+@pytest.mark.parametrize("side", [60, 150, 233])
+def test_each_kind_is_as_near_to_lanczos_as_through_rgb(sampling: str, side: int) -> None:
+    differences = []
+    for height, width in ((300, 400), (401, 299)):
+        pixels = corpus.photograph(height, width)
+        image = Image.fromarray(pixels)
+        buffer = io.BytesIO()
+        if sampling == "progressive":
+            image.save(buffer, "JPEG", quality=93, progressive=True)
+        elif sampling == "restarts":
+            image.save(buffer, "JPEG", quality=93, restart_marker_blocks=3)
+        elif sampling == "grey":
+            image.convert("L").save(buffer, "JPEG", quality=93)
+        else:
+            buffer.write(simplejpeg.encode_jpeg(pixels, 93, "RGB", sampling))
+        data = buffer.getvalue()
+        ours, rgb = (transform(data, Policy(side, codec=c)) for c in (PLANES, PORTABLE))
+        assert ours[1:] == rgb[1:]
+        expected = lanczos(simplejpeg.decode_jpeg(data), ours.height, ours.width)
+        found = [psnr(expected, simplejpeg.decode_jpeg(image.encoded)) for image in (ours, rgb)]
+        differences.append(found[0] - found[1])
+    assert min(differences) > -MAX_LOSS_DB
+
+
+@pytest.mark.parametrize("sampling", corpus.SAMPLINGS)
+def test_sizes_are_exact_however_odd(sampling: str) -> None:
+    for height, width in corpus.SIZES:
+        data = corpus.files()[f"{height}x{width} {sampling}"]
+        for target in ((1, 1), (1, 9), (17, 1), (15, 16), (33, 31)):
+            made = planes.shrink(data, *target, 90, MAX_PIXELS)
+            assert made is not None
+            assert simplejpeg.decode_jpeg(made).shape == (*target, 3)
+
+
+def test_a_picture_is_neither_shifted_nor_are_its_colours() -> None:
+    """Chroma lies in the middle of its pixels: a red cross in the very middle stays there."""
+    source = np.zeros((201, 301, 3), np.uint8)
+    source[95:106] = source[:, 145:156] = (255, 0, 0)
+    for sampling, side in itertools.product(corpus.SAMPLINGS, (50, 67, 101, 150)):
+        data = simplejpeg.encode_jpeg(source, 98, "RGB", sampling)
+        image = transform(data, Policy(side, 98))
+        red = simplejpeg.decode_jpeg(image.encoded)[..., 0].astype(float)
+        for line in (red[:, 3] + red[:, -4], red[3] + red[-4]):
+            middle = (line * np.arange(len(line))).sum() / line.sum()
+            assert abs(middle - (len(line) - 1) / 2) < 0.3, (sampling, side)
+
+
+def test_flat_pictures_stay_flat() -> None:
+    for shade, (height, width) in itertools.product((0, 1, 128, 254, 255), corpus.SIZES):
+        pixels = np.full((height, width, 3), shade, np.uint8)
+        data = simplejpeg.encode_jpeg(pixels, 100, "RGB", "420")
+        found = planes.decode(data, 21, 43)
+        assert found is not None
+        assert np.unique(found).tolist() == [shade]
+
+
+@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
+def test_damage_has_the_same_verdict_under_both_names(seed: int) -> None:
+    """What libjpeg says anything of goes the portable way."""
+
+    def verdict(data: bytes, codec: str) -> object:
+        try:
+            return transform(data, Policy(64, max_pixels=MAX_PIXELS, codec=codec))[1:]
+        except BadImageError as error:
+            return error.reason
+
+    for how, data in mutations.mutated(1000 + seed, 250):
+        assert verdict(data, PLANES) == verdict(data, PORTABLE), how
+
+
+def test_the_error_for_short_memory_has_the_number_that_we_know() -> None:
+    """An image that memory was too short for must not go the portable way: other bytes."""
+    manager = ctypes.create_string_buffer(168)
+    planes._libraries().libjpeg.jpeg_std_error(manager)
+    table = ctypes.c_void_p.from_buffer(manager, 136).value
+
+    text = ctypes.cast(table, ctypes.POINTER(ctypes.c_char_p))[54]
+
+    assert text.startswith(b"Insufficient memory")
+
+
+def test_short_memory_is_no_verdict() -> None:
+    data = simplejpeg.encode_jpeg(corpus.photograph(300, 400), 90, "RGB", "444")
+    code = (
+        "import resource, sys; from imagenet_prep.codec import planes\n"
+        "data = sys.stdin.buffer.read(); planes.require()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2)\n"
+        "try: planes.shrink(data, 9000, 9000, 90, 10**6)\n"
+        "except MemoryError as error: print('short:', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True)
+
+    assert done.stdout.startswith(b"short:"), done.stderr
+
+
+@pytest.mark.parametrize("count", long_but([3_000], [3_000, 100_000]))
+def test_no_image_leaves_memory_behind(count: int) -> None:
+    code = (
+        "import sys; from itertools import cycle, islice; from imagenet_prep.codec import planes\n"
+        "from tests.codec import corpus\n"
+        "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "small = [data for data in corpus.files().values() if len(data) < 3_000]\n"
+        "def work(n):\n"
+        "    for i, data in enumerate(islice(cycle(small), n)):\n"
+        "        planes.shrink(data[: len(data) - i % 3], 9 + i % 50, 9 + i % 31, 90, 10**6)\n"
+        f"work(2000); before = rss(); work({count}); print(rss() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=command.environment()
+    )
+    assert int(done.stdout) < 4 << 20, done.stderr
+
+
+def test_other_formats_are_declined() -> None:
+    buffer = io.BytesIO()
+    Image.new("CMYK", (40, 30)).save(buffer, "JPEG")
+    rgb = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(rgb, "JPEG", keep_rgb=True)
+    for data in (buffer.getvalue(), rgb.getvalue(), b"", b"\x89PNG", b"\xff\xd8\xff"):
+        assert planes.shrink(data, 10, 10, 90, MAX_PIXELS) is None
+        assert planes.decode(data, 10, 10) is None
+
+
+def test_sizes_that_no_jpeg_has_are_declined() -> None:
+    data = corpus.files()["96x128 420"]
+    for height, width in ((0, 5), (5, 0), (-1, 5), (5, 65_501), (2**31 - 1, 1)):
+        assert planes.shrink(data, height, width, 90, MAX_PIXELS) is None
+    assert planes.shrink(data, 10, 10, 90, 96 * 128 - 1) is None
+
+
+WINDOWS = [
+    Window(0, 0, 300, 400),
+    Window(40, 52, 200, 180),
+    Window(41, 53, 199, 171),
+    Window(299, 399, 1, 1),
+    Window(7, 0, 293, 3),
+    Window(100, 120, 64, 64),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive"])
+def test_a_window_is_what_cropping_the_picture_gives(window: Window, sampling: str) -> None:
+    pixels = corpus.photograph(300, 400)
+    if sampling == "progressive":
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=95, progressive=True)
+        data = buffer.getvalue()
+    else:
+        data = simplejpeg.encode_jpeg(pixels, 95, "RGB", sampling)
+    top, left, height, width = window
+    whole = simplejpeg.decode_jpeg(data)[top : top + height, left : left + width]
+    for size in ((96, 96), (224, 224), (height, width)):
+        found = planes.decode(data, *size, window)
+        assert found is not None
+        assert found.shape == (*size, 3)
+        image = Image.fromarray(whole).resize(size[::-1], Image.Resampling.BICUBIC)
+        assert psnr(np.asarray(image), found) > (33 if min(height, width) > 3 else 25), size
+
+
+def test_a_grey_picture_is_decoded_to_three_equal_channels() -> None:
+    found = planes.decode(mutations.sources()["grey"], 50, 60)
+
+    assert found is not None
+    assert (found == found[..., :1]).all()
+
+
+@pytest.mark.parametrize(
+    "window", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 0, 5), (92, 0, 5, 5), (0, 124, 5, 5)]
+)
+def test_a_window_that_leaves_the_picture_is_declined(window: tuple[int, int, int, int]) -> None:
+    assert planes.decode(corpus.files()["96x128 420"], 8, 8, Window(*window)) is None
+
+
+@pytest.fixture
+def unloaded() -> Iterator[None]:
+    """Nothing is loaded yet, and nothing of the test stays loaded."""
+    planes._libraries.cache_clear()
+    yield
+    planes._libraries.cache_clear()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_without_what_the_compiler_makes_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(planes, "_LIBRARY", tmp_path / "_planes.so")
+    with pytest.raises(UsageError, match=r"Install a C compiler.*--codec portable"):
+        planes.require()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_without_pillows_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planes, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"pip install .* pillow.*--codec portable"):
+        planes.require()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_libjpeg_that_makes_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planes, "_PROOF", hashlib.sha256(b"others").hexdigest())
+    with pytest.raises(UsageError, match="makes other bytes than it should"):
+        planes.require()
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("version", ["2.1.5", None])
+def test_an_old_libjpeg_turbo_is_refused(
+    monkeypatch: pytest.MonkeyPatch, version: str | None
+) -> None:
+    from PIL import features
+
+    monkeypatch.setattr(features, "version_feature", lambda _: version)
+    with pytest.raises(UsageError, match="expected 3.0 or newer"):
+        planes.require()

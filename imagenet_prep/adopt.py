@@ -20,8 +20,8 @@ from imagenet_prep.dataset import naming, schema
 if TYPE_CHECKING:
     from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.dataset.manifest import Manifest
-    from imagenet_prep.preparation.survey import Survey
-    from imagenet_prep.sources.tfrecords import TfrecordSet
+    from imagenet_prep.preparation.existing_set import ExistingSet
+    from imagenet_prep.sources.shard_files import TfrecordSet
     from imagenet_prep.storage.folder import LocalStore
 
 EXAMPLES = """\
@@ -91,8 +91,8 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
-    from imagenet_prep.preparation.survey import survey
-    from imagenet_prep.sources import tfrecords
+    from imagenet_prep.preparation.existing_set import check_existing_set
+    from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
@@ -103,9 +103,9 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     workers = Workers(config.workers, config.worker_kind)
     store = LocalStore(out)
     if config.dry_run:
-        found = tfrecords.find(root)
+        found = shard_files.find(root)
         with scratch.place() as place:
-            seen = survey(found, LocalStore(place), workers, quiet=config.json)
+            seen = check_existing_set(found, LocalStore(place), workers, quiet=config.json)
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
@@ -113,10 +113,10 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         if store.size(_BEGUN) is not None:
             with store.lock():
                 _rename(store, _begun(store)["renames"])
-    found = tfrecords.find(root)
+    found = shard_files.find(root)
     with store.lock():
         store.remove_temporaries()
-        seen = survey(found, store, workers, quiet=config.json)
+        seen = check_existing_set(found, store, workers, quiet=config.json)
         made = None
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
@@ -137,7 +137,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     return _summary(config, found, seen, made), refusal
 
 
-def _refusal(config: Config, found: TfrecordSet, seen: Survey) -> ImagenetPrepError | None:
+def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
     """Returns what keeps a set from being adopted at all."""
     from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 
@@ -162,7 +162,9 @@ def _refusal(config: Config, found: TfrecordSet, seen: Survey) -> ImagenetPrepEr
     return None
 
 
-def _complete(store: LocalStore, found: TfrecordSet, seen: Survey, *, in_place: bool) -> Manifest:
+def _complete(
+    store: LocalStore, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
+) -> Manifest:
     """Sets names right, adds what is missing beside the shards, commits; returns the manifest."""
     from imagenet_prep.core import canonical
     from imagenet_prep.core.errors import UsageError
@@ -206,7 +208,7 @@ def _begun(store: LocalStore) -> dict[str, Any]:
     Raises:
       DataDamagedError: it is anything else.
     """
-    from imagenet_prep.sources import tfrecords
+    from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import notes
 
     begun = notes.read(store, _BEGUN, renames=list, shards=list)
@@ -218,7 +220,7 @@ def _begun(store: LocalStore) -> dict[str, Any]:
             raise notes.damaged(store, _BEGUN, f"{key!r} holds something else than pairs of text")
     names = {name for name, _ in begun["shards"]}
     for before, after in begun["renames"]:
-        if after not in names or not tfrecords.becomes(before, after):
+        if after not in names or not shard_files.becomes(before, after):
             raise notes.damaged(store, _BEGUN, f"adopt would never rename {before!r} to {after!r}")
     return begun
 
@@ -264,7 +266,7 @@ def _link(store: LocalStore, found: TfrecordSet) -> None:
 
 
 def _refuse_obstacles(
-    store: LocalStore, found: TfrecordSet, seen: Survey, *, in_place: bool
+    store: LocalStore, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
 ) -> None:
     """Raises UsageError for files that lie where others would have to go."""
     from imagenet_prep.core.errors import UsageError
@@ -315,14 +317,13 @@ def _index(receipt: dict[str, Any]) -> bytes:
     return "".join(lines).encode()
 
 
-def _commit(store: LocalStore, seen: Survey) -> Manifest:
+def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
     import hashlib
 
     from imagenet_prep.core import canonical
     from imagenet_prep.dataset.settings import ADOPT, Settings
     from imagenet_prep.preparation.output import Output, Wanted
-    from imagenet_prep.preparation.survey import num_per_class
-    from imagenet_prep.shards.commit import split_of
+    from imagenet_prep.shards.commit import num_per_class, split_of
 
     classes = seen.labelling.classes
     splits = {}
@@ -359,7 +360,7 @@ def _load(store: LocalStore) -> Manifest:
     return manifest.loads(store.read(naming.MANIFEST), str(store.path(naming.MANIFEST)))
 
 
-def _findings(found: TfrecordSet, seen: Survey) -> list[str]:
+def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
     """Returns what is odd about a set, a sentence each."""
     findings = []
     for split, shards in found.splits.items():
@@ -393,7 +394,7 @@ def _findings(found: TfrecordSet, seen: Survey) -> list[str]:
 
 
 def _summary(
-    config: Config, found: TfrecordSet, seen: Survey, made: Manifest | None
+    config: Config, found: TfrecordSet, seen: ExistingSet, made: Manifest | None
 ) -> dict[str, Any]:
     moves = [] if config.rewrite else _moves(found)
     return {

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from imagenet_prep.core import address, canonical, cli
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.dataset import naming
+from imagenet_prep.sources import published
+from imagenet_prep.sources.published import Archive
 from imagenet_prep.storage import http, store
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.folder import LocalStore, storage_errors
@@ -44,24 +46,11 @@ _MIB = 1 << 20
 _MAX_STAT_RETRIES = 3
 
 
-class Archive(NamedTuple):
-    """An official archive; `size` in bytes, None where published figures disagree."""
-
-    name: str
-    md5: str
-    size: int | None
-
-
-# md5: image-net.org's download page, and torchvision's source. Sizes: Content-Length.
 ARCHIVES = {
-    "train": Archive(
-        "ILSVRC2012_img_train.tar", "1d675b47d978889d74fa0da5fadfb00e", 147_897_477_120
-    ),
-    "validation": Archive(
-        "ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622", 6_744_924_160
-    ),
-    "devkit": Archive("ILSVRC2012_devkit_t12.tar.gz", "fa75699e90414af021442c21a62c3abf", None),
-    "bbox": Archive("ILSVRC2012_bbox_train_v2.tar.gz", "9271167e2176350e65cfe4e546f14b17", None),
+    "train": published.TRAIN,
+    "validation": published.VALIDATION,
+    "devkit": published.DEVKIT,
+    "bbox": published.TRAIN_BOXES,
 }
 
 # Of the 2018 tutorial's preprocess_imagenet.py.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import cli
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.levels import LEVELS
 
 if TYPE_CHECKING:
     from imagenet_prep.reporting.facts import Facts
@@ -41,7 +42,7 @@ class Config:
     )
     level: str = cli.flag(
         "manifest",
-        choices=("manifest", "crc", "decode"),
+        choices=tuple(LEVELS),
         help="how thoroughly to verify first; crc and decode read the whole data set",
     )
     source: str | None = cli.flag(

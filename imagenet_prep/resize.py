@@ -177,9 +177,9 @@ def resize(config: Config) -> dict[str, Any]:
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
-    from imagenet_prep.sources import tfrecords
+    from imagenet_prep.sources import shard_files
 
-    found = tfrecords.find(Path(config.input_dir).expanduser())
+    found = shard_files.find(Path(config.input_dir).expanduser())
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
     if absent := [split for split in splits if split not in found.splits]:
         raise UsageError(
@@ -202,7 +202,7 @@ def resize(config: Config) -> dict[str, Any]:
         quiet=config.json,
     )
     out = Path(config.output_dir).expanduser()
-    return rewrite.foresee(job, out) if config.dry_run else rewrite.run(job, out)
+    return rewrite.preview(job, out) if config.dry_run else rewrite.run(job, out)
 
 
 def run(argv: Sequence[str]) -> int:

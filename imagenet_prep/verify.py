@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import cli
+from imagenet_prep.dataset.levels import LEVELS
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
@@ -37,7 +38,7 @@ class Config:
     dataset: str = cli.flag(help="the data set: a folder, or s3://bucket/prefix", positional=True)
     level: str = cli.flag(
         "crc",
-        choices=("manifest", "crc", "decode"),
+        choices=tuple(LEVELS),
         help="manifest: every file is there with its size; crc: every byte of every file; "
         "decode: also every image, label and class count",
     )

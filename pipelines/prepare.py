@@ -52,7 +52,7 @@ def prepare(config: Config) -> dict[str, Any]:
         config = dataclasses.replace(config, source=_bring_archives(config))
     job = Job.of(config)
     if not config.json:
-        print(f"source: {job.seen}", file=sys.stderr)
+        print(f"source: {job.description}", file=sys.stderr)
     store = open_store(config.out)
     images, workers = job.selection, job.workers
     if config.dry_run:

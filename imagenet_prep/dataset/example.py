@@ -21,7 +21,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes
 
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
 
-ABSENT, EMPTY, UNTRUE = "absent", "empty", "untrue"
+ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 _BYTES, _FLOAT, _INT64 = "bytes_list", "float_list", "int64_list"

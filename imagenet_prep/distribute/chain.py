@@ -1,11 +1,11 @@
-"""The order of hosts that give to each other, and what becomes of each; no process, no clock.
+"""Which host gives to which, and the state of each. Pure: no process, no clock.
 
-Hosts form a chain: each gives its successor what it has, while it still arrives. A host that
-dies leaves the chain, its successor gets another predecessor at once, and when it is back it
-becomes the last of the chain. All that is proven on a host stays there. Where each host is to
-hold another part, the leader gives to all of them itself.
+Hosts form a chain: each gives files to its successor, also while they still arrive. A host that
+dies leaves the chain, and its successor gets another predecessor at once. When the host is back,
+it becomes the last of the chain; files that were proven on it stay. If each host is to hold
+another part of the set, the leader gives to all of them itself.
 
-`Chain` hears what happened, and says what is to be done to its `Actions`; `lead` does it.
+`Chain` is told what happened, and calls its `Actions`; `lead` carries them out.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from imagenet_prep.distribute.messages import BrokenError, Cause
 from imagenet_prep.distribute.process import Ending
 from imagenet_prep.distribute.wire import Frame
 
-# Reached, and gone before it said what it lacks: Python or this package is not there, or hangs.
+# Losses of a receiver that ssh reached, before it said what it lacks. After these, Python or this
+# package is missing on the host, or hangs.
 _MAX_EARLY_LOSSES = 3
-# Of one file to one host; then it is wrong where it comes from.
+# How often one file may arrive damaged at one host; then it is damaged at the giver.
 MAX_WRONG = 2
 
 
 class State(enum.Enum):
-    """How far a host is."""
+    """The state of a host; the value describes it in messages."""
 
     COMING = "being asked what it lacks"
     LIVE = "being given what it lacks"
@@ -51,8 +52,8 @@ _NEXT = {
     State.LOST: {State.COMING, State.FAILED},
     State.FAILED: set[State](),
 }
-# What may be said of a host that is being given to.
-_SAID = {
+# The messages that a giver may send about its neighbour, by the neighbour's state.
+_ALLOWED = {
     State.COMING: {"lacks", "error", "lost"},
     State.LIVE: {"stored", "wrong", "whole", "spoiled", "error", "lost"},
 }
@@ -61,21 +62,22 @@ _UNDER_WAY = {State.COMING, State.LIVE}
 
 @dataclass(eq=False)
 class Member:
-    """One host and how far it is.
+    """One host and its state.
 
     Attributes:
       address: of the hosts file.
       sizes: bytes of each file that it is to hold, by name.
-      alone: no other host has what belongs there.
-      state: how far it is.
-      upstream: who gives; None is the leader.
-      avoid: hosts that cannot give to this one.
-      lacking: files it still lacks; None before it has said.
-      wrong: files that arrived damaged, from the giver of now.
-      was_live: it answered once in this run.
-      moved_bytes: that arrived and were proven.
-      losses, early_losses: of the way to it; of these, those before it had answered.
-      error: why it failed, or was lost last.
+      alone: no other host has the files that belong there.
+      state: of the host.
+      upstream: the host that gives to it; None is the leader.
+      avoid: addresses of hosts that cannot give to this one.
+      lacking: number of files that it still lacks; None before it has said so.
+      wrong: number of files that arrived damaged from the present giver.
+      was_live: whether it has answered in this run.
+      moved_bytes: received and proven.
+      losses: how often it was lost.
+      early_losses: how often before it had answered.
+      error: why it failed, or was last lost.
     """
 
     address: str
@@ -93,18 +95,18 @@ class Member:
     error: ImagenetPrepError | None = None
 
     def become(self, state: State) -> None:
-        """Changes its state; RuntimeError where there is no such way."""
+        """Changes its state; RuntimeError if that transition is not allowed."""
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"{self.address}: {self.state.name} cannot become {state.name}")
         self.state = state
 
 
 class Limits(NamedTuple):
-    """How much is put up with.
+    """When the chain gives up a host.
 
     Attributes:
-      retries: losses of one host.
-      wait_s: how long lost hosts are waited for when all others are done.
+      retries: allowed losses of one host.
+      wait_s: seconds to wait for lost hosts when all others are done.
       root: of the data set, for messages.
       python: on every host, for messages.
     """
@@ -116,16 +118,16 @@ class Limits(NamedTuple):
 
 
 class Actions(Protocol):
-    """What a chain has done; none of it waits, or tells the chain anything before it returns."""
+    """What a chain asks for. No call waits, and none calls the chain."""
 
     def start(self, member: Member) -> None:
-        """Starts what gives to a host, from its `upstream`; what gave before is stopped."""
+        """Starts a giver on the `upstream` of a host; stops the giver before it."""
 
     def stop(self, member: Member) -> None:
-        """Ends what gives to a host, if anything does."""
+        """Ends the giver of a host, if there is one."""
 
     def probe(self, member: Member, *, again: bool) -> None:
-        """Asks whether a host can be reached; `again` after a while."""
+        """Checks whether a host can be reached; with `again`, after a pause."""
 
     def progress(self, member: Member, num_bytes: int) -> None:
         """Shows that `lacking` has changed; `num_bytes` were stored."""
@@ -135,14 +137,14 @@ class Actions(Protocol):
 
 
 class Chain:
-    """Who gives to whom.
+    """Decides who gives to whom.
 
     Attributes:
       members: in the order of the hosts file.
     """
 
     def __init__(self, members: Sequence[Member], limits: Limits, actions: Actions) -> None:
-        """Begins with every host at its place; nothing is started."""
+        """Takes the hosts in the order of the chain; nothing is started."""
         self.members = list(members)
         self._order = list(members)
         self._limits = limits
@@ -150,15 +152,15 @@ class Chain:
         self._active_at_s: float | None = None
 
     def begin(self) -> None:
-        """Has every host given to."""
+        """Starts a giver for every host."""
         for member in self.members:
-            self._hook(member)
+            self._connect(member)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether every host is whole, has failed, or was waited for in vain.
+        """Whether every host is whole or has failed, or the time to wait for lost ones is over.
 
         Args:
-          now_s: of a clock that is never set back.
+          now_s: of a monotonic clock.
         """
         states = {member.state for member in self.members}
         if states & _UNDER_WAY or self._active_at_s is None:
@@ -167,13 +169,13 @@ class Chain:
             return False
         return State.LOST not in states or now_s - self._active_at_s > self._limits.wait_s
 
-    def told(self, member: Member, frame: Frame) -> None:
-        """Takes what a giver says of its neighbour.
+    def message(self, member: Member, frame: Frame) -> None:
+        """Takes a message of a giver about its neighbour.
 
         Raises:
-          BrokenError: it cannot be so.
+          BrokenError: it contradicts what is known.
         """
-        if frame.kind not in _SAID.get(member.state, ()):
+        if frame.kind not in _ALLOWED.get(member.state, ()):
             raise BrokenError(f"it says {frame.kind!r} of a host that is {member.state.value}")
         match frame.kind:
             case "lacks":
@@ -189,7 +191,7 @@ class Chain:
             case "error":
                 error = by_name(frame.fields["error"])(frame.fields["message"])
                 if isinstance(error, BusyError) and member.was_live:
-                    # Our own receiver, whose sender lost its power: it gives up soon.
+                    # This is our own receiver, whose sender has died; it will soon give up.
                     why = "the receiver before has not ended yet"
                     self._lose(member, why, early=False)
                 else:
@@ -198,7 +200,7 @@ class Chain:
                 self._lost(member, frame.fields["cause"], frame.fields["why"])
 
     def giver_broken(self, member: Member, why: str) -> None:
-        """What gives to a host ended without a verdict, fell silent, or said what cannot be."""
+        """The giver of a host ended too early, fell silent, or sent an impossible message."""
         giver = member.upstream
         member.losses += 1
         if giver is not None:
@@ -210,17 +212,17 @@ class Chain:
             what = f"the sending process here failed {member.losses} times, last: {why}"
             self._fail(member, IncompleteError(what))
             return
-        self._hook(member)
+        self._connect(member)
 
     def probed(self, member: Member, ending: Ending) -> None:
-        """Takes what came of a `probe`."""
+        """Takes the result of a `probe`."""
         if member.state is not State.LOST:
             return
         if not ending.code:
             self._actions.say(member, "answers")
-            # At the end of the chain, whose last link has nobody else to give to.
+            # It becomes the last: the host that was last has nobody to give to.
             self._order.append(member)
-            self._hook(member)
+            self._connect(member)
         elif ending.is_final:
             self._fail(member, StoreError(ending.explained))
         else:
@@ -269,10 +271,10 @@ class Chain:
             member, f"{name} is damaged on {giver.address}, fetched elsewhere; --repair mends it"
         )
         member.avoid.add(giver.address)
-        self._hook(member)
+        self._connect(member)
 
     def _lost(self, member: Member, cause: Cause, why: str) -> None:
-        """The receiver on a host ended without a verdict, or was never reached."""
+        """The receiver on a host ended too early, or was never reached."""
         giver, early = member.upstream, member.state is State.COMING
         if giver is None and cause is Cause.UNREADABLE:
             self._fail(
@@ -284,7 +286,7 @@ class Chain:
             )
             return
         if giver is not None and (early or cause is Cause.UNREADABLE):
-            # It may be the way from there to here that is closed, or the giver that is broken.
+            # Perhaps only this giver cannot reach the host, or is broken itself.
             member.avoid.add(giver.address)
             early = False
         self._lose(member, why, early=early and cause is not Cause.UNREACHED)
@@ -317,8 +319,8 @@ class Chain:
         self._actions.say(member, f"failed: {error}")
         self._leave(member)
 
-    def _hook(self, member: Member) -> None:
-        """Has a host given to by the nearest before it in the chain that can."""
+    def _connect(self, member: Member) -> None:
+        """Chooses the nearest host before it in the chain that can give to it, and starts it."""
         member.become(State.COMING)
         member.lacking, member.wrong = None, 0
         before = [] if member.alone else self._order[: self._order.index(member)]
@@ -327,9 +329,9 @@ class Chain:
         self._actions.start(member)
 
     def _leave(self, member: Member) -> None:
-        """Takes a host out of the chain; who came after it gets another."""
+        """Takes a host out of the chain; the hosts that it gave to get another giver."""
         if member in self._order:
             self._order.remove(member)
         for each in self._order:
             if each.upstream is member and each.state in _UNDER_WAY:
-                self._hook(each)
+                self._connect(each)

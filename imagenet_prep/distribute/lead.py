@@ -1,8 +1,8 @@
-"""The leader of a replication to hosts: starts what gives to each, and listens to all.
+"""The leader of a replication to hosts: starts a giver for each host, and listens to all givers.
 
-For each host one sending process, on the host that gives to it, and one thread here that
-starts it and listens. They leave what they hear to the one loop that moves the `Chain`. The
-loop itself never waits for a host: no host can hold up the others.
+For each host there is one giver, a process on the host that gives to it, and one thread here
+that starts it and listens to it. The threads put events into a queue. One loop takes them out and
+tells the `Chain`. The loop never waits for a host, so no host can delay the others.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from imagenet_prep.storage.inside import open_inside
 
 _TICK_S = 0.5
 _PROBE_EVERY_S = 1.0
-# Messages of one hop that wait for the loop; a giver that says more has to wait.
+# Messages of one giver that may wait for the loop; a giver that sends more has to wait.
 _MAX_WAITING = 64
 
 
-class _Hop:
-    """What gives to one host at a time: a process, and the thread that listens to it."""
+class _Giver:
+    """What gives to one host: a process, and the thread that listens to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,14 +41,14 @@ class _Hop:
         self.stopped = False
 
     def started(self, process: Process) -> None:
-        """Takes the process; kills it where the hop was stopped meanwhile."""
+        """Takes the process; kills it if the giver was stopped meanwhile."""
         with self._lock:
             self._process = process
             if self.stopped:
                 process.kill()
 
     def stop(self) -> None:
-        """Kills it; its listener sees the end, and closes what is open."""
+        """Kills it; its listener sees the end and closes the pipes."""
         with self._lock:
             self.stopped = True
             if self._process is not None:
@@ -56,7 +56,7 @@ class _Hop:
         self._room.release()
 
     def wait_for_room(self) -> None:
-        """Waits until the loop has taken enough of what this hop has said."""
+        """Waits until the loop has taken enough of the messages of this giver."""
         self._room.acquire()
 
     def taken(self) -> None:
@@ -64,15 +64,15 @@ class _Hop:
         self._room.release()
 
 
-class _Told(NamedTuple):
+class _Message(NamedTuple):
     member: Member
-    hop: _Hop
+    giver: _Giver
     frame: Frame
 
 
 class _Gone(NamedTuple):
     member: Member
-    hop: _Hop
+    giver: _Giver
     why: str
 
 
@@ -82,7 +82,7 @@ class _Probed(NamedTuple):
 
 
 class Leader:
-    """A replication to hosts, as the leader sees it; the `Actions` of its chain."""
+    """One replication to hosts; carries out the `Actions` of its chain."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Leader:
         say: Callable[[Member, str], None],
         progress: Callable[[Member, int], None],
     ) -> None:
-        """Begins; nothing is started.
+        """Prepares the chain; nothing is started.
 
         Args:
-          sizes: of the files of each host, by name, by its address, in the chain's order.
-          request: what is wanted of them.
-          say: called with a host and a sentence on what happened to it.
-          progress: called with a host whose `lacking` has changed, and the bytes it stored.
+          sizes: bytes by file name, for each address, in the order of the chain.
+          request: what is wanted on the hosts.
+          say: called with a host and a sentence about what happened to it.
+          progress: called with a host whose `lacking` has changed, and the bytes that it stored.
         """
         members = [
             Member(address, files, alone=request.placements[address].nodes > 1)
@@ -108,23 +108,23 @@ class Leader:
         self._chain = Chain(members, limits, self)
         self._request = request
         self._say, self._progress = say, progress
-        self._hops: dict[Member, _Hop] = {}
-        self._events: queue.SimpleQueue[_Told | _Gone | _Probed] = queue.SimpleQueue()
+        self._givers: dict[Member, _Giver] = {}
+        self._events: queue.SimpleQueue[_Message | _Gone | _Probed] = queue.SimpleQueue()
         self._news: list[Callable[[], None]] = []
         self._closing = threading.Event()
-        # Left in the data set's own folder: a host that sees it there looks at that very folder,
-        # through another name or a shared file system.
+        # This file is made in the data set's folder. A host that sees it in its own folder looks at
+        # the same folder, by another name or through a shared file system.
         self._origin = f"origin-{uuid.uuid4().hex}"
 
     def run(self) -> Sequence[Member]:
-        """Returns all when every host is whole, has failed, or was waited for in vain.
+        """Gives to all hosts; returns them when the chain is over.
 
         Raises:
           StoreError: the `.work` of the data set is a link.
         """
         root = Path(self._request.root)
         mark = f"{naming.WORK}/{self._origin}"
-        # Where it cannot be left, nobody can damage the data set either.
+        # If the file cannot be made, nobody can write to the data set, so nobody can damage it.
         with contextlib.suppress(OSError):
             (root / naming.WORK).mkdir(exist_ok=True)
             os.close(open_inside(root, mark, os.O_CREAT | os.O_WRONLY))
@@ -137,8 +137,8 @@ class Leader:
                 self._tell()
         finally:
             self._closing.set()
-            for hop in self._hops.values():
-                hop.stop()
+            for giver in self._givers.values():
+                giver.stop()
             with contextlib.suppress(OSError):
                 (root / mark).unlink()
         return self._chain.members
@@ -146,15 +146,17 @@ class Leader:
     def start(self, member: Member) -> None:
         """As for `Actions`."""
         self.stop(member)
-        self._hops[member] = hop = _Hop()
-        giver = member.upstream.address if member.upstream else None
+        self._givers[member] = giver = _Giver()
+        host = member.upstream.address if member.upstream else None
         prove = self._request.prove and not member.losses
-        threading.Thread(target=self._listen, args=(member, hop, giver, prove), daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(member, giver, host, prove), daemon=True
+        ).start()
 
     def stop(self, member: Member) -> None:
         """As for `Actions`."""
-        if (hop := self._hops.pop(member, None)) is not None:
-            hop.stop()
+        if (giver := self._givers.pop(member, None)) is not None:
+            giver.stop()
 
     def probe(self, member: Member, *, again: bool) -> None:
         """As for `Actions`."""
@@ -163,7 +165,7 @@ class Leader:
             if again and self._closing.wait(_PROBE_EVERY_S):
                 return
             try:
-                # /bin/true, whatever the shell there.
+                # Every shell has `true`.
                 ending, _ = run_on(member.address, ["true"], timeout_s=START_S)
             except OSError as error:
                 ending = Ending(1, str(error))
@@ -180,43 +182,43 @@ class Leader:
         self._news.append(lambda: self._say(member, sentence))
 
     def _tell(self) -> None:
-        # Outside of what peers are blamed for: a closed terminal is not their fault.
+        # Not in `_handle`, which blames a peer for each error: a closed terminal is not its fault.
         news, self._news = self._news, []
         for tell in news:
             tell()
 
-    def _handle(self, event: _Told | _Gone | _Probed) -> None:
+    def _handle(self, event: _Message | _Gone | _Probed) -> None:
         if isinstance(event, _Probed):
             self._chain.probed(event.member, event.ending)
             return
-        member, hop = event.member, event.hop
-        if isinstance(event, _Told):
-            hop.taken()
-        if self._hops.get(member) is not hop:
-            return  # of a hop that was ended since
+        member, giver = event.member, event.giver
+        if isinstance(event, _Message):
+            giver.taken()
+        if self._givers.get(member) is not giver:
+            return  # that giver was replaced
         if isinstance(event, _Gone):
             self._chain.giver_broken(member, event.why)
             return
         try:
-            self._chain.told(member, event.frame)
-        except Exception as error:  # noqa: BLE001 - whatever a peer's word leads to is that peer's
+            self._chain.message(member, event.frame)
+        except Exception as error:  # noqa: BLE001 - a peer is to blame for what its message causes
             self._chain.giver_broken(member, plain(str(error)) or type(error).__name__)
 
-    def _listen(self, member: Member, hop: _Hop, giver: str | None, prove: bool) -> None:
+    def _listen(self, member: Member, giver: _Giver, host: str | None, prove: bool) -> None:
         why = ""
         try:
-            process = self._start_giver(giver)
+            process = self._start_process(host)
         except OSError as error:
-            self._events.put(_Gone(member, hop, f"it cannot be started: {error}"))
+            self._events.put(_Gone(member, giver, f"it cannot be started: {error}"))
             return
-        hop.started(process)
+        giver.started(process)
         request = self._request
         process.channel.begin(
             "give",
             request.data,
             protocol=PROTOCOL,
-            root=request.path if giver else request.root,
-            trusted=giver is None,
+            root=request.path if host else request.root,
+            trusted=host is None,
             address=member.address,
             path=request.path,
             origin=self._origin,
@@ -226,16 +228,16 @@ class Leader:
             limit=request.limit,
         )
         try:
-            while not hop.stopped and (frame := process.channel.read()) is not None:
-                hop.wait_for_room()
-                self._events.put(_Told(member, hop, frame))
+            while not giver.stopped and (frame := process.channel.read()) is not None:
+                giver.wait_for_room()
+                self._events.put(_Message(member, giver, frame))
         except (BrokenError, OSError) as error:
             why = str(error)
         process.kill()
         ending = process.end()
-        self._events.put(_Gone(member, hop, why or ending.why))
+        self._events.put(_Gone(member, giver, why or ending.why))
 
-    def _start_giver(self, giver: str | None) -> Process:
+    def _start_process(self, host: str | None) -> Process:
         request = self._request
         argv = module_argv(request.python, "imagenet_prep.distribute.send", str(request.silence_s))
-        return Process(giver or "localhost", argv, FROM_GIVER, silence_s=request.silence_s)
+        return Process(host or "localhost", argv, FROM_GIVER, silence_s=request.silence_s)

@@ -1,14 +1,14 @@
 """Runs small tasks in parallel, each leaving a receipt.
 
 A task is finished when its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, lies
-beside the files it names. Finished tasks are skipped by the next run; another
-configuration has another digest and never sees them.
+beside the files that it names. The next run skips finished tasks. Another configuration has
+another digest and never sees them.
 
-N workers take tasks one by one until none is left: dealt out beforehand, the slowest worker
-would hold up the rest. Workers are threads or processes of this machine or, with Beam's
-options after `--`, slots of a cluster: elements of a pipeline, never image bytes, so that memory
-does not grow with the data set. What the lost worker of a cluster had in hand is done again in
-another attempt.
+N workers take tasks one by one until none is left. If tasks were assigned beforehand, all would
+wait for the slowest worker. Workers are threads or processes of this machine or, with Beam's
+options after `--`, slots of a cluster. Only task names go through Beam, never image bytes, so
+memory does not grow with the data set. If a worker of a cluster is lost, another attempt does its
+unfinished tasks again.
 """
 
 from __future__ import annotations

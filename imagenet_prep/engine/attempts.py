@@ -18,11 +18,11 @@ from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
 from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers, run_worker
 
-# Looking costs nothing here, and a request elsewhere.
+# Seconds between two looks at the receipts: free on this machine, a request elsewhere.
 _POLL_S = 0.2
 _POLL_ELSEWHERE_S = 2.0
 _PAUSE_S = 5.0
-# Flink counts a dead TaskManager's slots for a while, so that an attempt may come to nothing.
+# Flink counts the slots of a dead TaskManager for a while, so an attempt may finish no task.
 _FUTILE_ATTEMPTS = 3
 
 
@@ -36,15 +36,16 @@ class Decision(enum.Enum):
 
 @dataclass
 class Attempts:
-    """Decides what comes after an attempt, from what that has finished, left and lost alone.
+    """Decides what comes after an attempt. It depends only on how many tasks were finished.
 
-    This machine makes one: a process that died was likely killed for its memory, and would be
-    again. A cluster may lose a worker again and again, as long as attempts finish tasks.
+    On this machine there is one attempt: a process that died was probably killed for its memory,
+    and would be killed again. A cluster may lose workers repeatedly, as long as each attempt
+    finishes tasks.
 
     Attributes:
       remote: whether the workers are a cluster's.
-      futile: attempts on end that have finished no task.
-      lost: why the runner gave up, the last time it did.
+      futile: consecutive attempts that have finished no task.
+      lost: the last error with which the runner gave up.
     """
 
     remote: bool
@@ -52,7 +53,12 @@ class Attempts:
     lost: Exception | None = None
 
     def decide(self, *, finished: int, left: int, lost: Exception | None = None) -> Decision:
-        """Returns what comes after an attempt that has finished and left so many tasks."""
+        """Returns what comes after an attempt.
+
+        Args:
+          finished, left: how many tasks it has finished and left.
+          lost: the error with which the runner gave up, if it did.
+        """
         self.futile = 0 if finished else self.futile + 1
         self.lost = lost or self.lost
         if not left:
@@ -62,7 +68,7 @@ class Attempts:
         return Decision.ANOTHER
 
     def incomplete(self, name: str, left: int, total: int) -> errors.IncompleteError:
-        """Returns what is said where a stage is given up."""
+        """Returns the error for a stage that is given up."""
         if self.lost is None:
             return errors.IncompleteError(
                 f"{name}: a worker process died (killed for memory?); {left} of {total} tasks are "
@@ -85,9 +91,10 @@ def run(
     watch: Callable[[dict[str, Any]], None] = lambda _: None,
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """Does what is not yet done and returns the receipts of all tasks, in order.
+    """Does the unfinished tasks and returns the receipts of all tasks, in order.
 
-    The first failure stops the run once the tasks in work are finished; they are kept.
+    After the first failure, workers finish the task that they are at and stop. Finished tasks
+    are kept.
 
     Args:
       stage: what to do, and where.
@@ -139,7 +146,7 @@ def run(
 def _attempt(
     stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers, collect: Callable[[], None]
 ) -> cluster.JobLostError | None:
-    """Lets workers at the tasks until they end; returns why the runner gave up, if it did."""
+    """Starts workers and follows them to their end; returns the error if the runner gave up."""
     stage = replace(stage, attempt=uuid.uuid4().hex[:16] if workers.remote else "")
     stage.clear()
     lost = None
@@ -148,7 +155,7 @@ def _attempt(
             follow(stage, started, collect)
     except cluster.JobLostError as error:
         lost = error
-    # A job that one task's failure has ended may look like a lost one.
+    # A job that ended because a task failed may look like a lost one.
     stage.raise_failure()
     return lost
 
@@ -168,7 +175,7 @@ def _start(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> Sta
 
 
 def follow(stage: Stage[Any], started: Started, collect: Callable[[], None]) -> None:
-    """Collects receipts until the workers have ended, and stops them where that raises."""
+    """Collects receipts until the workers have ended; an error here stops them."""
     poll_s = _POLL_S if stage.store.as_folder else _POLL_ELSEWHERE_S
     try:
         while started.wait(poll_s):
@@ -178,8 +185,8 @@ def follow(stage: Stage[Any], started: Started, collect: Callable[[], None]) -> 
         collect()
         raise
     except BaseException:
-        # Ctrl-C, a limit, a failed runner: workers finish the task they hold and stop. A store
-        # that cannot be told is likely what has failed.
+        # Ctrl-C, a limit or a failed runner. The note makes workers stop after their task. If it
+        # cannot be written, the store has probably caused the first error, which is raised below.
         with contextlib.suppress(errors.ImagenetPrepError):
             stage.fail("run", "", "the run was ended")
         raise

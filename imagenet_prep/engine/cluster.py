@@ -25,7 +25,7 @@ _ENDING_S = 5.0
 _OURS = re.compile(
     r"imagenet_prep\.core\.errors\.(\w+): (.*?)(?: \[while running|\n\n|\Z)", re.DOTALL
 )
-# The last cause that a trace of Java or Python names is the first one.
+# Traces of Java and Python name the first cause last.
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 
 
@@ -33,7 +33,7 @@ class Job(Started):
     """A job that was submitted; made by `submit`."""
 
     def __init__(self, runner: str, log: Path, cancel: Callable[[], None]) -> None:
-        """Begins with nothing to clean up."""
+        """Begins without a running pipeline and with nothing to clean up."""
         self._runner = runner
         self._log = log
         self._cancel = cancel
@@ -41,7 +41,7 @@ class Job(Started):
         self._result: futures.Future[Any] = futures.Future()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # Beam's threads lose their connection with the job server; nobody wants their tracebacks.
+        # Beam's threads lose their connection with the job server; their tracebacks say nothing.
         hook, threading.excepthook = threading.excepthook, lambda _: None
         try:
             if kind is not None:
@@ -52,10 +52,10 @@ class Job(Started):
             threading.excepthook = hook
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether it is still at work after at most `seconds`.
+        """Returns whether it is still running after at most `seconds`.
 
         Raises:
-          ImagenetPrepError: it failed, in one sentence, of the class that a worker raised.
+          ImagenetPrepError: it failed; the class is that of the worker's error.
         """
         if not futures.wait([self._result], seconds).done:
             return True
@@ -72,7 +72,7 @@ class Job(Started):
 
 
 class JobLostError(errors.IncompleteError):
-    """The runner gave up; what it had finished is kept."""
+    """The runner gave up; finished tasks are kept."""
 
 
 def submit(
@@ -80,24 +80,19 @@ def submit(
 ) -> Job:
     """Starts a job whose workers call `work` with each number below `count`.
 
-    To be called from the main thread: Beam sets a handler for SIGINT.
+    Call it from the main thread: Beam sets a handler for SIGINT.
 
     Args:
       args: Beam's options, with a --runner.
       work: picklable; importable on the workers.
-      count: at least as many as work at a time.
+      count: of workers; at least the number of slots.
       name: of the job, unique.
       log: takes what Beam, the job server and the runner say.
 
     Raises:
       ImagenetPrepError: there is no such cluster, or it refused the job.
     """
-    root = logging.getLogger()
-    handler = logging.FileHandler(log, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    logged = _logged_to(log)
     import apache_beam as beam
     from apache_beam.options import pipeline_options
     from apache_beam.runners.portability.portable_runner import PortableRunner
@@ -106,11 +101,9 @@ def submit(
     runner = options.view_as(pipeline_options.StandardOptions).runner
     flink = _Flink.of(options, name)
     job = Job(runner, log, flink.cancel if flink else lambda: None)
-    with contextlib.ExitStack() as ending:
-        ending.callback(root.setLevel, level)
-        ending.callback(root.removeHandler, handler)
+    with logged as ending:
         if flink:
-            flink.look(options)
+            flink.prepare(options)
         pipeline = beam.Pipeline(options=options)
         if isinstance(pipeline.runner, PortableRunner):
             _own_job_server(pipeline.runner, options, ending)
@@ -129,7 +122,7 @@ def submit(
                 raise job._explained(error) from error
             raise
         finally:
-            # Beam's would end the job server first, and us in the middle of that.
+            # Beam's handler would end the job server before the job is cancelled.
             signal.signal(signal.SIGINT, ours)
         if not flink:
             job._cancel = result.cancel
@@ -138,8 +131,21 @@ def submit(
     return job
 
 
+def _logged_to(log: Path) -> contextlib.ExitStack:
+    """Lets all loggers write to a file until what it returns is closed."""
+    root = logging.getLogger()
+    handler = logging.FileHandler(log, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
+    ending = contextlib.ExitStack()
+    ending.callback(root.setLevel, root.level)
+    ending.callback(root.removeHandler, handler)
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    return ending
+
+
 def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Lets the job server end with us: Beam counts on `atexit`, which a killed process skips."""
+    """Makes the job server end with this process; Beam relies on `atexit`, which a kill skips."""
     from apache_beam.options import pipeline_options
 
     if options.view_as(pipeline_options.PortableOptions).job_endpoint:
@@ -155,7 +161,7 @@ def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> 
 
     def default_job_server(options: Any) -> Any:
         java = options.view_as(pipeline_options.JobServerOptions)
-        # It dies with this process, however that ends, and not before.
+        # The kernel kills the server when this process ends, however that happens.
         first, *rest = children.bound([launcher, *java.job_server_jvm_properties])
         java.job_server_java_launcher, java.job_server_jvm_properties = first, rest
         server = make(options)
@@ -166,7 +172,7 @@ def _own_job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> 
 
 
 class _Flink:
-    """What Beam does not do for Flink: look whether it is there, and cancel there."""
+    """What Beam does not do for Flink: check that the cluster answers, and cancel the job."""
 
     def __init__(self, url: str, name: str) -> None:
         self._url = url
@@ -174,7 +180,7 @@ class _Flink:
 
     @classmethod
     def of(cls, options: Any, name: str) -> _Flink | None:
-        """Returns it where the options name a Flink cluster."""
+        """Returns it if the options name a Flink cluster, else None."""
         from apache_beam.options import pipeline_options
 
         master = options.view_as(pipeline_options.FlinkRunnerOptions).flink_master
@@ -182,11 +188,11 @@ class _Flink:
             return None
         return cls(master if "://" in master else f"http://{master}", name)
 
-    def look(self, options: Any) -> None:
-        """Takes all slots of the cluster, unless told how many.
+    def prepare(self, options: Any) -> None:
+        """Checks the cluster, and sets the parallelism to all of its slots if none was given.
 
         Raises:
-          ImagenetPrepError: nobody answers, or nothing is there to work.
+          ImagenetPrepError: the cluster does not answer, or has no slots.
         """
         import requests
         from apache_beam.options import pipeline_options
@@ -208,7 +214,7 @@ class _Flink:
             asked.parallelism = slots
 
     def cancel(self) -> None:
-        """Cancels the job, where it still runs. Beam's own cancel only forgets it."""
+        """Cancels the job if it still runs. Beam's own cancel only forgets it."""
         import requests
 
         with contextlib.suppress(requests.RequestException, KeyError):

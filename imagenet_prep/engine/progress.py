@@ -1,4 +1,4 @@
-"""What a run shows of itself."""
+"""The progress of a run, for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Progress:
         self._start = self._last_line = time.monotonic()
         self._bar: Any = None
         self._quiet = quiet
-        # A terminal may have no width (docker run -t): then there is room for lines only.
+        # A terminal may report no width (docker run -t): then it gets lines instead of a bar.
         if not quiet and sys.stderr.isatty() and os.get_terminal_size(2).columns:
             from tqdm import tqdm
 
@@ -42,7 +42,7 @@ class Progress:
             self._bar.update()
 
     def tick(self) -> None:
-        """Prints a line where one is due."""
+        """Prints a line every 30 s if there is no bar."""
         now = time.monotonic()
         if self._bar is None and not self._quiet and now - self._last_line >= _LINE_EVERY_S:
             self._last_line = now

@@ -1,4 +1,4 @@
-"""One kind of work on one data set: its receipts, and what its workers tell each other."""
+"""One kind of work on one data set: its receipts, and the notes that its workers share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.storage.store import Store
 # 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE_BYTES = 4096
 
-# What launcher and workers of one attempt have in common; without it they do not share a folder.
+# A file of the attempt. A worker that does not see it does not share the launcher's folder.
 _OPEN = "open"
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
@@ -69,9 +69,9 @@ class Stage(Generic[AnyTask]):
       digest: of everything that decides the results.
       store: where receipts and outputs go; shared by all workers.
       function: task -> result; picklable, without side effects outside its temporary files.
-      shape: what the receipts hold, as for `canonical.fits`; another receipt was left by nobody.
-      attempt: names one attempt of workers on other machines; `run` says so. Workers that have
-        outlived theirs stop, and disturb nobody.
+      shape: of the receipts, as for `canonical.fits`; a receipt of another shape does not count.
+      attempt: names one attempt of workers on other machines; set by `run`. Workers of an
+        earlier attempt see that theirs is over and stop.
     """
 
     name: str
@@ -88,12 +88,12 @@ class Stage(Generic[AnyTask]):
 
     @property
     def coordination(self) -> Store:
-        """Where workers and launcher tell each other what is claimed and what has failed."""
+        """Where workers and launcher note what is claimed and what has failed."""
         return self.store if self.attempt else self.store.local
 
     @property
     def attempt_folder(self) -> str:
-        """The folder of that, relative to the data set."""
+        """The folder of these notes, relative to the data set."""
         return f"{self.folder}/attempts/{self.attempt}" if self.attempt else self.folder
 
     @property
@@ -101,7 +101,7 @@ class Stage(Generic[AnyTask]):
         return f"{self.attempt_folder}/reserve"
 
     def clear(self) -> None:
-        """Forgets what an earlier run claimed, and how it failed; opens the attempt, if any."""
+        """Removes claims and failures of an earlier run; opens the attempt, if there is one."""
         for name in ("failed", "claims", "attempts"):
             self.coordination.remove_tree(f"{self.folder}/{name}")
         if place := self.coordination.as_folder:
@@ -113,10 +113,10 @@ class Stage(Generic[AnyTask]):
             self.coordination.write(f"{self.attempt_folder}/{_OPEN}", b"")
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Returns the receipts of those tasks that are finished; others are done (again).
+        """Returns the receipts of the finished tasks, by task.
 
-        A receipt that no task of this program could have left counts no more than one whose
-        files are gone: what it names outside the data set is not even looked at.
+        A receipt does not count if its files are gone, or if no task of this program can have
+        written it. Names in it that lead outside the data set are never looked at.
         """
         folder = f"{self.folder}/receipts"
         there = set(self.store.names(folder))
@@ -126,7 +126,7 @@ class Stage(Generic[AnyTask]):
             task: receipt
             for task, content in zip(found, contents, strict=True)
             if (receipt := _receipt(content, self.shape)) is not None
-            # A shard's receipt lies under the name of the shard.
+            # The receipt of a shard has the name of that shard.
             and receipt.get("shard", task) == task
         }
         outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
@@ -138,16 +138,16 @@ class Stage(Generic[AnyTask]):
         }
 
     def execute(self, task: AnyTask) -> None:
-        """Does one task and publishes it, or leaves the failure for `run` to raise.
+        """Does one task and publishes its result, or notes the failure for `run` to raise.
 
-        The receipt is published before the files it names: a file that can be seen always
-        has its receipt, and a receipt without its files is no finished task.
+        The receipt is published before its files. So every visible file has its receipt, and a
+        receipt without its files is no finished task.
         """
-        if (made := self.make(task)) is not None:
-            self.publish(task, made)
+        if (result := self.make(task)) is not None:
+            self.publish(task, result)
 
     def make(self, task: AnyTask) -> Result | None:
-        """Does one task; returns the receipt and what it names, or None where it has failed."""
+        """Does one task; returns its receipt and files, or None if it failed."""
         start = time.time()
         try:
             content, outputs = self.function(task)
@@ -168,20 +168,20 @@ class Stage(Generic[AnyTask]):
             self.note(task.name, error)
             return None
 
-    def publish(self, task: AnyTask, made: Result) -> None:
+    def publish(self, task: AnyTask, result: Result) -> None:
         """Publishes what `make` has returned."""
         try:
-            receipt = canonical.dumps(made.content)
+            receipt = canonical.dumps(result.content)
             self.store.write(f"{self.folder}/receipts/{task.name}.json", receipt)
-            for output in made.outputs:
+            for output in result.outputs:
                 self.store.publish(*output)
         except Exception as error:  # noqa: BLE001 - as in `make`
             self.note(task.name, error)
 
     def note(self, task: str, error: Exception) -> None:
-        """Leaves what went wrong in a task for `run` to raise, in the launching process."""
+        """Notes the error of a task; `run` raises it in the launching process."""
         if isinstance(error, errors.ImagenetPrepError):
-            # A bucket may be read by others, who need not know what hosts are called.
+            # Others may read a bucket, and need not know the names of hosts.
             name = socket.gethostname() if self.coordination.as_folder else _worker()
             where = f" (on worker {name})" if self.attempt else ""
             self.fail(task, type(error).__name__, f"{error}{where}")
@@ -189,7 +189,7 @@ class Stage(Generic[AnyTask]):
             self.fail(task, "", "".join(traceback.format_exception(error)))
 
     def fail(self, task: str, error: str, message: str) -> None:
-        """Leaves the failure of a task for `run` to raise; other workers see it and stop.
+        """Notes the failure of a task; `run` raises it, and other workers see it and stop.
 
         Args:
           task: its name.
@@ -203,7 +203,7 @@ class Stage(Generic[AnyTask]):
         except errors.IncompleteError:
             if (place := self.coordination.as_folder) is None:
                 raise
-            # A full disk has no room to say so, except what was reserved for the first to fail.
+            # The disk is full. The first note fits into a file that was made for it beforehand.
             with contextlib.suppress(OSError, errors.StoreError):
                 short = canonical.dumps({**failure, "message": message[:900]})
                 with os.fdopen(place.open(self._reserve, os.O_WRONLY), "wb") as file:
@@ -211,10 +211,10 @@ class Stage(Generic[AnyTask]):
                 place.rename(self._reserve, name)
 
     def raise_failure(self) -> None:
-        """Raises the failure that a task has left, if any.
+        """Raises the failure that was noted, if any.
 
         Raises:
-          ImagenetPrepError: of the class and with the message of that task's.
+          ImagenetPrepError: with the class and message of the task's error.
           RuntimeError: with the traceback of a bug.
         """
         for name in self.coordination.names(f"{self.attempt_folder}/failed"):
@@ -225,8 +225,8 @@ class Stage(Generic[AnyTask]):
                 task, error, message = (str(failure[key]) for key in ("task", "error", "message"))
             except (ValueError, KeyError, TypeError) as damage:
                 raise errors.StoreError(
-                    f"{self.coordination.where(path)}: a task has failed, and what it left to say "
-                    f"so is damaged ({damage}). Run the same command again."
+                    f"{self.coordination.where(path)}: a task has failed, and its note is "
+                    f"damaged ({damage}). Run the same command again."
                 ) from damage
             if error:
                 raise errors.by_name(error)(message)
@@ -234,7 +234,7 @@ class Stage(Generic[AnyTask]):
 
     @property
     def stopped(self) -> bool:
-        """Whether a task has failed, or the run is being ended or has been followed by another."""
+        """Whether a task has failed, the run is being ended, or another attempt has begun."""
         return self._over or bool(self.coordination.names(f"{self.attempt_folder}/failed"))
 
     @property
@@ -255,10 +255,10 @@ class Stage(Generic[AnyTask]):
         return local.path(file).absolute()
 
     def arrive(self) -> None:
-        """Makes sure that a worker elsewhere sees the launcher's output.
+        """Waits until a worker on another machine sees the launcher's output.
 
         Raises:
-          UsageError: it does not.
+          UsageError: it does not see it in time.
         """
         end = time.monotonic() + _SEEN_WITHIN_S
         while self._over:
@@ -273,7 +273,7 @@ class Stage(Generic[AnyTask]):
 
 
 def _receipt(content: bytes, shape: Any) -> dict[str, Any] | None:
-    """Returns a receipt, or None where `Stage.make` cannot have made it."""
+    """Returns a receipt, or None if `Stage.make` cannot have made it."""
     try:
         receipt: dict[str, Any] = canonical.loads(content)
         if not canonical.fits(receipt, _SHAPE) or not canonical.fits(receipt, shape):
@@ -288,7 +288,7 @@ def _receipt(content: bytes, shape: Any) -> dict[str, Any] | None:
 # What `Stage.make` adds to the content of each receipt.
 _SHAPE = {"outputs": [{"name": str, "num_bytes": int}], "start_s": float, "seconds": float}
 
-# Receipts may lie in a bucket that others read: they tell workers apart, not where they ran.
+# Others may read a bucket with receipts: workers have a random name, not that of their host.
 _PROCESS = uuid.uuid4().hex[:12]
 
 

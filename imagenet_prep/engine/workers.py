@@ -1,4 +1,4 @@
-"""Workers on this machine, threads or processes; and what every worker does, wherever it is."""
+"""Workers on this machine, threads or processes; and what a worker does on any machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from imagenet_prep.engine.stage import AnyTask, Stage
 THREADS = "threads"
 PROCESSES = "processes"
 
-# Threads start at once and the codecs release the GIL; beyond a few workers what remains of
-# Python in the loop (2 % of the image's time) starts to serialise them.
+# Threads start at once, and the codecs release the GIL. With more workers than this, the 2 % of the
+# time that is Python's makes them wait for each other.
 MAX_THREAD_WORKERS = 8
 
 _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process()"
@@ -34,7 +34,7 @@ class Workers:
     Attributes:
       num: tasks in work at a time; 0 is one a core this process may use.
       kind: "threads", "processes", or "auto" to choose by their number.
-      beam_args: options for Beam, a --runner among them, which has the workers then.
+      beam_args: options for Beam, with a --runner: then workers are slots of that cluster.
     """
 
     num: int = 0
@@ -42,11 +42,11 @@ class Workers:
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError where Beam has options and nothing to do."""
+        """Raises UsageError if there are options for Beam without a --runner."""
         if self.beam_args and not self.remote:
             raise errors.UsageError(
                 f"{' '.join(self.beam_args)}: expected a --runner among the options after --. "
-                "They are Apache Beam's, which runs clusters only; without them this machine works."
+                "They are for Apache Beam, which only runs clusters; leave them out to work here."
             )
 
     @property
@@ -56,7 +56,7 @@ class Workers:
 
     @property
     def resolved_kind(self) -> str:
-        """What a worker is: "threads" or "processes"."""
+        """The kind of workers: "threads" or "processes"."""
         if self.kind != "auto":
             return self.kind
         return THREADS if self.count <= MAX_THREAD_WORKERS else PROCESSES
@@ -68,21 +68,21 @@ class Workers:
 
 
 class Started:
-    """Workers that were started."""
+    """Running workers."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Ends them, where that holds up nobody."""
+        """Ends them, unless this process would have to wait for it."""
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether they are still at work after at most `seconds`; raises what one did."""
+        """Returns whether they are still running after at most `seconds`; raises their error."""
         raise NotImplementedError
 
 
 class Threads(Started):
-    """Workers that are threads of this process; those that are stuck end with it."""
+    """Workers that are threads of this process. A thread that hangs ends with the process."""
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
         """Starts them."""
@@ -99,12 +99,12 @@ class Threads(Started):
 
 
 class Processes(Started):
-    """Workers that are processes. They die with this one, however it ends."""
+    """Workers that are processes. The kernel kills them when this process ends."""
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
-        """Starts them; what they say beside their receipts goes to the stage's log."""
-        # Under `python -m imagenet_prep.verify` the verb's own classes are pickled as `__main__`'s,
-        # and the workers' `__main__` is another module.
+        """Starts them; what they print goes to the stage's log."""
+        # Under `python -m imagenet_prep.verify`, pickle writes the verb's classes as members of
+        # `__main__`, and the `__main__` of a worker is another module.
         spec = sys.modules["__main__"].__spec__
         in_main = type(stage.function).__module__ == "__main__"
         module = spec.name if spec and in_main else __name__
@@ -126,7 +126,7 @@ class Processes(Started):
             process.wait()
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether, after at most `seconds`, some are at work and none has died."""
+        """Returns whether, after at most `seconds`, some are running and none has died."""
         end = time.monotonic() + seconds
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,9 +136,9 @@ class Processes(Started):
 
 
 def run_process() -> NoReturn:
-    """Is one of `Processes`: standard input is a file that says what to do."""
+    """Runs in each of `Processes`: standard input is a file with the pickled work."""
     sys.modules["__main__"] = importlib.import_module(sys.argv[1])
-    # All workers share the file's position; it is memory of the launching process, nobody else's.
+    # pread, since all workers share the file's position. Only the launching process wrote the file.
     stage, tasks = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
 
     def work() -> int:
@@ -159,15 +159,15 @@ def run_worker(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
         for task in _claimed(stage, tasks):
             stage.execute(task)
         return
-    # What one task made is sent elsewhere while the next is at work.
+    # The result of one task is sent to the bucket while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
         sending: futures.Future[None] | None = None
         for task in _claimed(stage, tasks):
-            made = stage.make(task)
+            result = stage.make(task)
             if sending is not None:
                 sending.result()
-            if made is not None:
-                sending = sender.submit(stage.publish, task, made)
+            if result is not None:
+                sending = sender.submit(stage.publish, task, result)
 
 
 def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
@@ -182,11 +182,11 @@ def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
         try:
             first = stage.coordination.take(f"{claims}/{task.name}")
         except errors.ImagenetPrepError as error:
-            # Out of inodes or space: one failure stops the run with the reason.
+            # The disk has no space or no inodes left: this note stops the run with the reason.
             stage.note(task.name, error)
             return
         if first:
             yield task
         elif stage.attempt:
-            # Elsewhere each try is a request.
+            # On other machines each try is a request, so claims are listed again.
             taken = set(stage.coordination.names(claims))

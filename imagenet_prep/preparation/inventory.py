@@ -1,4 +1,4 @@
-"""From a source to plans: list the images, check the counts, deal them out to shards."""
+"""From a source to plans: lists the images, checks the counts, assigns images to shards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.preparation.survey import num_per_class
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
 from imagenet_prep.shards import plan
+from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import boxes, labels, source
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
@@ -33,13 +33,13 @@ class Selection:
 
     Attributes:
       source: where images come from.
-      where: how messages call it.
-      annotations: bounding boxes beside it, where they are there and wanted.
+      where: the source, for messages.
+      annotations: bounding boxes beside it; None if there are none or they are not wanted.
       splits: in order.
       classes: indices of the classes.
       per_class: at most this many images of each, chosen by the seed; None for all.
       any_counts: accept other counts than the published ones.
-      num_shards: by split; None for as many as keep the official examples a shard.
+      num_shards: by split; None for the official number of examples in each shard.
       seed: decides which image lies in which shard.
     """
 
@@ -55,13 +55,13 @@ class Selection:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What the images and boxes come from."""
+        """The parts that the images and boxes come from."""
         return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
 
     @cached_property
     def index_digest(self) -> str:
-        """Of what decides the members."""
-        # Of what has to be unpacked, only the chosen classes are.
+        """Digest of all that decides the members."""
+        # Only the chosen classes are unpacked, so they decide what lies there.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
         return canonical.digest([*self.source.identity, chosen])
 
@@ -115,10 +115,10 @@ class Inventory(NamedTuple):
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of all splits below `out`, and unpacks what must be unpacked.
+    """Writes the plan files of all splits below `out`, and unpacks images if necessary.
 
-    A bucket's are made on this machine, whatever runs elsewhere afterwards: lists of images are
-    small, and each request for one takes as long as reading it.
+    For a bucket they are written on this machine, also if workers elsewhere use them: lists of
+    images are small, and a request for a list takes as long as making it.
 
     Args:
       selection: which images are wanted.
@@ -127,7 +127,7 @@ def take_inventory(
       unpack: False to look only, so that nothing large is written.
 
     Raises:
-      SourceError: the source is damaged, or is not whole and no subset was asked for.
+      SourceError: the source is damaged, or incomplete although no subset was asked for.
       UsageError: more shards than images, or no image of the chosen classes.
     """
     store = out.local
@@ -139,24 +139,24 @@ def take_inventory(
         )
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    # Reading headers waits for the disk, so threads do; processes would only start twice.
+    # Reading headers waits for the disk, so threads are enough, and they start at once.
     workers = dataclasses.replace(workers, kind=engine.THREADS)
     if not packed:
-        # A cluster takes longer to begin than this machine to read the headers.
+        # This machine reads all headers faster than a cluster starts.
         workers = dataclasses.replace(workers, beam_args=())
     receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
     lookup = _read_boxes(selection.annotations, store, workers, quiet=quiet)
-    # Of an earlier run, or planted: nothing in it is written through.
+    # It may hold files of an earlier run, or links of a stranger.
     store.remove_tree(PLAN_FOLDER)
     store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
     for split in selection.splits:
-        mine = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
-        examples = _count(selection, split, [receipt for _, receipt in mine])
+        of_split = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
+        examples = _count(selection, split, [receipt for _, receipt in of_split])
         work = stage.function
         assert isinstance(work, IndexWork)
-        lists = [(task, store.path(work.member_list(task))) for task, _ in mine]
+        lists = [(task, store.path(work.member_list(task))) for task, _ in of_split]
         members = _Members(selection, lists, lookup)
         plans.append(
             plan.write(
@@ -175,7 +175,7 @@ def take_inventory(
 def index_stage(
     selection: Selection, store: LocalStore, *, unpack: bool = True
 ) -> engine.Stage[IndexTask]:
-    """Returns what lists the images."""
+    """Returns the stage that lists the images."""
     digest = selection.index_digest
     work = IndexWork(
         selection.source,
@@ -188,7 +188,7 @@ def index_stage(
 
 
 def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
-    """Removes images that were unpacked, but for those that a selection still reads."""
+    """Removes unpacked images, except those that the selection `keep` reads."""
     kept = keep.index_digest[:16] if keep else ""
     for folder in store.path(UNPACKED).glob("*"):
         if folder.name != kept:
@@ -198,7 +198,7 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
 
 
 def _count(selection: Selection, split: str, receipts: Sequence[dict[str, Any]]) -> int:
-    """Returns how many members are used, after checking how many there are."""
+    """Checks how many members there are, and returns how many are used."""
     counts = num_per_class(receipts, len(selection.source.classes.wnids))
     problems = selection.source.count_problems(split, counts)
     if problems and not selection.any_counts:
@@ -218,17 +218,17 @@ def _count(selection: Selection, split: str, receipts: Sequence[dict[str, Any]])
 
 
 class _BoxLookup:
-    """The boxes that were read, found class by class.
+    """Finds the boxes of a class in the lists that were read.
 
     Attributes:
-      parts: what they come from, by split.
+      parts: that they come from, by split.
     """
 
     def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
         self.parts = parts
         self._store = store
         self._work = work
-        # All of validation is one list, which every class asks for.
+        # Every class of validation asks for the same list.
         self._last_list = functools.lru_cache(maxsize=1)(self._list)
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
@@ -269,7 +269,7 @@ class _Members:
 
     Attributes:
       taken: images by name of the part that they come from; of annotations, images with boxes.
-        Complete when iteration has ended.
+        Complete after the last class.
     """
 
     def __init__(
@@ -283,9 +283,9 @@ class _Members:
         self._lists = lists
         self._split = lists[0][0].split
         self._lookup = lookup if lookup is not None and self._split in lookup.parts else None
-        # What was unpacked lies in a file named after its task.
+        # A file of unpacked images has the name of its task.
         self._part_of = {task.name: task.part for task, _ in lists}
-        # Class index by number, of images named as ILSVRC2012's validation is.
+        # Class index by number, for images with names of ILSVRC2012's validation split.
         self._numbers: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[list[Member]]:

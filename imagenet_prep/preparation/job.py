@@ -1,4 +1,4 @@
-"""What prepare does: settings read once, for all that comes below; plans to a committed set."""
+"""The work of prepare: resolves its settings once, then goes from plans to a committed set."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.store import Store
 
-# Where images only pass through, a third of the time is Python's: for this many bytes worker
-# processes end earlier than threads, though they start 1 s later (benchmarks/README.md).
+# If images are only copied, a third of the time is Python's. From this size on, processes finish
+# earlier than threads, though they start 1 s later (benchmarks/README.md).
 _WORTH_PROCESSES_BYTES = 8 << 30
 
 
@@ -47,19 +47,19 @@ class Job:
     """One request, resolved.
 
     Attributes:
-      selection: the images, and how they are dealt out.
-      seen: what the source is, in a line for people.
+      selection: the images, and how they are assigned to shards.
+      description: of the source, one line for people.
       policy: for the codec.
       label_offset: stored label = class index + this.
       workers: how much runs at once.
-      wanted: the data set that shall be there in the end.
-      expected_md5: by archive name, where it must be that one.
+      wanted: the data set to make.
+      expected_md5: by name of an official archive.
       fail_on_bad_image: raise instead of leaving a bad image out.
       quiet: show no progress.
     """
 
     selection: Selection
-    seen: str
+    description: str
     policy: Policy
     label_offset: int
     workers: Workers
@@ -82,14 +82,14 @@ class Job:
             codec=CODECS[config.codec],
         )
         require(policy)
-        selection, seen = _select(config)
+        selection, description = _select(config)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
             kind = PROCESSES
         return cls(
             selection=selection,
-            seen=seen + ("; with bounding boxes" if selection.annotations else ""),
+            description=description + ("; with bounding boxes" if selection.annotations else ""),
             policy=policy,
             label_offset=config.label_offset,
             workers=Workers(config.workers, kind, config.beam_args),
@@ -105,10 +105,10 @@ class Job:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    """Returns the images that are asked for, and what their source is in a line for people."""
+    """Returns the requested images, and one line for people about their source."""
     root = Path(config.source).expanduser()
     splits = [split for split in schema.SPLITS if split in config.splits]
-    found, seen = detect.find(
+    found, description = detect.find(
         root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
     )
     annotations = None
@@ -128,7 +128,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         },
         seed=config.seed,
     )
-    return selection, seen
+    return selection, description
 
 
 def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> Wanted:
@@ -149,7 +149,7 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
 
 
 def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
-    """Returns the indices of the classes that are asked for: WNIDs, or a number of them."""
+    """Returns the indices of the requested classes: WNIDs, or how many."""
     if not asked:
         return frozenset(range(len(classes.wnids)))
     if len(asked) == 1 and asked[0].isdigit():
@@ -185,7 +185,7 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
 
 def _hash_tasks(job: Job) -> list[HashTask]:
-    """Returns the files to prove, longest first; none where headers are trusted."""
+    """Returns the archives to hash, largest first; none with --check header."""
     if job.policy.check == CHECK_HEADER:
         return []
     files = [part for part in job.selection.parts if part.path is not None]

@@ -1,7 +1,7 @@
-"""The place that a run fills, whatever makes the images: whose it is, what is left, the commit.
+"""The folder or bucket that a run fills: whose it is, which splits are left, the commit.
 
-Prepare commits all its splits at once; resize commits one after the other, so that a second run
-may add another. The manifest names what is finished, at any moment.
+Prepare commits all its splits at once. Resize commits one after the other, so that a second run
+may add another. At any moment, the manifest names the finished splits.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.limit import BadImageLimit, check_finished
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.shard_files import split_of
+from imagenet_prep.sources.source import some
 from imagenet_prep.sources.tfrecords import listed_classes
-from imagenet_prep.sources.tfrecords import split_of as _split_of
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
 _BEGUN = f"{naming.WORK}/run.json"
 # Of the libraries, the one that names the bytes of images.
 _CODEC = "codec"
-# Of a list in one sentence.
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The data set that shall be there in the end.
+    """The data set to make.
 
     Attributes:
       settings: who makes it, and what decides the bytes of the splits that this run makes.
       libraries: what makes the bytes of images: {"codec": name}, empty where all are kept.
-      source_sizes: bytes by source name, which a finished set must have been made from; empty
-        where the settings tell the source.
+      source_sizes: bytes by name of the sources that a finished set must have; empty if the
+        settings identify the source.
       allowed_bad_images: 0 stops at the first, None never.
       origin: where the source lies, for `report`: its root, and paths by file name.
-      force: replace splits that have other settings; None where the verb has no such flag.
+      force: replace splits that have other settings; None if the verb has no such flag.
     """
 
     settings: Settings
@@ -75,17 +74,17 @@ class Output:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the place for this run, and removes what killed runs left half written."""
+        """Locks the place for this run, and removes temporary files of killed runs."""
         with self.store.lock():
             self.store.local.remove_temporaries()
             yield
 
     def left(self) -> list[str]:
-        """Returns the splits that are not yet here as they are wanted, whole.
+        """Returns the wanted splits that are not yet here and complete.
 
         Raises:
-          UsageError: here is another program's work, or a split that another codec made, or one
-            with other settings, which --force was not given for.
+          UsageError: another program's files are here, or a split that another codec made, or one
+            with other settings, without --force.
           DataDamagedError: more images were left out than are allowed.
         """
         there = self.committed()
@@ -102,10 +101,10 @@ class Output:
         return left
 
     def begin(self, left: Sequence[str]) -> None:
-        """Makes the place that of this run; one that was refused before leaves it free.
+        """Marks the place as this run's; a refused run has left no such mark.
 
         Args:
-          left: the splits that will be written. Those of other settings are removed.
+          left: the splits that will be written. Those with other settings are removed.
 
         Raises:
           UsageError: another run took it since `left` looked.
@@ -122,11 +121,11 @@ class Output:
         if self.store.claim(_BEGUN, content) != content:
             self.left()
         if self.store is self.store.local:
-            # For `report`, which reads folders; a bucket gets no paths of this machine.
+            # For `report`, which reads folders. A bucket gets no paths of this machine.
             self.store.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
 
     def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
-        """Returns what counts receipts for `engine.run`: bad images, and what this run wrote.
+        """Returns a callback for `engine.run` that counts bad images and what this run wrote.
 
         Args:
           pending: names of the shards that have no receipt yet.
@@ -156,14 +155,14 @@ class Output:
         """Publishes a manifest of these splits and of those that were there before.
 
         Args:
-          splits: whose shards are all here.
-          plan_digest: None for that of the sources.
-          subset: None to ask the sources whether they are the whole ILSVRC2012.
-          dropped: a split that was there and shall not be named any more.
+          splits: complete ones to add or replace.
+          plan_digest: None for the digest of the sources.
+          subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
+          dropped: a split to leave out of the manifest.
           classes, incidents, sources, label_offset, lacks, name: for the manifest and small files.
 
         Raises:
-          IncompleteError: the disk is full, or what was published is gone.
+          IncompleteError: the disk is full, or a published file is gone.
         """
         there = self.committed()
         made = {split: self._splits[split] for split in splits}
@@ -172,10 +171,13 @@ class Output:
             splits = splits | {split: there.splits[split] for split in kept}
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
             libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
-            # A run killed between this file and the manifest has left its own lines there.
+            # A run that was killed before its manifest may have left lines of its own there.
             lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
-            incidents = [*incidents, *(i for i in lines if _split_of(i["archive"]) in kept)]
-            before = (source for source in there.sources if _split_of(source.name) in kept)
+            incidents = [
+                *incidents,
+                *(i for i in lines if split_of(i["archive"]) in kept),
+            ]
+            before = (source for source in there.sources if split_of(source.name) in kept)
             sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
@@ -201,18 +203,18 @@ class Output:
         publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
 
     def committed(self) -> Manifest | None:
-        """Returns the manifest that is here."""
-        # A listing fails where there is no such bucket; asking for the manifest would not.
+        """Returns the manifest that is here, if one is."""
+        # A listing fails if there is no such bucket; a request for the manifest would not.
         if naming.MANIFEST not in self.store.top():
             return None
         return manifest.loads(self.store.read(naming.MANIFEST), self.store.where(naming.MANIFEST))
 
     def classes(self, there: Manifest) -> ClassList:
-        """Returns the class list of what is here; raises ManifestError where it is damaged."""
+        """Returns the class list of the data set here; raises ManifestError if it is damaged."""
         return listed_classes(self.store.local.root, there)
 
     def summary(self) -> dict[str, Any]:
-        """Returns what the user is told at the end."""
+        """Returns the summary for the user."""
         committed = self.committed()
         assert committed is not None
         path = self.store.where(naming.MANIFEST)
@@ -278,7 +280,7 @@ class Output:
         ]
         if strangers:
             raise UsageError(
-                f"{self.store.where()} already holds {', '.join(strangers[:_SHOWN])}, which no run "
+                f"{self.store.where()} already holds {some(strangers)}, which no run "
                 f"of {self._wanted.settings.verb} left there. Choose an empty folder."
             )
 
@@ -312,7 +314,7 @@ class Output:
         return all(sizes.get(file.name) == file.num_bytes for file in files)
 
     def _discard(self, split: str) -> None:
-        """Removes a split: from the manifest first, so that it never names what is gone."""
+        """Removes a split, from the manifest first: it never names files that are gone."""
         local, there = self.store.local, self.committed()
         if there is not None and split in there.splits:
             if len(there.splits) > 1:
@@ -324,15 +326,15 @@ class Output:
             if parsed is not None and parsed.split == split:
                 local.remove(name)
                 local.remove(naming.index_name(name))
-        # Their sizes could pass for those of the new shards.
+        # A new shard of the same size would seem finished by an old receipt.
         for path in local.path(naming.WORK).glob(f"{self._wanted.settings.verb}-{split}-*"):
             local.remove_tree(f"{naming.WORK}/{path.name}")
 
 
 def _place(source: Source) -> tuple[int, str]:
-    return schema.SPLITS.index(_split_of(source.name)), source.name
+    return schema.SPLITS.index(split_of(source.name)), source.name
 
 
 def _is_official(split: str, sources: Sequence[Source]) -> bool:
-    members = sum(s.members for s in sources if _split_of(s.name) == split)
+    members = sum(s.members for s in sources if split_of(s.name) == split)
     return members == schema.OFFICIAL_NUM_EXAMPLES[split]

@@ -1,4 +1,4 @@
-"""A set of shards written anew, shard by shard, split by split: `resize`, and `adopt --rewrite`."""
+"""Writes the shards of an existing set anew, split by split: `resize` and `adopt --rewrite`."""
 
 from __future__ import annotations
 
@@ -19,22 +19,20 @@ from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.dataset.settings import KEEP_ORIGINAL, RESIZE, Settings
-from imagenet_prep.preparation.output import Output, Wanted
-from imagenet_prep.preparation.survey import (
-    ShardTask,
+from imagenet_prep.preparation.existing_set import (
     check_validation_labels,
     identity,
     note_validation,
-    num_per_class,
     settle_labels,
 )
+from imagenet_prep.preparation.output import Output, Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards import writer
-from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.tfrecords import TfrecordSet
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.folder import LocalStore
 
 _SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}
@@ -57,9 +55,9 @@ class Job:
       policy: for the codec; None keeps every image byte for byte.
       workers: how much runs at once.
       allowed_bad_images: 0 stops at the first, None never.
-      labelling: what the labels mean, where that is known already.
-      wnids_only: refuse classes that have other names.
-      force: replace a split that has other settings; None where the verb has no such flag.
+      labelling: what the labels mean, if that is known already.
+      wnids_only: refuse classes whose names are not WNIDs.
+      force: replace a split that has other settings; None if the verb has no such flag.
       quiet: show no progress.
     """
 
@@ -80,7 +78,7 @@ class Job:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """What shall be there in the end; the source goes by names and sizes."""
+        """The data set to make. The source is identified by names and sizes of its files."""
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
@@ -106,22 +104,22 @@ class Job:
 
 
 def recorded_images(
-    task: ShardTask, receipt: dict[str, Any], *, labelling: Labelling, count_colorspaces: bool
+    shard: ShardFile, receipt: dict[str, Any], *, labelling: Labelling, count_colorspaces: bool
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields the images of the shard that is replaced; for `WriteWork`.
+    """Yields the images of a source shard; for `WriteWork`.
 
     Args:
-      task: the shard.
-      receipt: gets counts of what was read, and which file it was.
+      shard: of the source.
+      receipt: gets counts of the images, and name, size and md5 of the file.
       labelling: what the labels of the source mean.
-      count_colorspaces: whether to count the images that are kept and are not RGB.
+      count_colorspaces: count images that are kept although they are not RGB.
     """
-    path, num_bytes = task.shard.path, task.shard.num_bytes
+    path, num_bytes = shard.path, shard.num_bytes
     source = {"name": path.name, "num_bytes": num_bytes, "md5": _md5(path)}
     counts: Counter[int] = Counter()
     validation: dict[str, int] = {}
     not_rgb = 0
-    for member, data in tfrecords.read(task.shard, labelling):
+    for member, data in tfrecords.read(shard, labelling):
         counts[member.class_index] += 1
         note_validation(member, validation)
         not_rgb += count_colorspaces and _is_kept_without_rgb(data)
@@ -133,7 +131,7 @@ def recorded_images(
 
 
 def run(job: Job, out: Path) -> dict[str, Any]:
-    """Writes what is left of a job and returns the summary.
+    """Writes the splits that are not finished and returns the summary.
 
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
@@ -154,10 +152,10 @@ def run(job: Job, out: Path) -> dict[str, Any]:
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
 
 
-def foresee(job: Job, out: Path) -> dict[str, Any]:
-    """Returns what a run would make; reads the first and last shards only."""
+def preview(job: Job, out: Path) -> dict[str, Any]:
+    """Returns what a run would make; reads only the first and last shards."""
     labelling = tfrecords.known_labelling(job.found, job.splits)
-    labels = "told by the whole set, which is read twice"
+    labels = "known only after the whole set is read, so it is read twice"
     if labelling is not None:
         last = len(labelling.classes.wnids) - 1 + labelling.offset
         what = "ILSVRC2012's classes" if labelling.classes.official else "its own classes"
@@ -221,11 +219,10 @@ def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: L
         ]
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, _RECEIPT)
-    tasks = [*map(ShardTask, shards)]
-    names = {task.name for task in tasks}
+    names = {shard.name for shard in shards}
     watch = output.watch(names - stage.receipts(names).keys())
     receipts = engine.run(
-        stage, tasks, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
+        stage, shards, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
     )
     _commit(job.found.root, output, split, receipts, labelling.classes)
 
@@ -238,14 +235,14 @@ def _commit(
     classes: ClassList,
 ) -> None:
     check_validation_labels(receipts, classes, root)
-    # Receipts of older versions do not count; those made images RGB.
+    # Receipts of older versions do not count them; those versions made all images RGB.
     not_rgb = any(receipt.get("not_rgb") for receipt in receipts)
     output.commit(
         {split: split_of(receipts, num_per_class(receipts, len(classes.wnids)))},
         classes,
         incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
         sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
-        lacks={schema.COLORSPACE: example.UNTRUE} if not_rgb else {},
+        lacks={schema.COLORSPACE: example.WRONG} if not_rgb else {},
     )
 
 

@@ -1,4 +1,4 @@
-"""Does it fit: what a run will write, foretold from a sample run through the codec."""
+"""Whether the disk is large enough: estimates what a run writes, from a sample of images."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from imagenet_prep.sources.source import IndexTask, Packed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
-# Images sampled a split to foresee the output's size; 64 keep the error near 10 %.
+# Images of each split that are sampled; with 64 the error is about 10 %.
 _SAMPLE_IMAGES = 64
 _MARGIN = 1.15
-# With this many times the source's size free, nothing needs to be foreseen: shrinking makes
-# images smaller, and those that are only repaired are few.
+# If this many times the size of the source is free, no estimate is needed: shrinking makes images
+# smaller, and few images grow because they are repaired.
 _PLENTY = 2
-# Keys, names and framing of a record, without the image: 330...480 bytes as measured.
+# Measured size of a record without its image: 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Foretells from some images of a split what its shards take.
+    """Estimates the size of shards from some images of each split.
 
     Attributes:
       selection: the images.
@@ -50,10 +50,10 @@ class Forecast:
     plans: LocalStore
 
     def check_unpacking(self) -> None:
-        """Refuses to unpack what the disk cannot hold beside the shards.
+        """Checks that unpacked images and shards fit on the disk together.
 
         Raises:
-          StoreError: too little space; the message says how much is missing.
+          StoreError: they do not; the message says how much space is missing.
         """
         source, out = self.selection.source, self.out
         if not isinstance(source, Packed):
@@ -68,22 +68,22 @@ class Forecast:
         if not pending or free > (1 + _PLENTY) * share * sum(map(source.unpacked_bytes, tasks)):
             return
         shards = 0.0
-        # Shards that go to a bucket are on this disk a few at a time: `check_shards` looks at that.
+        # Of shards that go to a bucket, only a few are here at a time; `check_shards` counts them.
         if out is out.local:
             for split in self.selection.splits:
-                mine = [task for task in tasks if task.split == split]
-                num_bytes = share * sum(map(source.unpacked_bytes, mine))
-                before, after = _mean_bytes(self.policy, _packed_sample(source, mine))
+                of_split = [task for task in tasks if task.split == split]
+                num_bytes = share * sum(map(source.unpacked_bytes, of_split))
+                before, after = _mean_bytes(self.policy, _packed_sample(source, of_split))
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(naming.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
         self._refuse(unpacked + _MARGIN * shards, free, "; images are unpacked first")
 
     def check_shards(self, plans: Sequence[SplitPlan], pending: set[str]) -> None:
-        """Refuses to start what the disk cannot hold, before any of the pending shards is written.
+        """Checks that the pending shards fit on the disk, before the first is written.
 
         Raises:
-          StoreError: too little space; the message says how much is missing.
+          StoreError: they do not; the message says how much space is missing.
         """
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
@@ -91,7 +91,7 @@ class Forecast:
             return
         left = [split for split in plans if not pending.isdisjoint(split.shard_names)]
         if self.out is not self.out.local:
-            # What a worker on another machine has free shows there.
+            # Workers on other machines have their own disks, which are not checked here.
             needed = 0.0 if self.workers.remote else _MARGIN * self._passing_bytes(left)
             self._refuse(needed, free, " here while shards are sent")
             return
@@ -102,12 +102,12 @@ class Forecast:
         self._refuse(needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> dict[str, Any]:
-        """Returns what a run would write, for its user."""
+        """Returns what a run would write, for --dry-run."""
         out = self.out
-        foreseen = {split.split: round(self._split_bytes(split)) for split in plans}
+        estimated = {split.split: round(self._split_bytes(split)) for split in plans}
         packed = isinstance(self.selection.source, Packed)
         unpacked = sum(split.source_bytes for split in plans) if packed else 0
-        shards = sum(foreseen.values())
+        shards = sum(estimated.values())
         on_disk = shards if out is out.local else round(self._passing_bytes(plans))
         return {
             "out": out.where(),
@@ -116,7 +116,7 @@ class Forecast:
                     "examples": split.examples,
                     "shards": split.num_shards,
                     "source_bytes": split.source_bytes,
-                    "estimated_bytes": foreseen[split.split],
+                    "estimated_bytes": estimated[split.split],
                 }
                 for split in plans
             },
@@ -143,7 +143,7 @@ class Forecast:
 
     def _passing_bytes(self, plans: Sequence[SplitPlan]) -> float:
         """Returns about how many bytes are on this disk while shards go to a bucket."""
-        # A worker sends a shard while it makes the next.
+        # A worker sends one shard while it makes the next.
         return 2 * self.workers.count * max(map(self._shard_bytes, plans))
 
     def _shard_bytes(self, split: SplitPlan) -> float:
@@ -173,7 +173,7 @@ def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes
 
 
 def _mean_bytes(policy: Policy, sample: Iterator[bytes]) -> tuple[float, float]:
-    """Returns mean bytes before and after the codec; 0 where no image is usable."""
+    """Returns the mean size of images in bytes before and after the codec; 0 if none is usable."""
     before, after = [], []
     for data in sample:
         try:

@@ -1,4 +1,4 @@
-"""What one task does on a worker: sources, codec and shards wired together."""
+"""What one task does on a worker: connects sources, codec and shards."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class IndexWork:
       source: what is listed.
       store: the data set.
       folder: where the lists go, relative to the data set.
-      unpacked: where images go that must be unpacked; None to count and drop them.
+      unpacked: where unpacked images go; None to count them only.
       chosen: indices of the classes that are unpacked.
     """
 
@@ -50,7 +50,7 @@ class IndexWork:
     chosen: frozenset[int]
 
     def __call__(self, task: IndexTask) -> Result:
-        """Returns how many images of each class the piece holds, and the bytes unpacked."""
+        """Returns the number of images by class; its files are the list and unpacked images."""
         outputs = []
         if isinstance(self.source, Packed):
             if self.unpacked is None:
@@ -66,7 +66,7 @@ class IndexWork:
         temporary = self.store.temporary()
         with storage_errors("write", temporary):
             temporary.write_bytes(b"".join(map(dump_member, members)))
-        # The list comes last: whoever sees it finds what it lists.
+        # The list comes last: when it can be seen, the images that it lists are there.
         outputs.append(Output(temporary, self.member_list(task)))
         return Result({"num_per_class": num_per_class}, tuple(outputs))
 
@@ -75,7 +75,7 @@ class IndexWork:
         return f"{self.folder}/{task.name}.jsonl"
 
     def _unpack(self, task: IndexTask, images: Path | None) -> list[Member]:
-        """Returns the images of a piece, which lie one after the other in the file `images`."""
+        """Writes the images of a piece one after the other into the file `images`; lists them."""
         assert isinstance(self.source, Packed)
         members: list[Member] = []
         offset = 0
@@ -156,8 +156,8 @@ class WriteWork(Generic[AnyTask]):
 
     Attributes:
       store: the data set.
-      images: yields (member, its source bytes) of a task's shard, in the order of the records;
-        adds to the receipt, its second argument, what it has seen of their source.
+      images: yields (member, its source bytes) of a task's shard, in the order of the records.
+        Its second argument is the receipt, to which it may add facts about the source.
       transform: source bytes to the stored image; raises BadImageError.
       classes: the class list.
       label_offset: added to the class index.
@@ -172,12 +172,12 @@ class WriteWork(Generic[AnyTask]):
     fail_on_bad_image: bool
 
     def __call__(self, task: AnyTask) -> Result:
-        """Returns the receipt of the shard, which has the task's name, and its files."""
+        """Returns the receipt of the shard, and its two files; the task's name is the shard's."""
         shard, index = self.store.temporary(), self.store.temporary()
-        seen: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         content = writer.write_shard(
             task.name,
-            self.images(task, seen),
+            self.images(task, more),
             transform=self.transform,
             classes=tuple(zip(self.classes.wnids, self.classes.words, strict=True)),
             label_offset=self.label_offset,
@@ -185,9 +185,9 @@ class WriteWork(Generic[AnyTask]):
             shard_path=shard,
             index_path=index,
         )
-        # The index first: whoever sees a shard finds its index.
+        # The index comes first: when a shard can be seen, its index is there.
         return Result(
-            {**content, **seen},
+            {**content, **more},
             (
                 Output(index, naming.index_name(task.name), content["index_sha256"]),
                 Output(shard, task.name, content["sha256"]),
@@ -206,8 +206,8 @@ def planned_images(
       plans: where the plan lies: beside the data set, or on this machine alone.
     """
     members = plan.parse(plans.read(plan_name(task.name)))
-    # Records are in hash order; the disk is told in offset order, once, for all of
-    # them. So it is swept in one direction and nothing needs to be spooled.
+    # Records are in hash order, and a disk is fast in offset order. So the kernel is told all
+    # ranges in offset order beforehand, and nothing has to be copied.
     ranges: dict[str, list[tuple[int, int]]] = {}
     for member in members:
         ranges.setdefault(member.archive, []).append((member.offset, member.size))
@@ -218,12 +218,12 @@ def planned_images(
 
 
 def read_member(reader: Reader, member: Member) -> bytes:
-    """Returns the source bytes of one image, of a huge one as many as the codec refuses."""
+    """Returns the source bytes of one image; of a huge one, just enough for the codec to refuse."""
     return reader.read(member.archive, member.offset, min(member.size, MAX_IMAGE_BYTES + 1))
 
 
 def hash_archive(task: HashTask, archives: ArchiveReader, expected_md5: str | None) -> Result:
-    """Returns the receipt of an archive that was read whole.
+    """Reads a whole archive and returns its receipt.
 
     Raises:
       SourceError: its md5 is not the one expected.
@@ -243,12 +243,12 @@ def hash_archive(task: HashTask, archives: ArchiveReader, expected_md5: str | No
 
 @dataclass(frozen=True)
 class WriteOrHash:
-    """Writes shards, and proves archives in between.
+    """Writes shards and hashes archives.
 
     Attributes:
       write: writes a shard.
       archives: reads the archives.
-      expected_md5: by archive name, where it must be that one.
+      expected_md5: by name of an official archive.
     """
 
     write: WriteWork[ShardTask]

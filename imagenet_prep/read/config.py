@@ -9,7 +9,7 @@ from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
-from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.augment import RECIPES, Recipe
 
 _CHOICES = {
     "split": schema.SPLITS,
@@ -109,3 +109,26 @@ class ReadConfig:
     def is_training(self) -> bool:
         """Whether batches are shuffled random crops; by default for the train split."""
         return self.split == schema.TRAIN if self.training is None else self.training
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a decoder makes of each batch.
+
+    Attributes:
+      batch_size: examples a step.
+      image_size: height and width of the output in pixels.
+      recipe: for mean and deviation.
+      dtype: "uint8", or "float32", "bfloat16" (tf.data) or "float16" (DALI) normalised.
+      layout: "NHWC" or "NCHW".
+      antialias: filter before shrinking, as Pillow does; costs tf.data a fifth of its speed.
+      num_threads: images decoded at once.
+    """
+
+    batch_size: int
+    image_size: int
+    recipe: Recipe
+    dtype: str
+    layout: str
+    antialias: bool
+    num_threads: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 
-from imagenet_prep.read.augment import Recipe
+from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.feed import EncodedBatch
 
 _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT16}
@@ -17,90 +17,43 @@ _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT1
 class DaliBackend:
     """Turns encoded batches into DLPack tensors.
 
-    Our order is fed to DALI (`external_source`) instead of asking `readers.tfrecord` for
-    its own: that shuffles in a small buffer only, deals shards out by itself, and could
-    neither be resumed by another number of ranks nor agree with the other backend.
+    DALI reads through `external_source`, in our order. Its own `readers.tfrecord` shuffles in a
+    small buffer only, assigns shards to ranks by itself, cannot be resumed by another number of
+    ranks, and would not agree with the other backend.
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int,
-        image_size: int,
-        recipe: Recipe,
-        dtype: str,
-        layout: str,
-        antialias: bool,
-        num_threads: int,
-        device_id: int | None,
-        largest: tuple[int, int],
-    ) -> None:
+    def __init__(self, wanted: Decoding, device_id: int | None, largest: tuple[int, int]) -> None:
         """Builds the pipeline.
 
         Args:
-          batch_size: examples a step.
-          image_size: height and width of the output in pixels.
-          recipe: for mean and deviation.
-          dtype: "uint8", or "float32" or "float16" of normalised values.
-          layout: "NHWC" or "NCHW".
-          antialias: filter before shrinking, as Pillow does.
-          num_threads: images decoded at once.
+          wanted: what to make of each batch.
           device_id: of the GPU; None decodes on the CPU.
           largest: height and width of the data set's largest image, for nvJPEG's buffers.
         """
         self._feed: Iterator[EncodedBatch] = iter(())
-        normalise = dtype != "uint8"
-        decoder: dict[str, Any] = {"device": "cpu"}
+        self._wanted = wanted
+        self._device_id = device_id
+        self._decoder: dict[str, Any] = {"device": "cpu"}
         if device_id is not None:
             height, width = largest
-            decoder = {
+            self._decoder = {
                 "device": "mixed",
                 "preallocate_height_hint": height,
                 "preallocate_width_hint": width,
             }
-
-        @pipeline_def(  # type: ignore[untyped-decorator]
-            batch_size=batch_size,
-            num_threads=num_threads,
-            device_id=device_id,
-            exec_dynamic=True,
-            prefetch_queue_depth=2,
-        )
-        def show() -> Any:
-            encoded, anchor, shape, mirrored, class_index, mask = fn.external_source(
-                source=self._next, num_outputs=6, batch=True
-            )
-            pixels = fn.decoders.image_slice(
-                encoded,
-                anchor,
-                shape,
-                axes=[0, 1],
-                normalized_anchor=False,
-                normalized_shape=False,
-                output_type=types.RGB,
-                **decoder,
-            )
-            pixels = fn.resize(
-                pixels,
-                resize_x=image_size,
-                resize_y=image_size,
-                interp_type=types.INTERP_LINEAR,
-                antialias=antialias,
-            )
-            images = fn.crop_mirror_normalize(
-                pixels,
-                mirror=mirrored,
-                mean=list(recipe.mean) if normalise else [0.0] * 3,
-                std=list(recipe.std) if normalise else [1.0] * 3,
-                dtype=_DTYPES[dtype],
-                output_layout=layout[1:],
-            )
-            return images, class_index, mask
-
-        self._new_pipeline = show
-        self._pipeline = show()
+        self._pipeline = self._new_pipeline()
         self._pipeline.build()
         self._idle = True
+
+    def _new_pipeline(self) -> Any:
+        return _show(
+            self._next,
+            self._wanted,
+            self._decoder,
+            batch_size=self._wanted.batch_size,
+            num_threads=self._wanted.num_threads,
+            device_id=self._device_id,
+        )
 
     def batches(
         self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
@@ -109,7 +62,7 @@ class DaliBackend:
         if self._idle:
             self._pipeline.reset()
         else:
-            # Left in the middle of an epoch, or broken: it still holds batches of that order.
+            # The last epoch was not read to its end: the pipeline still holds batches of it.
             self._pipeline = self._new_pipeline()
         self._feed = feed()
         self._idle = False
@@ -133,6 +86,47 @@ class DaliBackend:
             batch.class_index,
             batch.mask,
         )
+
+
+@pipeline_def(exec_dynamic=True, prefetch_queue_depth=2)  # type: ignore[untyped-decorator]
+def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) -> Any:
+    """Defines the pipeline.
+
+    Args:
+      source: returns what `DaliBackend._next` returns.
+      wanted: what to make of each batch.
+      decoder: where and how DALI decodes.
+    """
+    encoded, anchor, shape, mirrored, class_index, mask = fn.external_source(
+        source=source, num_outputs=6, batch=True
+    )
+    pixels = fn.decoders.image_slice(
+        encoded,
+        anchor,
+        shape,
+        axes=[0, 1],
+        normalized_anchor=False,
+        normalized_shape=False,
+        output_type=types.RGB,
+        **decoder,
+    )
+    pixels = fn.resize(
+        pixels,
+        resize_x=wanted.image_size,
+        resize_y=wanted.image_size,
+        interp_type=types.INTERP_LINEAR,
+        antialias=wanted.antialias,
+    )
+    normalise = wanted.dtype != "uint8"
+    images = fn.crop_mirror_normalize(
+        pixels,
+        mirror=mirrored,
+        mean=list(wanted.recipe.mean) if normalise else [0.0] * 3,
+        std=list(wanted.recipe.std) if normalise else [1.0] * 3,
+        dtype=_DTYPES[wanted.dtype],
+        output_layout=wanted.layout[1:],
+    )
+    return images, class_index, mask
 
 
 def to_tensorflow(tensor: Any) -> Any:

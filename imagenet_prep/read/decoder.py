@@ -1,4 +1,4 @@
-"""Which framework decodes, and what its batches become for the user."""
+"""Chooses the framework that decodes, and converts its batches for the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read.augment import RECIPES
-from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.config import Decoding, ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
 Convert = Callable[[Any], Any]
@@ -38,19 +38,18 @@ def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decode
       UsageError: it is not installed, or cannot do what was asked for.
     """
     cores = len(os.sched_getaffinity(0))
-    common: dict[str, Any] = {
-        "batch_size": config.batch_size,
-        "image_size": config.image_size,
-        "recipe": RECIPES[config.recipe],
-        "dtype": config.dtype,
-        "layout": config.layout,
-        "antialias": not config.is_training if config.antialias is None else config.antialias,
-        "num_threads": config.num_threads or max(1, cores // world.local_size),
-    }
+    wanted = Decoding(
+        batch_size=config.batch_size,
+        image_size=config.image_size,
+        recipe=RECIPES[config.recipe],
+        dtype=config.dtype,
+        layout=config.layout,
+        antialias=not config.is_training if config.antialias is None else config.antialias,
+        num_threads=config.num_threads or max(1, cores // world.local_size),
+    )
     if _backend(config) == "tfdata":
-        return _tfdata(config, common)
-    largest = (split.max_height, split.max_width)
-    return _dali(config, common, world, largest)
+        return _tfdata(config, wanted)
+    return _dali(config, wanted, world, (split.max_height, split.max_width))
 
 
 def _backend(config: ReadConfig) -> str:
@@ -72,17 +71,17 @@ def _backend(config: ReadConfig) -> str:
     return backend
 
 
-def _tfdata(config: ReadConfig, common: dict[str, Any]) -> tuple[Decoder, Convert]:
+def _tfdata(config: ReadConfig, wanted: Decoding) -> tuple[Decoder, Convert]:
     if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
         raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
     from imagenet_prep.read.tfdata import TfDataBackend
 
     numpy = config.framework == "numpy"
-    return TfDataBackend(**common), (lambda tensor: tensor.numpy()) if numpy else _unchanged
+    return TfDataBackend(wanted), (lambda tensor: tensor.numpy()) if numpy else _unchanged
 
 
 def _dali(
-    config: ReadConfig, common: dict[str, Any], world: World, largest: tuple[int, int]
+    config: ReadConfig, wanted: Decoding, world: World, largest: tuple[int, int]
 ) -> tuple[Decoder, Convert]:
     if config.dtype == "bfloat16":
         raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
@@ -90,7 +89,7 @@ def _dali(
 
     device_id = world.local_rank if config.device == "gpu" else None
     converters = {"dlpack": _unchanged, "numpy": to_numpy, "tensorflow": to_tensorflow}
-    decoder = DaliBackend(**common, device_id=device_id, largest=largest)
+    decoder = DaliBackend(wanted, device_id, largest)
     return decoder, converters[config.framework]
 
 

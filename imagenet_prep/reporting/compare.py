@@ -1,11 +1,11 @@
-"""Two data sets of the same images held against each other, on records with equal keys."""
+"""Compares two data sets of the same images, on records with equal keys."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from PIL import Image
@@ -13,19 +13,21 @@ from skimage.metrics import structural_similarity
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import Facts
 
-# Enough for a median PSNR to a tenth of a dB, in half a minute.
+# Enough for a median PSNR exact to a tenth of a dB, in half a minute.
 _PAIRS = 200
 _WORST = 20
-# Of the first set, so many shards give the keys; of the second, so many bytes are searched for
-# them: its shards of the same names first, where sets of one plan have the same images.
+# The keys come from this many shards of the first set. They are searched for in this many bytes of
+# the second set, first in shards of the same names: sets of one plan have the same images there.
 _KEY_SHARDS = 2
 _SEARCHED_BYTES = 4 << 30
 # Width and height in pixels, and WebP quality, of the pictures of the worst.
 _SIDE, _QUALITY = 256, 80
-# Pixels a side that SSIM looks at, in the middle: it takes 300 bytes of memory for each.
+# SSIM takes 300 bytes of memory a pixel, so it looks at the middle, at most this wide and high.
 _SSIM = 1024
 
 
@@ -77,96 +79,85 @@ class Comparison:
 def compare(one: Facts, other: Facts, seed: int) -> Comparison:
     """Returns what distinguishes two data sets; damage is added to the problems of its facts."""
     comparison = Comparison((one, other))
-    chance = random.Random(seed)
-    chosen = chance.sample(one.shards, min(_KEY_SHARDS, len(one.shards)))
+    pairs = _pairs(one, other, seed)
+    for key, (first, second) in pairs.items():
+        comparison.equal += first.encoded == second.encoded
+        match = _match(key, first, second)
+        if match is not None:
+            comparison.matches.append(match)
+    comparison.matches.sort(key=lambda match: (match.ssim, match.key))
+    for number, match in enumerate(comparison.matches[:_WORST]):
+        if match.psnr is not None:
+            comparison.matches[number] = _with_pictures(match, *pairs[match.key])
+    return comparison
+
+
+def _pairs(one: Facts, other: Facts, seed: int) -> dict[str, tuple[ImageExample, ImageExample]]:
+    """Returns images that are in both sets, by key."""
+    chosen = random.Random(seed).sample(one.shards, min(_KEY_SHARDS, len(one.shards)))
     # Validation names are unique by themselves, so a key needs no split.
-    wanted = {
-        key: image for shard in chosen for key, image in _images(one, shard.name, seed, _PAIRS)
-    }
-    found: list[tuple[str, example.ImageExample, example.ImageExample]] = []
+    wanted = {key: image for shard in chosen for key, image in _images(one, shard, seed, _PAIRS)}
+    found: dict[str, tuple[ImageExample, ImageExample]] = {}
     searched = 0
     names = {shard.name for shard in chosen}
     for shard in sorted(other.shards, key=lambda shard: shard.name not in names):
         if not wanted or len(found) >= _PAIRS or searched > _SEARCHED_BYTES:
             break
         searched += shard.num_bytes
-        for key, image in _images(other, shard.name, seed, None):
-            mine = wanted.pop(key, None)
-            if mine is not None:
-                found.append((key, mine, image))
-    matches = []
-    for key, mine, image in found[:_PAIRS]:
-        comparison.equal += mine.encoded == image.encoded
-        match = _match(key, mine, image)
-        if match is not None:
-            matches.append(match)
-    order = sorted(matches, key=lambda match: (match.ssim, match.key))
-    images = {key: (mine, image) for key, mine, image in found}
-    for number, match in enumerate(order):
-        if number < _WORST and match.psnr is not None:
-            match = match_with_pictures(match, *images[match.key])
-        comparison.matches.append(match)
-    return comparison
+        for key, image in _images(other, shard, seed, None):
+            if (first := wanted.pop(key, None)) is not None:
+                found[key] = (first, image)
+    return dict(itertools.islice(found.items(), _PAIRS))
 
 
-def match_with_pictures(
-    match: Match, mine: example.ImageExample, image: example.ImageExample
-) -> Match:
+def _with_pictures(match: Match, one: ImageExample, other: ImageExample) -> Match:
     """Returns a match with the middle of both images at the smaller size."""
-    decoded = _at_one_size(mine, image)
+    decoded = _at_one_size(one, other)
     assert decoded is not None
-    uris = [pictures.data_uri(pictures.middle(d, _SIDE, _SIDE), _QUALITY) for d in decoded]
-    return Match(
-        match.key, match.sizes, match.num_bytes, match.psnr, match.ssim, (uris[0], uris[1])
-    )
+    first, second = (pictures.data_uri(pictures.middle(d, _SIDE, _SIDE), _QUALITY) for d in decoded)
+    return replace(match, pictures=(first, second))
 
 
-def _match(key: str, mine: example.ImageExample, image: example.ImageExample) -> Match | None:
-    decoded = _at_one_size(mine, image)
+def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
+    """Returns how two images differ; None if one cannot be decoded."""
+    decoded = _at_one_size(one, other)
     if decoded is None:
         return None
-    one, other = (np.asarray(pictures.middle(picture, _SSIM, _SSIM)) for picture in decoded)
-    smallest = min(one.shape[:2])
+    first, second = (np.asarray(pictures.middle(picture, _SSIM, _SSIM)) for picture in decoded)
+    smallest = min(first.shape[:2])
     # SSIM's window of 7 pixels has to fit.
     ssim = 1.0
     if smallest >= 7:
-        ssim = float(structural_similarity(one, other, channel_axis=2))  # type: ignore[no-untyped-call]
+        ssim = float(structural_similarity(first, second, channel_axis=2))  # type: ignore[no-untyped-call]
     return Match(
         key,
-        ((mine.width, mine.height), (image.width, image.height)),
-        (len(mine.encoded), len(image.encoded)),
+        ((one.width, one.height), (other.width, other.height)),
+        (len(one.encoded), len(other.encoded)),
         pictures.psnr(*decoded),
         ssim,
     )
 
 
-def _at_one_size(
-    mine: example.ImageExample, image: example.ImageExample
-) -> tuple[Image.Image, Image.Image] | None:
-    one, other = pictures.decode(mine.encoded), pictures.decode(image.encoded)
-    if one is None or other is None:
+def _at_one_size(one: ImageExample, other: ImageExample) -> tuple[Image.Image, Image.Image] | None:
+    """Returns both images at the smaller size of the two; None if one cannot be decoded."""
+    first, second = pictures.decode(one.encoded), pictures.decode(other.encoded)
+    if first is None or second is None:
         return None
-    size = min(one.size, other.size, key=lambda size: size[0] * size[1])
-    return pictures.shrunk(one, size), pictures.shrunk(other, size)
+    size = min(first.size, second.size, key=lambda size: size[0] * size[1])
+    return pictures.shrunk(first, size), pictures.shrunk(second, size)
 
 
 def _images(
-    facts: Facts, shard: str, seed: int, most: int | None
-) -> Iterator[tuple[str, example.ImageExample]]:
+    facts: Facts, shard: Shard, seed: int, most: int | None
+) -> Iterator[tuple[str, ImageExample]]:
     """Yields (key, example) of a shard's records; of about `most`, evenly spread."""
-    parsed = naming.parse_shard_name(shard)
+    parsed = naming.parse_shard_name(shard.name)
     is_train = parsed is not None and parsed.split == schema.TRAIN
     try:
-        with open(facts.root / shard, "rb") as stream:
-            records = tfrecord.read_records(stream, shard)
+        with open(facts.root / shard.name, "rb") as stream:
+            records = tfrecord.read_records(stream, shard.name)
             if most is not None:
-                examples = next(
-                    s.examples
-                    for split in facts.manifest.splits.values()
-                    for s in split.shards
-                    if s.name == shard
-                )
-                step = max(1, examples // most)
+                step = max(1, shard.examples // most)
                 records = itertools.islice(records, seed % step, None, step)
             for record in records:
                 image = example.decode(record.payload, facts.manifest.lacks)

@@ -1,8 +1,7 @@
-"""All that a data set's own files tell of it, gathered without trusting any of them.
+"""What the files of a data set say about it. None of them is trusted.
 
-A report is asked for when something looks wrong, too. So what cannot be read becomes a
-problem to show, never an error; of the receipts only those count that name a shard of this
-very data set.
+People also ask for a report when something looks wrong. So a file that cannot be read is no
+error: the page shows it as a problem. Only receipts that name a shard of this data set count.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,15 +25,22 @@ from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage.folder import LocalStore
 
-# Of one file of JSON; receipts have some hundred kB. In memory it takes up to twenty times that.
-_MOST_BYTES = 16 << 20
-# A whole list of quarantined images has 300 bytes a line.
-_MOST_LIST_BYTES = 64 << 20
-# What a receipt can say without a plot that has no end: no task takes a year, the years are those
-# of this program, and values lie between 2^-16 and 2^63.
-_MOST_SECONDS, _LAST_S = 366 * 86_400.0, 4_102_444_800.0
+# A receipt has some hundred kB. In memory, JSON takes up to twenty times its size.
+_MAX_JSON_BYTES = 16 << 20
+# A list of quarantined images has 300 bytes a line.
+_MAX_LIST_BYTES = 64 << 20
+# Larger values in a receipt would make a plot without end: no task takes a year, none began after
+# the year 2099, and measured values lie between 2^-16 and 2^63.
+_MAX_SECONDS, _LAST_S = 366 * 86_400.0, 4_102_444_800.0
 _BINS = range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)
-_MOST_COUNT = 1 << 53
+_MAX_COUNT = 1 << 53
+_INCIDENT_NUMBERS = ("class_index", "offset", "size")
+# Lines of the lists, as for `canonical.fits`.
+_INCIDENT = {
+    **dict.fromkeys(("key", "archive", "action", "reason", "detail"), str),
+    **dict.fromkeys(_INCIDENT_NUMBERS, int),
+}
+_REPLICA = dict.fromkeys(("where", "when", "digest"), str)
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
@@ -71,13 +78,13 @@ class Facts:
       part: which of its shards lie here.
       classes: by class index.
       incidents: lines of quarantine.jsonl.
-      problems: what is wrong with it, a sentence each.
+      problems: one sentence for each thing that is wrong.
       origins: (shard, origin) of some records, as receipts name them.
       histograms: over all shards, by measure; empty without receipts.
       sums: over the same images, by measure.
       num_classes: classes in each shard whose receipt says so, by its name.
       tasks: that wrote its shards.
-      seconds_of: work of all workers together, by stage.
+      seconds_of: working time of all workers together, by stage.
       source_root, source_files: where the source lay: a folder, and files by name.
       replicas: the last line of naming.REPLICAS about each place.
     """
@@ -97,6 +104,11 @@ class Facts:
     source_root: Path | None = None
     source_files: dict[str, str] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def index_of_wnid(self) -> dict[str, int]:
+        """Class index by WNID."""
+        return {name.wnid: index for index, name in enumerate(self.classes)}
 
     @property
     def examples(self) -> int:
@@ -120,13 +132,13 @@ class Facts:
         return sum(split.num_bytes for split in self.manifest.splits.values())
 
     def class_name(self, class_index: int) -> ClassName:
-        """Returns a class, also where labels.txt is damaged."""
+        """Returns a class; a substitute if labels.txt is damaged."""
         if 0 <= class_index < len(self.classes):
             return self.classes[class_index]
         return ClassName(f"class {class_index}", "")
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
-        """Returns bytes of the source where it is still at hand, else None."""
+        """Returns bytes of the source, or None if it is not there any more."""
         if not 0 <= size <= MAX_IMAGE_BYTES:
             return None
         path = Path(self.source_files.get(archive, ""))
@@ -150,7 +162,7 @@ def gather(root: Path, manifest: Manifest, problems: list[str], source: Path | N
       root: its folder.
       manifest: its manifest, proven.
       problems: what a check has found.
-      source: folder of the archives, where it is not the one that they were read from.
+      source: folder of the archives; None for the one that they were read from.
     """
     facts = Facts(
         root=root,
@@ -204,7 +216,7 @@ def index_of(facts: Facts, shard: str) -> list[str]:
     name = naming.index_name(shard)
     try:
         with open(facts.root / name, "rb") as file:
-            return file.read(_MOST_LIST_BYTES).decode("ascii").splitlines()
+            return file.read(_MAX_LIST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError) as error:
         raise DataDamagedError(f"{name}: cannot be read: {error}") from error
 
@@ -214,7 +226,7 @@ def _read_receipts(facts: Facts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     histograms: dict[str, Counter[int]] = {}
     stages: defaultdict[str, float] = defaultdict(float)
-    # Of a shard that was made twice, e.g. mended, one receipt is enough.
+    # One receipt of each shard counts, also if a shard was made twice, e.g. repaired.
     left = dict(sha256)
     for path in sorted(facts.root.glob(f"{naming.WORK}/*/receipts/*.json")):
         stage = _STAGE.fullmatch(path.parts[-3])
@@ -222,7 +234,7 @@ def _read_receipts(facts: Facts) -> None:
         try:
             task = Task(
                 _number(receipt["start_s"], _LAST_S),
-                _number(receipt["seconds"], _MOST_SECONDS),
+                _number(receipt["seconds"], _MAX_SECONDS),
                 str(receipt.get("worker", "")),
                 _count(receipt.get("examples", 0)),
             )
@@ -234,26 +246,26 @@ def _read_receipts(facts: Facts) -> None:
                 continue
             if left.get(shard) != receipt["sha256"]:
                 continue
-            made = _Made.of(receipt)
+            content = _ShardReceipt.of(receipt)
         except (KeyError, TypeError, ValueError, AttributeError):
-            # A damaged receipt is no damage of the data set: it costs a bar of a plot.
+            # The data set itself is not damaged: only a plot lacks this receipt's figures.
             continue
         del left[shard]
-        stages[_CODEC] += made.transform_s
-        stages[_READ] += max(task.seconds - made.transform_s, 0.0)
+        stages[_CODEC] += content.transform_s
+        stages[_READ] += max(task.seconds - content.transform_s, 0.0)
         facts.tasks.append(task)
-        facts.origins += [(shard, origin) for origin in made.origins]
-        if made.num_classes is not None:
-            facts.num_classes[shard] = made.num_classes
-        facts.sums.update(made.sums)
-        for name, counts in made.histograms.items():
+        facts.origins += [(shard, origin) for origin in content.origins]
+        if content.num_classes is not None:
+            facts.num_classes[shard] = content.num_classes
+        facts.sums.update(content.sums)
+        for name, counts in content.histograms.items():
             histograms.setdefault(name, Counter()).update(counts)
     facts.histograms = histograms
     facts.seconds_of = dict(stages)
 
 
-class _Made(NamedTuple):
-    """What the receipt of a shard tells of its images."""
+class _ShardReceipt(NamedTuple):
+    """What the receipt of a shard says about its images."""
 
     transform_s: float
     origins: list[Origin]
@@ -262,15 +274,15 @@ class _Made(NamedTuple):
     histograms: measures.Histograms
 
     @classmethod
-    def of(cls, receipt: dict[str, Any]) -> _Made:
-        """Returns it from a receipt, any part of which may be missing.
+    def of(cls, receipt: dict[str, Any]) -> _ShardReceipt:
+        """Returns it; parts of the receipt may be missing.
 
         Raises:
           KeyError, TypeError, ValueError, AttributeError: a part is not what it should be.
         """
         num_classes = receipt.get("num_classes")
         return cls(
-            _number(receipt.get("transform_s", 0.0), _MOST_SECONDS),
+            _number(receipt.get("transform_s", 0.0), _MAX_SECONDS),
             [_origin(row) for row in receipt.get("origins", [])],
             None if num_classes is None else _count(num_classes),
             {name: _number(value, math.inf) for name, value in receipt.get("sums", {}).items()},
@@ -296,7 +308,7 @@ def _number(value: Any, most: float) -> float:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST_COUNT:
+    if type(value) is not int or not 0 <= value < _MAX_COUNT:
         raise ValueError("no count")
     return value
 
@@ -316,32 +328,20 @@ def _classes(root: Path) -> list[ClassName]:
 
 
 def _replicas(root: Path) -> list[dict[str, Any]]:
-    lines = [
-        line
-        for line in _lines(root, naming.REPLICAS)
-        if all(isinstance(line.get(name), str) for name in ("where", "when", "digest"))
-    ]
+    lines = [line for line in _lines(root, naming.REPLICAS) if canonical.fits(line, _REPLICA)]
     return list({line["where"]: line for line in lines}.values())
 
 
 def _is_incident(line: dict[str, Any]) -> bool:
-    kinds: dict[str, type] = {
-        "key": str,
-        "archive": str,
-        "action": str,
-        "reason": str,
-        "detail": str,
-    }
-    kinds |= {"class_index": int, "offset": int, "size": int}
-    return all(type(line.get(name)) is kind for name, kind in kinds.items()) and all(
-        0 <= line[name] < _MOST_COUNT for name, kind in kinds.items() if kind is int
+    return canonical.fits(line, _INCIDENT) and all(
+        0 <= line[name] < _MAX_COUNT for name in _INCIDENT_NUMBERS
     )
 
 
 def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
-    for line in _bytes(root, name, _MOST_LIST_BYTES).splitlines():
+    for line in _bytes(root, name, _MAX_LIST_BYTES).splitlines():
         try:
-            content = canonical.loads(line) if len(line) <= _MOST_BYTES else None
+            content = canonical.loads(line) if len(line) <= _MAX_JSON_BYTES else None
         except ValueError:
             continue
         if isinstance(content, dict):
@@ -350,14 +350,14 @@ def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
 
 def _json(root: Path, name: str) -> dict[str, Any]:
     try:
-        content = canonical.loads(_bytes(root, name, _MOST_BYTES))
+        content = canonical.loads(_bytes(root, name, _MAX_JSON_BYTES))
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _bytes(root: Path, name: str, most: int) -> bytes:
-    """Returns up to `most` bytes of a plain file; none of what is a link, a pipe or not there."""
+    """Returns up to `most` bytes of a regular file; b"" for a link, a pipe or a missing file."""
     try:
         with open(LocalStore(root).open(name, os.O_RDONLY), "rb") as file:
             return file.read(most)

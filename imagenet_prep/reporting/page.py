@@ -21,6 +21,7 @@ from markupsafe import Markup
 import imagenet_prep
 from imagenet_prep.core.cli import human_bytes
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.levels import LEVELS
 from imagenet_prep.reporting import plots
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.sample import Incident, Tile
@@ -32,12 +33,6 @@ if TYPE_CHECKING:
 _MOST_PROBLEMS = 200
 _MOST_ROWS = 200
 _TIMES = "\N{MULTIPLICATION SIGN}"
-
-_CHECKED = {
-    "manifest": "every file is there with its size",
-    "crc": "every byte of every file is unchanged",
-    "decode": "every byte is unchanged, and every image decodes and has its label",
-}
 
 
 class Loading(NamedTuple):
@@ -90,7 +85,7 @@ def report(
         incidents=incidents,
         plots=plots.of(facts),
         checked=f"Checked on {_time(made_at)} at level {level}: "
-        + ("this is what is wrong:" if facts.problems else _CHECKED[level] + "."),
+        + ("this is what is wrong:" if facts.problems else LEVELS[level] + "."),
         loading=_loading(facts),
         settings=_settings(facts),
         seed=seed,

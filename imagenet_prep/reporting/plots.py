@@ -1,12 +1,13 @@
-"""Plots as SVG that takes its colours from the page, so that they are right in light and dark."""
+"""Plots as SVG. Their colours are the page's, so that they fit a light and a dark page."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -19,7 +20,7 @@ from imagenet_prep.dataset import measures
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
 
-# Colours that no plot would have by chance; the page's own take their place.
+# Placeholders that no plot has by chance; each is replaced by a colour of the page.
 _BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
 _VARIABLES = {
     _BEFORE: "var(--before)",
@@ -54,7 +55,7 @@ _STYLE: Any = {
     "ytick.major.size": 0,
 }
 _INCHES = (3.7, 2.3)
-_MOST_BARS = 24
+_MAX_BARS = 24
 _TIME_BINS = 60
 
 
@@ -64,7 +65,7 @@ class Plot:
 
     Attributes:
       title: what is plotted.
-      says: the plot in a sentence, for those who do not see it and those in a hurry.
+      says: the plot in a sentence, for people who cannot see it or are in a hurry.
       svg: an <svg> element.
     """
 
@@ -77,9 +78,27 @@ def of(facts: Facts) -> list[Plot]:
     """Returns the plots that the facts are enough for."""
     makers: Sequence[Callable[[Facts], Plot | None]] = (
         _examples_per_class,
-        _short_side,
-        _aspect,
-        _bytes_per_image,
+        partial(
+            _before_and_after,
+            title="Short side",
+            names=(measures.SOURCE_SHORT_SIDE, measures.SHORT_SIDE),
+            label="pixels, logarithmic",
+            shown=lambda value, _=None: f"{value:,.0f}",
+        ),
+        partial(
+            _before_and_after,
+            title="Aspect, width over height",
+            names=(measures.SOURCE_ASPECT, measures.ASPECT),
+            label="width / height, logarithmic",
+            shown=lambda value, _=None: f"{value:.2g}",
+        ),
+        partial(
+            _before_and_after,
+            title="Bytes per image",
+            names=(measures.SOURCE_BYTES, measures.BYTES),
+            label="logarithmic",
+            shown=lambda value, _=None: human_bytes(value).replace(".0 ", " "),
+        ),
         _bytes_per_shard,
         _classes_per_shard,
         _throughput,
@@ -93,8 +112,7 @@ def of(facts: Facts) -> list[Plot]:
 def _examples_per_class(facts: Facts) -> Plot:
     figure, axes = _axes()
     says = []
-    colours = (_AFTER, _BEFORE)
-    for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
+    for name, split, colour in _splits(facts):
         counts = sorted((count for count in split.examples_per_class if count), reverse=True)
         axes.stairs(counts, fill=True, color=colour, alpha=0.75, label=name)
         if counts:
@@ -105,38 +123,9 @@ def _examples_per_class(facts: Facts) -> Plot:
     return _plot("Examples per class", "; ".join(says), figure)
 
 
-def _short_side(facts: Facts) -> Plot | None:
-    return _before_and_after(
-        facts,
-        "Short side",
-        (measures.SOURCE_SHORT_SIDE, measures.SHORT_SIDE),
-        "pixels, logarithmic",
-        lambda value, _=None: f"{value:,.0f}",
-    )
-
-
-def _aspect(facts: Facts) -> Plot | None:
-    return _before_and_after(
-        facts,
-        "Aspect, width over height",
-        (measures.SOURCE_ASPECT, measures.ASPECT),
-        "width / height, logarithmic",
-        lambda value, _=None: f"{value:.2g}",
-    )
-
-
-def _bytes_per_image(facts: Facts) -> Plot | None:
-    return _before_and_after(
-        facts,
-        "Bytes per image",
-        (measures.SOURCE_BYTES, measures.BYTES),
-        "logarithmic",
-        lambda value, _=None: human_bytes(value).replace(".0 ", " "),
-    )
-
-
 def _before_and_after(
     facts: Facts,
+    *,
     title: str,
     names: tuple[str, str],
     label: str,
@@ -176,8 +165,7 @@ def _before_and_after(
 def _bytes_per_shard(facts: Facts) -> Plot:
     figure, axes = _axes()
     says = []
-    colours = (_AFTER, _BEFORE)
-    for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
+    for name, split, colour in _splits(facts):
         sizes = [shard.num_bytes for shard in split.shards]
         axes.hist(sizes, bins=min(40, max(4, len(sizes))), color=colour, alpha=0.75, label=name)
         says.append(f"{name}: {human_bytes(min(sizes))} to {human_bytes(max(sizes))}")
@@ -194,11 +182,10 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
         return None
     figure, axes = _axes()
     says = []
-    colours = (_AFTER, _BEFORE)
-    # From none to all of them, so that a bar's place says how fair a sample a shard is.
+    # The axis goes from 0 to all classes: it shows how fair a sample each shard is.
     whole = max(map(_num_classes, facts.manifest.splits.values()))
     bins = np.linspace(-0.5, whole + 0.5, min(whole + 1, 40) + 1).tolist()
-    for (name, split), colour in zip(facts.manifest.splits.items(), colours, strict=False):
+    for name, split, colour in _splits(facts):
         counts = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
         if not counts:
             continue
@@ -264,7 +251,7 @@ def _per_worker(facts: Facts) -> Plot | None:
     if not rates:
         return None
     figure, axes = _axes()
-    if len(rates) <= _MOST_BARS:
+    if len(rates) <= _MAX_BARS:
         axes.bar(range(1, len(rates) + 1), rates, color=_AFTER, alpha=0.75, width=0.6)
     else:
         axes.stairs(rates, fill=True, color=_AFTER, alpha=0.75)
@@ -291,6 +278,14 @@ def _time_unit(seconds: float) -> tuple[str, float]:
     if seconds < 180:
         return "seconds", 1.0
     return ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
+
+
+def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
+    """Yields name, split and its colour."""
+    for (name, split), colour in zip(
+        facts.manifest.splits.items(), (_AFTER, _BEFORE), strict=False
+    ):
+        yield name, split, colour
 
 
 def _num_classes(split: Split) -> int:
@@ -325,7 +320,7 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
         count=1,
     )
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # One page holds many plots: their ids must not meet.
+    # One page holds many plots, so their ids must differ.
     prefix = re.sub(r"\W+", "-", title.lower())
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)

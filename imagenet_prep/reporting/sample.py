@@ -1,4 +1,4 @@
-"""Which images a report shows: a seeded few of every class, and what went wrong with others."""
+"""Which images a report shows: some of every class, and those that were left out or changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
@@ -19,12 +19,12 @@ from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import Facts, index_of, record_at
 
 # One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
-_TILES = 1000
-_PER_CLASS = 24
-# So many draws leave 0.3 of 1000 equally likely classes without an image.
+_MAX_TILES = 1000
+_MAX_PER_CLASS = 24
+# This many draws leave 0.3 of 1000 equally likely classes without an image.
 _DRAWS = 8000
-# Side in pixels and WebP quality of thumbnails, for up to so many.
-_LARGE, _SMALL, _FEW = (176, 72), (88, 48), 240
+# Side in pixels and WebP quality of thumbnails; large ones if there are at most _MAX_LARGE.
+_LARGE, _SMALL, _MAX_LARGE = (176, 72), (88, 48), 240
 # Bytes of data URIs that all tiles, and all pairs, may take.
 _TILE_BYTES, _PAIR_BYTES = 2_600_000, 650_000
 _PAIRS = 16
@@ -44,9 +44,9 @@ class Tile:
       width, height, num_bytes: of the stored image.
       boxes: how many bounding boxes it has.
       picture: data URI.
-      origin: of the source image, where a receipt tells.
-      psnr: dB against the source shrunk by Lanczos, where it was resized and is at hand.
-      before, after: data URIs of the middle of the image, where there is room for them.
+      origin: of the source image, if a receipt tells it.
+      psnr: dB against the source shrunk by Lanczos, if it was resized and the source is there.
+      before, after: data URIs of the middle of the image, if there is room for them.
     """
 
     shard: str
@@ -67,6 +67,15 @@ class Tile:
     after: str | None = None
 
 
+class _Candidate(NamedTuple):
+    """A record that may be shown: its shard, the lines of its index, its number, its origin."""
+
+    shard: str
+    lines: list[str]
+    record: int
+    origin: Origin | None
+
+
 @dataclass
 class Incident:
     """One image that was left out or changed.
@@ -74,7 +83,7 @@ class Incident:
     Attributes:
       line: of quarantine.jsonl.
       wnid, words: its class.
-      picture: data URI of the source image, where that is at hand and shows anything.
+      picture: data URI of the source image, if that is there and can be decoded.
     """
 
     line: dict[str, Any]
@@ -84,67 +93,73 @@ class Incident:
 
 
 def draw(facts: Facts, seed: int) -> list[Tile]:
-    """Returns images of as many classes as there are, by class; the same for the same seed.
+    """Returns images of as many classes as possible, by class; the same for the same seed.
 
     Damage that is met on the way is added to the problems of `facts`.
     """
+    left = _quota(facts)
+    num = min(sum(left.values()), _MAX_TILES)
+    side, quality = _LARGE if num <= _MAX_LARGE else _SMALL
+    tiles: list[Tile] = []
+    used = 0
+    for candidate in _candidates(facts, seed):
+        if len(tiles) >= num or used >= _TILE_BYTES:
+            break
+        tile = _tile(facts, candidate, left, side, quality)
+        if tile is not None:
+            used += len(tile.picture)
+            left[tile.class_index] -= 1
+            tiles.append(tile)
+    _compare_with_source(facts, tiles)
+    return sorted(tiles, key=lambda tile: (tile.class_index, tile.shard, tile.record))
+
+
+def _quota(facts: Facts) -> dict[int, int]:
+    """Returns how many images of each class may be shown."""
     per_class: Counter[int] = Counter()
     for split in facts.manifest.splits.values():
         per_class.update({i: n for i, n in enumerate(split.examples_per_class) if n})
-    quota = min(_PER_CLASS, max(1, _TILES // max(len(per_class), 1)))
-    left = {index: min(quota, count) for index, count in per_class.items()}
-    index_of_wnid = {name.wnid: index for index, name in enumerate(facts.classes)}
-    num = min(sum(left.values()), _TILES)
-    side, quality = _LARGE if num <= _FEW else _SMALL
-    tiles: list[Tile] = []
-    used = 0
-    for shard, records in _candidates(facts, seed):
-        if len(tiles) >= num or used >= _TILE_BYTES:
-            break
-        try:
-            index = index_of(facts, shard)
-        except DataDamagedError as error:
-            facts.problems.append(str(error))
-            continue
-        for record, origin in records:
-            if origin is not None:
-                known = index_of_wnid.get(origin.key.partition("/")[0])
-                if known is not None and not left.get(known):
-                    continue
-            try:
-                found = _read(facts, shard, index, record)
-            except DataDamagedError as error:
-                facts.problems.append(str(error))
-                continue
-            class_index = found.stored_label - facts.manifest.label_offset
-            if left.get(class_index, 0) <= 0:
-                continue
-            image = pictures.decode(found.encoded, 2 * side)
-            if image is None:
-                facts.problems.append(f"{shard}: record {record}: its image cannot be decoded")
-                continue
-            tile = Tile(
-                shard=shard,
-                record=record,
-                offset=int(index[record].split()[0]),
-                class_index=class_index,
-                wnid=found.wnid,
-                words=found.text,
-                filename=found.filename,
-                width=found.width,
-                height=found.height,
-                num_bytes=len(found.encoded),
-                boxes=len(found.boxes.xmin),
-                picture=pictures.thumbnail(image, side, quality),
-                origin=origin,
-            )
-            used += len(tile.picture)
-            left[class_index] -= 1
-            tiles.append(tile)
-            if len(tiles) >= num or used >= _TILE_BYTES:
-                break
-    _compare_with_source(facts, tiles)
-    return sorted(tiles, key=lambda tile: (tile.class_index, tile.shard, tile.record))
+    quota = min(_MAX_PER_CLASS, max(1, _MAX_TILES // max(len(per_class), 1)))
+    return {index: min(quota, count) for index, count in per_class.items()}
+
+
+def _tile(
+    facts: Facts, candidate: _Candidate, left: dict[int, int], side: int, quality: int
+) -> Tile | None:
+    """Returns the tile of one record; None if its class has enough, or if it is damaged."""
+    shard, lines, record, origin = candidate
+    if origin is not None:
+        # The class is known without reading the record.
+        known = facts.index_of_wnid.get(origin.key.partition("/")[0])
+        if known is not None and not left.get(known):
+            return None
+    try:
+        found = _read(facts, shard, lines, record)
+    except DataDamagedError as error:
+        facts.problems.append(str(error))
+        return None
+    class_index = found.stored_label - facts.manifest.label_offset
+    if left.get(class_index, 0) <= 0:
+        return None
+    image = pictures.decode(found.encoded, 2 * side)
+    if image is None:
+        facts.problems.append(f"{shard}: record {record}: its image cannot be decoded")
+        return None
+    return Tile(
+        shard=shard,
+        record=record,
+        offset=int(lines[record].split()[0]),
+        class_index=class_index,
+        wnid=found.wnid,
+        words=found.text,
+        filename=found.filename,
+        width=found.width,
+        height=found.height,
+        num_bytes=len(found.encoded),
+        boxes=len(found.boxes.xmin),
+        picture=pictures.thumbnail(image, side, quality),
+        origin=origin,
+    )
 
 
 def incidents(facts: Facts) -> list[Incident]:
@@ -164,11 +179,11 @@ def incidents(facts: Facts) -> list[Incident]:
     return found
 
 
-def _candidates(facts: Facts, seed: int) -> Iterator[tuple[str, list[tuple[int, Origin | None]]]]:
-    """Yields shards in an order of the seed, each with records to look at.
+def _candidates(facts: Facts, seed: int) -> Iterator[_Candidate]:
+    """Yields records in a random order that the seed decides, shard by shard.
 
-    First those of which receipts tell where they came from. They are few a shard, and older
-    receipts name none; then any record is as good.
+    Records whose origin is in a receipt come first. They are few in each shard, and older
+    receipts name none; then any other record is as good.
     """
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {}
@@ -188,7 +203,13 @@ def _candidates(facts: Facts, seed: int) -> Iterator[tuple[str, list[tuple[int, 
         for name in order:
             records = sorted(by_shard[name].items(), key=lambda record: record[0])
             chance.shuffle(records)
-            yield name, records
+            try:
+                lines = index_of(facts, name)
+            except DataDamagedError as error:
+                facts.problems.append(str(error))
+                continue
+            for found in records:
+                yield _Candidate(name, lines, *found)
 
 
 def _read(facts: Facts, shard: str, index: list[str], number: int) -> example.ImageExample:
@@ -222,7 +243,7 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         tile.psnr = pictures.psnr(pictures.shrunk(source, stored.size), stored)
         if pairs < _PAIRS and used < _PAIR_BYTES:
             after = pictures.middle(stored, _PAIR_SIDE, _PAIR_SIDE)
-            # The same part of the source, with as many pixels as it has: at most twice as many.
+            # The same part of the source in its own resolution, at most twice that of the stored.
             factor = source.width / stored.width
             part = pictures.middle(
                 source, round(after.width * factor), round(after.height * factor)

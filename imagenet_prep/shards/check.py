@@ -1,4 +1,4 @@
-"""Proves one shard and its index against what the manifest says of them. Changes nothing."""
+"""Compares one shard and its index with what the manifest says about them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset.levels import DECODE, MANIFEST
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.storage.store import Store
 
-MANIFEST = "manifest"
-CRC = "crc"
-DECODE = "decode"
-LEVELS = (MANIFEST, CRC, DECODE)
-
-# Of an index: two numbers of up to 20 digits. Longer ones are damage, and are not shown whole.
+# A line of an index has two numbers of up to 20 digits. A longer line is damaged.
 _MAX_LINE_BYTES = 64
 
 
@@ -28,12 +24,12 @@ class Expectation:
 
     Attributes:
       store: the data set.
-      level: "manifest" compares sizes, "crc" every byte, "decode" every image too.
-      wnids: by class index; empty where labels.txt itself is damaged.
+      level: one of `levels.LEVELS`.
+      wnids: by class index; empty if labels.txt itself is damaged.
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
       prove_image: decodes (encoded, height, width); raises BadImageError.
-      lacks: what the manifest says that records do not hold, by key.
+      lacks: keys that records lack or hold wrong, as the manifest says.
     """
 
     store: Store

@@ -30,14 +30,13 @@ def publish(
 
     Args:
       store: the data set; all shards and indexes are there.
-      draft: the manifest, but for what is counted here: images left out and small files.
+      draft: the manifest; its quarantined, repaired and files are filled in here.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       labels_file: content of labels.txt.
       name: what dataset_info.json calls the data set.
 
     Raises:
-      IncompleteError: the disk is full, or what was published is gone; without a manifest there
-        is no data set.
+      IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
     """
     lacks, splits = draft.lacks, draft.splits
     incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
@@ -60,18 +59,18 @@ def publish(
     )
     for name, data in contents.items():
         store.write(name, data)
-    # Whoever finds the manifest finds all that it names.
+    # The manifest comes last: when it can be seen, all files that it names are there.
     store.confirm(manifest.files_of(splits))
     store.write(naming.MANIFEST, manifest.dumps())
     return manifest
 
 
 def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -> Split:
-    """Returns the split whose shards, in order, left these receipts.
+    """Returns the split of the shards that these receipts describe.
 
     Args:
       receipts: of `writer.write_shard`, in the order of the shards' names.
-      num_per_class: members by class index, those left out included.
+      num_per_class: members by class index, including those that were left out.
     """
     examples_per_class = list(num_per_class)
     for receipt in receipts:
@@ -104,6 +103,16 @@ def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -
         max_width=max(receipt["max_width"] for receipt in receipts),
         shards=shards,
     )
+
+
+def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
+    """Returns members by class index; each receipt counts them in its `num_per_class`."""
+    counts = [0] * num_classes
+    for receipt in receipts:
+        for index, count in receipt["num_per_class"].items():
+            if int(index) < num_classes:
+                counts[int(index)] += count
+    return counts
 
 
 def _count(incidents: Iterable[dict[str, Any]], action: str) -> dict[str, int]:

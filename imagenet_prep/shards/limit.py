@@ -1,4 +1,4 @@
-"""How many images a run may leave out."""
+"""The limit of images that a run may leave out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BadImageLimit:
         self._bad: list[dict[str, Any]] = []
 
     def __call__(self, receipt: dict[str, Any]) -> None:
-        """Counts what a receipt tells.
+        """Counts the bad images of a receipt.
 
         Raises:
           DataDamagedError: these are too many.
@@ -36,7 +36,7 @@ class BadImageLimit:
 
 
 def check_finished(where: str, there: Manifest, allowed: int | None) -> None:
-    """Holds a finished data set against the limit of a run that would find nothing to do.
+    """Compares a finished data set with the limit of a run that has nothing left to do.
 
     Raises:
       DataDamagedError: more images were left out of it than are allowed.

@@ -1,8 +1,8 @@
-"""The plan: which member lies in which shard, in which order. Pure, and known beforehand.
+"""The plan: which image goes into which shard, and in which order.
 
-Classes in sorted order, members of a class in the order of a keyed hash; the n-th member
-of that line goes to shard n mod num_shards. So shard sizes differ by at most one, every
-shard is a fair sample of all classes, and nothing depends on archives, hosts or time.
+Images are sorted by class, and within a class by a keyed hash. The n-th image of this order goes
+to shard n mod num_shards. So shard sizes differ by at most one, every shard is a fair sample of
+all classes, and nothing depends on archives, hosts or time.
 """
 
 from __future__ import annotations

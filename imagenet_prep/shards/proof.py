@@ -1,4 +1,4 @@
-"""What the last verification of a folder has proven, and whether its files are still those."""
+"""Remembers what the last verification of a folder has proven, as long as no file was touched."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from collections.abc import Iterable
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.levels import LEVELS
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
 
-LEVELS = ("manifest", "crc", "decode")
-
 
 def fingerprint(store: LocalStore, digest: str, files: Iterable[File]) -> str:
-    """Returns what changes when one of these files is written, replaced or removed.
+    """Returns a digest that changes when one of these files is written, replaced or removed.
 
-    Made of sizes and of the kernel's times of change, which no program can set back, not of
-    bytes: what rots on the disk is not seen.
+    It covers sizes and the kernel's times of change, which no program can set back. It does not
+    cover bytes, so it does not notice a disk that loses data by itself.
 
     Args:
-      store: where they lie.
+      store: the folder.
       digest: of the manifest.
       files: of the data set.
     """
@@ -38,14 +37,15 @@ def proven(store: LocalStore, level: str, found: str) -> str | None:
     """Returns when (UTC) files of this fingerprint were proven at `level` or a higher one."""
     try:
         proof = canonical.loads(store.read(naming.PROOF))
-        enough = LEVELS.index(proof["level"]) >= LEVELS.index(level)
+        levels = list(LEVELS)
+        enough = levels.index(proof["level"]) >= levels.index(level)
         return str(proof["utc"]) if enough and proof["fingerprint"] == found else None
-    except (ImagenetPrepError, ValueError, KeyError, TypeError):  # none, or of a foreign hand
+    except (ImagenetPrepError, ValueError, KeyError, TypeError):  # no proof, or not one of ours
         return None
 
 
 def keep(store: LocalStore, level: str, found: str) -> None:
-    """Leaves word that files of this fingerprint are sound, where the folder can be written."""
+    """Notes that files of this fingerprint are sound, if the folder can be written."""
     utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     proof = {"fingerprint": found, "level": level, "utc": utc}
     with contextlib.suppress(ImagenetPrepError):

@@ -1,4 +1,4 @@
-"""What a run that writes shards tells its user at the end."""
+"""The summary that a run prints at its end, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def summarise(
 
 
 def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
-    """Returns a result for a person; `notes` are lines of the verb's own."""
+    """Returns a result for a person; `notes` are more lines of the verb."""
     lines = [
         f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
         f"{cli.human_bytes(s['bytes'])}, {s['resized']:,} resized"

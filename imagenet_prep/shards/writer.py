@@ -1,4 +1,4 @@
-"""Writes one shard and its index from its members. Knows no archive format and no codec."""
+"""Writes one shard and its index from images. Archives and codecs are other modules' work."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_shard(
       shard_path, index_path: temporary files to create; removed on failure.
 
     Raises:
-      DataDamagedError: a bad image where that must fail, or not one good image.
+      DataDamagedError: a bad image with `fail_on_bad_image`, or no good image at all.
       IncompleteError: the disk is full.
     """
     with _removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
@@ -72,11 +72,7 @@ def write_shard(
                     image = contents.transformed(transform, data)
                 except BadImageError as error:
                     if fail_on_bad_image:
-                        raise DataDamagedError(
-                            f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, "
-                            f"{member.size:,} bytes) is {error}. Run without --on-bad-image "
-                            "fail to leave such images out and list them."
-                        ) from error
+                        raise _bad_image(shard, member, error) from error
                     contents.leave_out(member, error)
                     continue
                 record = _record(member, image, classes[member.class_index], label_offset)
@@ -84,12 +80,7 @@ def write_shard(
                 for part in record:
                     file.append(part)
         if not contents.index:
-            first = contents.incidents[0]
-            raise DataDamagedError(
-                f"{shard}: not one of its {len(contents.incidents)} images can be used; the first "
-                f"is {first['key']}: {first['detail']}. Look at the source, or ask for fewer "
-                "shards."
-            )
+            raise _no_good_image(shard, contents.incidents)
         index = "".join(contents.index).encode()
         _write_synced(index_path, index)
         return {
@@ -103,7 +94,7 @@ def write_shard(
 
 
 class _Contents:
-    """What the receipt and the index say of the images of one shard.
+    """What the receipt and the index of one shard say about its images.
 
     Attributes:
       index: lines of DALI's index.
@@ -156,6 +147,21 @@ class _Contents:
             "incidents": self.incidents,
             **self._measures.content(),
         }
+
+
+def _bad_image(shard: str, member: Member, error: BadImageError) -> DataDamagedError:
+    return DataDamagedError(
+        f"{shard}: {member.key} ({member.archive} byte {member.offset:,}, {member.size:,} bytes) "
+        f"is {error}. Run without --on-bad-image fail to leave such images out and list them."
+    )
+
+
+def _no_good_image(shard: str, incidents: Sequence[dict[str, Any]]) -> DataDamagedError:
+    first = incidents[0]
+    return DataDamagedError(
+        f"{shard}: not one of its {len(incidents)} images can be used; the first is "
+        f"{first['key']}: {first['detail']}. Look at the source, or ask for fewer shards."
+    )
 
 
 def _record(

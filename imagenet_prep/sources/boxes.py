@@ -21,17 +21,10 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.sources import folder, source, tar
+from imagenet_prep.sources import folder, published, source, tar
 
-ARCHIVES = {
-    schema.TRAIN: "ILSVRC2012_bbox_train_v2.tar.gz",
-    schema.VALIDATION: "ILSVRC2012_bbox_val_v3.tgz",
-}
-# As quoted by torchvision and image-net.org's download page.
-OFFICIAL_MD5 = {
-    "ILSVRC2012_bbox_train_v2.tar.gz": "9271167e2176350e65cfe4e546f14b17",
-    "ILSVRC2012_bbox_val_v3.tgz": "f4cd18b5ea29fe6bbea62ec9c20d80f0",
-}
+_PUBLISHED = {schema.TRAIN: published.TRAIN_BOXES, schema.VALIDATION: published.VALIDATION_BOXES}
+ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
 KAGGLE = "Annotations/CLS-LOC"
 _KAGGLE_FOLDERS = {schema.TRAIN: "train", schema.VALIDATION: "val"}
 
@@ -110,7 +103,7 @@ def find(root: Path, splits: Sequence[str], *, official: bool) -> Annotations | 
     for split in splits:
         archive, below = root / ARCHIVES[split], base / KAGGLE / _KAGGLE_FOLDERS[split]
         if archive.is_file():
-            md5 = OFFICIAL_MD5[archive.name] if official else None
+            md5 = _PUBLISHED[split].md5 if official else None
             parts[split], paths[split] = source.file_part(archive, md5), archive
         elif below.is_dir():
             name = f"{KAGGLE}/{below.name}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources import labels, small_files, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 
 if TYPE_CHECKING:
@@ -166,35 +166,14 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
 
 
 def _read(path: Path, name: str) -> bytes:
-    """Returns one small file of the archive or folder."""
-    try:
-        if path.is_dir():
-            with open(path / name, "rb") as file:
-                data = file.read(_MAX_BATCH_BYTES + 1)
-        else:
-            data = _read_member(path, f"{FOLDER}/{name}")
-    except (*tar.UNPACKING_ERRORS, SourceError) as error:
-        raise SourceError(
-            f"{path}: {name} cannot be read: {error}. Download {ARCHIVE} again (md5 {ARCHIVE_MD5})."
-        ) from error
-    if len(data) > _MAX_BATCH_BYTES:
-        raise SourceError(
-            f"{path}: {name} has more than {_MAX_BATCH_BYTES:,} bytes, so it is not a batch"
-        )
-    return data
-
-
-def _read_member(path: Path, name: str) -> bytes:
-    data = None
-    with tar.unpacked(path) as stream:
-        reader = tar.Forward(stream, tar.Allowance(_MAX_UNPACKED_BYTES))
-        for member in tar.members(reader, path.name, 0, tar.Forward.END):
-            if member.name.removeprefix("./") == name:
-                size = min(member.size, _MAX_BATCH_BYTES + 1)
-                data = reader.read(path.name, member.offset, size)
-        reader.finish(path.name)
-    if data is None:
-        raise SourceError("it is not in the archive")
+    """Returns one file of the archive or folder."""
+    (data,) = small_files.read(
+        path,
+        [name],
+        max_bytes=_MAX_BATCH_BYTES,
+        max_unpacked_bytes=_MAX_UNPACKED_BYTES,
+        advice=f"Download {ARCHIVE} again (md5 {ARCHIVE_MD5}).",
+    )
     return data
 
 

@@ -324,7 +324,7 @@ def _is_image(name: str) -> bool:
 
 def _read_mapping(path: Path) -> labels.ClassList:
     rows = sorted(line.partition(" ")[::2] for line in _read(path).splitlines() if line.strip())
-    odd = [wnid for wnid, _ in rows if not source.WNID.match(wnid)]
+    odd = [wnid for wnid, _ in rows if not labels.WNID.fullmatch(wnid)]
     if odd or not rows or len({wnid for wnid, _ in rows}) != len(rows):
         raise SourceError(
             f"{path}: expected a line 'WNID words' for each class, once"

@@ -13,20 +13,12 @@ from pathlib import Path
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources import labels, published, source, tar
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
 
-ARCHIVES = {
-    schema.TRAIN: "ILSVRC2012_img_train.tar",
-    schema.VALIDATION: "ILSVRC2012_img_val.tar",
-}
-
-# md5 as quoted by torchvision and image-net.org's download page.
-OFFICIAL_MD5 = {
-    "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
-    "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
-}
+_PUBLISHED = {schema.TRAIN: published.TRAIN, schema.VALIDATION: published.VALIDATION}
+ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
 
 
 @dataclass(frozen=True)
@@ -164,8 +156,10 @@ def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
     else:
         classes, truth = labels.official_classes(), ()
     # Other class lists come from other archives, which have md5s of their own.
-    md5 = OFFICIAL_MD5 if classes.official else {}
-    parts = tuple(source.file_part(path, md5.get(name)) for name, path in wanted.items())
+    parts = tuple(
+        source.file_part(wanted[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
+        for s in splits
+    )
     return Ilsvrc2012(classes, parts, wanted, truth)
 
 

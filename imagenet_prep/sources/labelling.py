@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.sources.labels import ClassList, official_classes
+from imagenet_prep.sources.labels import WNID, ClassList, official_classes
 
-_WNID = re.compile(r"n\d{8}")
-
-# Labels that contradict each other may be as many as there are records.
-_SHOWN = 5
+# There may be as many contradicting labels as records.
+_MAX_EXAMPLES_IN_MESSAGE = 5
 
 
 class LabelUse(NamedTuple):
@@ -84,7 +81,7 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
     strays, best = min(zip(strays_of, candidates, strict=True), key=lambda pair: _examples(pair[0]))
     if strays:
         shown = []
-        for use in strays[:_SHOWN]:
+        for use in strays[:_MAX_EXAMPLES_IN_MESSAGE]:
             try:
                 best.class_index(use.name, use.label)
             except DataDamagedError as error:
@@ -98,7 +95,7 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
 
 def are_wnids(names: Iterable[str]) -> bool:
     """Returns whether classes are called by WordNet ids."""
-    return all(map(_WNID.fullmatch, names))
+    return all(map(WNID.fullmatch, names))
 
 
 def _fits(use: LabelUse, labelling: Labelling) -> bool:

@@ -1,8 +1,8 @@
 """WNID <-> class index, the devkit, and the canaries that catch a wrong mapping.
 
 The trap: ILSVRC2012_validation_ground_truth.txt holds ILSVRC2012_IDs, which are NOT the
-ranks of the sorted WNIDs. They are mapped through meta.mat, and for the official class
-list the result is held against known answers.
+ranks of the sorted WNIDs. They are mapped through meta.mat. For the official class list, the
+result is compared with known answers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import mat, tar
+from imagenet_prep.dataset import schema
+from imagenet_prep.sources import mat, published, small_files
 
-DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+DEVKIT = published.DEVKIT.name
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-# The devkit has 2.5 MB and unpacks to some tens of them; meta.mat and the ground truth, whose
-# 50,000 numbers have at most four digits, are parts of that.
+# The devkit has 2.5 MB and unpacks to some tens of MB. meta.mat and the ground truth, which has
+# 50,000 numbers of at most four digits, are two of its files.
 _MAX_UNPACKED_BYTES = 256 << 20
 _MAX_FILE_BYTES = 8 << 20
 
-# Of an ILSVRC2012_ID, which ends at 1860; int() refuses 4,300 by another error.
+# The largest ILSVRC2012_ID is 1860. int() raises another error for more than 4,300 digits.
 _MAX_DIGITS = 10
+
+WNID = re.compile(r"n\d{8}")
 
 # sha256 of ILSVRC2012's 1000 sorted WNIDs, one a line.
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"
@@ -86,7 +90,7 @@ class ClassList:
 
 @dataclass(frozen=True)
 class Devkit:
-    """What ILSVRC2012_devkit_t12.tar.gz says.
+    """The contents of ILSVRC2012_devkit_t12.tar.gz.
 
     Attributes:
       classes: the leaf synsets, sorted by WNID.
@@ -124,19 +128,19 @@ def classes_called(names: Sequence[str], where: str) -> ClassList:
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Holds all 50,000 validation labels against known ones, wherever they came from.
+    """Compares the 50,000 validation labels with the known ones.
 
     Args:
-      classes: the class list; another than the official one is not checked.
-      class_index: by the number in the file name; another number of images is not checked.
-      where: how errors call the source.
+      classes: the class list; only the official one is checked.
+      class_index: by the number in the file name; checked only if all 50,000 are there.
+      where: the source, for error messages.
 
     Raises:
       SourceError: they differ; training on them would score 0.001.
     """
-    if classes.official and class_index.keys() == set(range(1, 50_001)):
-        numbers = tuple(class_index[number] for number in range(1, 50_001))
-        check_canaries(Devkit(classes, numbers), Path(where))
+    numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
+    if classes.official and class_index.keys() == set(numbers):
+        check_canaries(Devkit(classes, tuple(class_index[n] for n in numbers)), Path(where))
 
 
 def read_devkit(path: Path) -> Devkit:
@@ -145,7 +149,13 @@ def read_devkit(path: Path) -> Devkit:
     Raises:
       SourceError: not the ILSVRC2012 task 1/2 devkit, or its parts contradict each other.
     """
-    meta, truth = _devkit_files(path)
+    meta, truth = small_files.read(
+        path,
+        ("data/meta.mat", f"data/{GROUND_TRUTH}"),
+        max_bytes=_MAX_FILE_BYTES,
+        max_unpacked_bytes=_MAX_UNPACKED_BYTES,
+        advice=_ADVICE,
+    )
     rows = _leaf_synsets(path, meta)
     by_wnid = sorted(rows, key=lambda row: row[1])
     classes = ClassList(tuple(row[1] for row in by_wnid), tuple(row[2] for row in by_wnid))
@@ -168,7 +178,7 @@ def read_devkit(path: Path) -> Devkit:
 
 
 def check_canaries(devkit: Devkit, path: Path) -> None:
-    """Holds the validation labels of the official class list against known answers.
+    """Compares the validation labels of the official class list with known answers.
 
     Raises:
       SourceError: they differ; training on them would score 0.001.
@@ -180,44 +190,17 @@ def check_canaries(devkit: Devkit, path: Path) -> None:
                 f"{path}: ILSVRC2012_val_{number:08d}.JPEG would get {found}, it is {expected}. "
                 f"The labels are in another order than the file names. {_ADVICE}"
             )
-    if len(wnids) != 50_000 or _digest(wnids) != OFFICIAL_VALIDATION_DIGEST:
+    if _digest(wnids) != OFFICIAL_VALIDATION_DIGEST:
         raise SourceError(
             f"{path}: the {len(wnids):,} validation labels are not ILSVRC2012's 50,000. {_ADVICE}"
         )
 
 
-_ADVICE = f"Use the original {DEVKIT} (md5 fa75699e90414af021442c21a62c3abf)."
+_ADVICE = f"Use the original {DEVKIT} (md5 {published.DEVKIT.md5})."
 
 
 def _digest(wnids: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
-
-
-def _devkit_files(path: Path) -> tuple[bytes, bytes]:
-    wanted = {"meta.mat": b"", GROUND_TRUTH: b""}
-    try:
-        if path.is_dir():
-            for name in wanted:
-                with open(path / "data" / name, "rb") as file:
-                    wanted[name] = file.read(_MAX_FILE_BYTES + 1)
-        else:
-            with tar.unpacked(path) as stream:
-                reader = tar.Forward(stream, tar.Allowance(_MAX_UNPACKED_BYTES))
-                for member in tar.members(reader, path.name, 0, tar.Forward.END):
-                    base = member.name.rpartition("/")[2]
-                    if base in wanted and "/data/" in f"/{member.name}":
-                        size = min(member.size, _MAX_FILE_BYTES + 1)
-                        wanted[base] = reader.read(path.name, member.offset, size)
-                reader.finish(path.name)
-    except (*tar.UNPACKING_ERRORS, SourceError) as error:
-        raise SourceError(f"{path}: cannot be read as a devkit: {error}. {_ADVICE}") from error
-    for name, data in wanted.items():
-        if len(data) > _MAX_FILE_BYTES:
-            raise SourceError(f"{path}: {name} has more than {_MAX_FILE_BYTES:,} bytes. {_ADVICE}")
-    if missing := [name for name, data in wanted.items() if not data]:
-        raise SourceError(f"{path}: holds no data/{' and no data/'.join(missing)}. {_ADVICE}")
-    meta, truth = wanted.values()
-    return meta, truth
 
 
 def _leaf_synsets(path: Path, meta: bytes) -> list[tuple[int, str, str]]:

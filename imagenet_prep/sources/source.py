@@ -19,11 +19,10 @@ from typing import NamedTuple, Protocol
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.labels import WNID, ClassList
 
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
-WNID = re.compile(r"^n\d{8}$")
-_WNID_PREFIX = re.compile(r"^(n\d{8})_")
+_WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
 class Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""Sets of TFRecord shards that exist already, whoever wrote them: names, records, labels.
+"""Records of TFRecord shards that any program wrote: what they say, and what their labels mean.
 
 Known writers, and how to tell them:
 
@@ -12,69 +12,25 @@ Known writers, and how to tell them:
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, SourceError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError
 from imagenet_prep.dataset import example, manifest, naming, schema, tfrecord
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.sources.labelling import Labelling, LabelUse
-from imagenet_prep.sources.labels import ClassList, official_classes
-
-_PLAIN = re.compile(r"(train|validation)-(\d{5})-of-(\d{5})")
-_TFDS = re.compile(r"\w+-(train|validation)\.tfrecord-(\d{5})-of-(\d{5})")
-_WNID = re.compile(r"n\d{8}")
+from imagenet_prep.sources.labels import WNID, ClassList, official_classes
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 
 _TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME = "image", "label", "file_name"
 _TFDS_KEYS = {_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME}
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
 _BOX_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
-# Of a list in one sentence.
-_SHOWN = 5
-
 OnDamage = Callable[[DataDamagedError], None]
-
-
-class ShardFile(NamedTuple):
-    """One shard as it lies there.
-
-    Attributes:
-      split: "train" or "validation".
-      number: 0-based, whatever the file's name begins to count from.
-      num_shards: of the split.
-      path: the file.
-      num_bytes: its size.
-    """
-
-    split: str
-    number: int
-    num_shards: int
-    path: Path
-    num_bytes: int
-
-    @property
-    def name(self) -> str:
-        """The name this shard has in a data set of this program."""
-        return naming.shard_name(self.split, self.number, self.num_shards)
-
-
-@dataclass(frozen=True)
-class TfrecordSet:
-    """The shards of one folder.
-
-    Attributes:
-      root: the folder.
-      splits: shards by split, in order, none missing.
-      manifest: of the set, where this program made it.
-    """
-
-    root: Path
-    splits: dict[str, tuple[ShardFile, ...]]
-    manifest: manifest.Manifest | None
+_Kind = TypeVar("_Kind", bytes, int)
+_CALLED = {bytes: "byte string", int: "integer"}
 
 
 class Entry(NamedTuple):
@@ -98,74 +54,6 @@ class Entry(NamedTuple):
     text: str
     filename: str
     boxes: Boxes
-
-
-def find(root: Path) -> TfrecordSet:
-    """Returns the set of shards in `root`, or in train/ and validation/ below it.
-
-    Raises:
-      UsageError: there is none.
-      SourceError: shards are missing, or shards of two sets lie there.
-      ManifestError: its dataset.json is damaged.
-    """
-    if not root.is_dir():
-        raise UsageError(f"{root}: no such folder")
-    files: dict[str, dict[tuple[Path, int], dict[int, Path]]] = {}
-    for folder in (root, *(root / split for split in schema.SPLITS)):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            named = _parts(path.name)
-            if named and path.is_file():
-                family = (folder, named.num_shards)
-                files.setdefault(named.split, {}).setdefault(family, {})[named.number] = path
-    if not files:
-        there = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
-        raise UsageError(
-            f"{root}: no TFRecord shards here; found {there}. Shards are named "
-            "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
-            "flat or in train/ and validation/."
-        )
-    splits = {
-        split: _in_order(root, split, files[split]) for split in schema.SPLITS if split in files
-    }
-    path = root / naming.MANIFEST
-    there_is = manifest.loads(path.read_bytes(), str(path)) if path.is_file() else None
-    return TfrecordSet(root, splits, there_is)
-
-
-def _in_order(
-    root: Path, split: str, families: dict[tuple[Path, int], dict[int, Path]]
-) -> tuple[ShardFile, ...]:
-    (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
-    strangers = [
-        path for family in families.values() if family is not numbered for path in family.values()
-    ]
-    # The AWS resizer raises its counter before it makes the name.
-    first = 1 if total in numbered and 0 not in numbered else 0
-    expected = range(first, first + total)
-    missing = [number for number in expected if number not in numbered]
-    strangers += [path for number, path in numbered.items() if number not in expected]
-    problems = []
-    if missing:
-        named = ", ".join(f"{number:05d}" for number in missing[:_SHOWN])
-        problems.append(
-            f"{len(missing)} of {total} shards are missing ({named}"
-            f"{', ...' if len(missing) > _SHOWN else ''})"
-        )
-    if strangers:
-        names = ", ".join(str(path.relative_to(root)) for path in sorted(strangers)[:_SHOWN])
-        problems.append(
-            f"{len(strangers)} surplus files, of another set or another number of shards ({names})"
-        )
-    if problems:
-        raise SourceError(
-            f"{root}: {split}: {'; '.join(problems)}. Names count from {first} to "
-            f"{first + total - 1}. Add the missing shards, or move away the files "
-            "that do not belong here."
-        )
-    return tuple(
-        ShardFile(split, number - first, total, path, path.stat().st_size)
-        for number, path in sorted(numbered.items())
-    )
 
 
 def entries(
@@ -212,38 +100,6 @@ def entries(
             report(DataDamagedError(f"{name}: holds no record"))
 
 
-def split_of(name: str) -> str:
-    """Returns the split of a shard's file name, "" where it is none."""
-    named = _parts(name)
-    return named.split if named else ""
-
-
-def becomes(path: str, name: str) -> bool:
-    """Returns whether a shard that `find` lists as `path` may be called `name` here.
-
-    Args:
-      path: relative to the folder.
-      name: in a data set of this program.
-    """
-    base = path.rpartition("/")[2]
-    there, here = _parts(base), naming.parse_shard_name(name)
-    return (
-        there is not None
-        and here is not None
-        and path in (base, *(f"{folder}/{base}" for folder in schema.SPLITS))
-        and (here.split, here.num_shards) == (there.split, there.num_shards)
-        # Names may count from 1.
-        and there.number - here.number in (0, 1)
-        and here.number < here.num_shards
-    )
-
-
-def _parts(name: str) -> naming.ShardName | None:
-    """Returns the parts of a shard's name, whoever gave it; the number as the name says it."""
-    match = _PLAIN.fullmatch(name) or _TFDS.fullmatch(name)
-    return naming.ShardName(match[1], int(match[2]), int(match[3])) if match else None
-
-
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
     """Returns how errors call a record."""
     return f"{shard.path.name}: record {record.number} at byte {record.offset:,}"
@@ -258,11 +114,11 @@ def parse(payload: bytes) -> Entry:
     features = example.decode_features(payload)
     if features.keys() == _TFDS_KEYS:
         filename = _text(features, _TFDS_NAME)
-        wnid_of_file = _WNID.match(filename)
+        wnid_of_file = WNID.match(filename)
         return Entry(
             features=features,
-            encoded=_bytes(features, _TFDS_IMAGE),
-            label=_int(features, _TFDS_LABEL),
+            encoded=_one(features, _TFDS_IMAGE, bytes),
+            label=_one(features, _TFDS_LABEL, int),
             name=wnid_of_file[0] if wnid_of_file else "",
             text="",
             filename=filename,
@@ -284,8 +140,8 @@ def parse(payload: bytes) -> Entry:
         raise DataDamagedError(f"{schema.FILENAME} is empty")
     return Entry(
         features=features,
-        encoded=_bytes(features, schema.ENCODED),
-        label=_int(features, schema.LABEL),
+        encoded=_one(features, schema.ENCODED, bytes),
+        label=_one(features, schema.LABEL, int),
         name=name,
         text=text,
         filename=filename,
@@ -361,14 +217,14 @@ def label_uses(shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
     return list(counts.values())
 
 
-def listed_classes(root: Path, made: manifest.Manifest) -> ClassList:
+def listed_classes(root: Path, there: manifest.Manifest) -> ClassList:
     """Returns the class list of a data set of ours.
 
     Raises:
       ManifestError: labels.txt is not what the manifest says.
     """
     path = root / naming.LABELS
-    expected = {file.name: file.sha256 for file in made.files}
+    expected = {file.name: file.sha256 for file in there.files}
     data = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(data).hexdigest() != expected[naming.LABELS]:
         raise ManifestError(f"{path}: missing, or not what {naming.MANIFEST} says. Fetch it again.")
@@ -385,25 +241,17 @@ def _boxes(features: dict[str, example.Value]) -> Boxes:
     return Boxes(*(tuple(float(value) for value in side) for side in sides))
 
 
-def _one(features: dict[str, example.Value], key: str, kind: type) -> bytes | float | int:
+def _one(features: dict[str, example.Value], key: str, kind: type[_Kind]) -> _Kind:
+    """Returns the only value of a feature."""
     values = features[key]
-    if len(values) != 1 or type(values[0]) is not kind:
-        raise DataDamagedError(f"{key} is not one {'integer' if kind is int else 'byte string'}")
-    return values[0]
-
-
-def _bytes(features: dict[str, example.Value], key: str) -> bytes:
-    value = _one(features, key, bytes)
-    assert isinstance(value, bytes)
+    value = values[0] if len(values) == 1 else None
+    if type(value) is not kind:
+        raise DataDamagedError(f"{key} is not one {_CALLED[kind]}")
     return value
-
-
-def _int(features: dict[str, example.Value], key: str) -> int:
-    return int(_one(features, key, int))
 
 
 def _text(features: dict[str, example.Value], key: str) -> str:
     try:
-        return _bytes(features, key).decode()
+        return _one(features, key, bytes).decode()
     except UnicodeDecodeError as error:
         raise DataDamagedError(f"{key} is not UTF-8: {error}") from error

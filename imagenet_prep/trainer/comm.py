@@ -1,4 +1,4 @@
-"""What ranks say to each other: by Horovod, or nothing where there is one rank.
+"""How ranks communicate: by Horovod, or not at all if there is only one.
 
 Horovod with Keras 3 wants raw variables (`v.value`): its optimizer wrapper and callbacks run,
 but average nothing. tests/trainer/test_two_ranks.py holds two real ranks against one.
@@ -9,28 +9,32 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 
-# Where reading stands, or an error's message: a few hundred bytes.
+# The position of the reader, or an error's message: a few hundred bytes.
 _MAX_OBJECT_BYTES = 1 << 20
 
 
-class Comm(Protocol):
-    """All ranks call the same methods in the same order."""
+class Comm:
+    """What ranks do together; all call the same methods in the same order. This is the only rank.
 
-    @property
-    def world(self) -> World:
-        """Which rank this is."""
+    Attributes:
+      world: which rank this is.
+    """
+
+    world = World()
 
     def tape(self, tape: Any) -> Any:
         """Returns a gradient tape whose gradients are the mean over the ranks."""
+        return tape
 
     def sum(self, tensor: Any) -> Any:
         """Returns the sum over the ranks; works inside tf.function."""
+        return tensor
 
     def average_variables(self, variables: Sequence[Any]) -> None:
         """Sets each variable to its mean over the ranks."""
@@ -41,45 +45,19 @@ class Comm(Protocol):
     def broadcast_object(self, value: Any) -> Any:
         """Returns what `value` is on rank 0, as JSON has it: a tuple becomes a list.
 
-        Never a pickle, as Horovod's own: that would run whatever another rank says. What is no
-        JSON travels as variables.
+        It is never a pickle, as Horovod's own would be: a pickle runs whatever the sender wants.
+        What is not JSON is sent as variables.
 
         Raises:
-          ImagenetPrepError: what came is no JSON, or more than 1 MiB of it.
+          ImagenetPrepError: the received bytes are not JSON, or more than 1 MiB.
         """
+        return canonical.loads(canonical.dumps(value))
 
     def close(self) -> None:
         """Waits for all ranks and parts from them."""
 
 
-class Alone:
-    """One process: every mean is what it is."""
-
-    world = World()
-
-    def tape(self, tape: Any) -> Any:
-        """Returns the tape itself."""
-        return tape
-
-    def sum(self, tensor: Any) -> Any:
-        """Returns the tensor itself."""
-        return tensor
-
-    def average_variables(self, variables: Sequence[Any]) -> None:
-        """Leaves them as they are."""
-
-    def broadcast_variables(self, variables: Sequence[Any]) -> None:
-        """Leaves them as they are."""
-
-    def broadcast_object(self, value: Any) -> Any:
-        """Returns the value as it would arrive."""
-        return canonical.loads(canonical.dumps(value))
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class Horovod:
+class Horovod(Comm):
     """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:
@@ -109,7 +87,7 @@ class Horovod:
         self._compression = compression.fp16 if fp16_compression else compression.none
 
     def tape(self, tape: Any) -> Any:
-        """Returns Horovod's tape: each gradient travels as soon as it is known."""
+        """Returns Horovod's tape: each gradient is sent as soon as it is known."""
         return self._hvd.DistributedGradientTape(tape, compression=self._compression)
 
     def sum(self, tensor: Any) -> Any:
@@ -159,7 +137,7 @@ class Horovod:
         """Waits for all ranks and parts from them."""
         import tensorflow as tf
 
-        self.sum(tf.zeros([]))  # ends when all ranks have come
+        self.sum(tf.zeros([]))  # returns when all ranks are here
         self._hvd.shutdown()
 
 
@@ -174,10 +152,11 @@ def connect(*, fp16_compression: bool) -> Comm:
         world = World.from_environment()
     except ValueError as error:
         raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
-    return Horovod(world, fp16_compression=fp16_compression) if world.size > 1 else Alone()
+    return Horovod(world, fp16_compression=fp16_compression) if world.size > 1 else Comm()
 
 
-# Launchers take the process that ends first for the cause, and its exit code for the job's.
+# Launchers report the process that ends first, with its exit code. So a rank that lost another one
+# waits this long before it ends itself.
 _LEFT_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""From settings to the numbers of a run: what depends on the ranks and on the data set."""
+"""The numbers of a run, from its settings, the number of ranks and the size of the data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, Schedule
 
-# From here on the tutorial's runs used LARC: train_more_aug.sh, for 128 and 256 GPUs.
+# With this many GPUs or more, the tutorial's runs used LARC: train_more_aug.sh, for 128 and 256.
 _TUTORIAL_LARGE = 128
 _LOSS_SCALE = 1024.0
 _RECIPE_EPOCHS = 90
@@ -72,27 +72,17 @@ def resolve(config: Config, world_size: int, num_examples: int, num_classes: int
             f"{num_examples:,} images, fewer than one step of {world_size} ranks with "
             f"{config.batch_size} each. Choose a smaller --batch-size or fewer ranks."
         )
-    total_steps = max(1, int(config.num_epochs * num_examples) // batch)
     recipe = _tutorial(batch, world_size) if config.recipe == "tutorial" else _v15(batch)
-    chosen = dict(recipe)
-    for name in chosen:
-        given = getattr(config, name)
-        # A switch that was not given says nothing.
-        if given is not None and given is not False:
-            chosen[name] = given
     if config.lr is None and config.optimizer not in (None, recipe["optimizer"]):
         raise UsageError(
             f"--optimizer {config.optimizer}: recipe {config.recipe} has no learning rate for it "
             f"on {world_size} ranks. Give --lr."
         )
-    # What recipes count in epochs is for 90; runs that are shorter keep the shape.
-    shrink = min(1.0, config.num_epochs / _RECIPE_EPOCHS)
-    warmup_epochs = config.warmup_epochs
-    if warmup_epochs is None:
-        warmup_epochs = shrink * recipe["warmup_epochs"]
+    # A flag that was not given is None, and a switch is False.
+    given = {name: getattr(config, name) for name in recipe if name != "warmup_epochs"}
+    chosen = recipe | {n: v for n, v in given.items() if v is not None and v is not False}
     optimizer = chosen["optimizer"]
-    scale = config.loss_scale or (_LOSS_SCALE if config.precision == "float16" else 1.0)
-    kind = chosen["schedule"]
+    total_steps = max(1, int(config.num_epochs * num_examples) // batch)
     return Run(
         model=config.model,
         num_classes=num_classes,
@@ -108,18 +98,29 @@ def resolve(config: Config, world_size: int, num_examples: int, num_classes: int
         trust_coefficient=config.trust_coefficient or _TRUST[optimizer],
         label_smoothing=chosen["label_smoothing"],
         precision=config.precision,
-        loss_scale=scale,
+        loss_scale=config.loss_scale or (_LOSS_SCALE if config.precision == "float16" else 1.0),
         fp16_compression=config.fp16_compression,
         seed=config.seed,
-        schedule=Schedule(
-            kind=kind,
-            peak=chosen["lr"],
-            warmup_steps=min(round(warmup_epochs * steps_per_epoch), total_steps - 1),
-            total_steps=total_steps,
-            drops=tuple(round(epoch * shrink * steps_per_epoch) for epoch in STEP_EPOCHS)
-            if kind == "steps"
-            else (),
-        ),
+        schedule=_schedule(config, chosen, steps_per_epoch, total_steps),
+    )
+
+
+def _schedule(
+    config: Config, chosen: dict[str, Any], steps_per_epoch: int, total_steps: int
+) -> Schedule:
+    # What recipes count in epochs is for 90 epochs; a shorter run keeps the shape.
+    shrink = min(1.0, config.num_epochs / _RECIPE_EPOCHS)
+    warmup_epochs = config.warmup_epochs
+    if warmup_epochs is None:
+        warmup_epochs = shrink * chosen["warmup_epochs"]
+    kind = chosen["schedule"]
+    drops = STEP_EPOCHS if kind == "steps" else ()
+    return Schedule(
+        kind=kind,
+        peak=chosen["lr"],
+        warmup_steps=min(round(warmup_epochs * steps_per_epoch), total_steps - 1),
+        total_steps=total_steps,
+        drops=tuple(round(epoch * shrink * steps_per_epoch) for epoch in drops),
     )
 
 

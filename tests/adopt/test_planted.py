@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep.adopt import Config, adopt
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.sources import tfrecords
+from imagenet_prep.sources import shard_files
 from tests.kit.dataset import everything
 
 SHARD = "train-00000-of-00001"
@@ -112,4 +112,4 @@ def test_shards_behind_a_planted_link_are_not_moved(root: Path, tmp_path: Path) 
     ],
 )
 def test_moves_that_adopt_makes_are_known_as_such(path: str, name: str) -> None:
-    assert tfrecords.becomes(path, name)
+    assert shard_files.becomes(path, name)

@@ -284,6 +284,6 @@ def test_box_labels_may_be_absent_beside_boxes() -> None:
 def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -> None:
     payload = message(parts(SOUND) | {schema.COLORSPACE: field(1, field(1, b"Gray"))})
 
-    assert example.decode(payload, {schema.COLORSPACE: example.UNTRUE}) == SOUND
+    assert example.decode(payload, {schema.COLORSPACE: example.WRONG}) == SOUND
     with pytest.raises(DataDamagedError, match=r"image/colorspace is b'Gray', expected b'RGB'"):
-        example.decode(payload, {schema.CHANNELS: example.UNTRUE})
+        example.decode(payload, {schema.CHANNELS: example.WRONG})

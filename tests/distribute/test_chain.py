@@ -63,7 +63,7 @@ class Run:
         self.members = members
 
     def tell(self, member: Member, kind: str, **fields: Any) -> None:
-        self.chain.told(member, Frame(kind, fields))
+        self.chain.message(member, Frame(kind, fields))
 
     def finish(self, *members: Member) -> None:
         for member in members:
@@ -309,7 +309,7 @@ def test_whatever_givers_say_every_run_ends_and_honest_hosts_get_all(
         else:
             said = Frame("stored", {"name": "a"}) if member.lacking else Frame("whole", {})
         try:
-            run.chain.told(member, said)
+            run.chain.message(member, said)
         except BrokenError as error:
             run.chain.giver_broken(member, str(error))
     assert run.chain.is_over(now_s)

@@ -22,15 +22,6 @@ from tests.kit.http_server import serve
 Official = Callable[..., None]
 
 
-def test_names_and_md5_are_those_that_prepare_expects() -> None:
-    from imagenet_prep.sources import ilsvrc, labels
-
-    known = {archive.name: archive.md5 for archive in download.ARCHIVES.values()}
-
-    assert ilsvrc.OFFICIAL_MD5.items() <= known.items()
-    assert {*ilsvrc.ARCHIVES.values(), labels.DEVKIT} <= set(known)
-
-
 def test_three_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
     with serve(FILES) as server:
         result = command.run("download", *arguments(tmp_path, server.url, "--allow-other"))

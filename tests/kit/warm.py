@@ -32,7 +32,7 @@ VERBS = (
     *("imagenet_prep.report", "imagenet_prep.resize", "imagenet_prep.show", "imagenet_prep.verify"),
     *(
         "imagenet_prep.preparation.rewrite",
-        "imagenet_prep.preparation.survey",
+        "imagenet_prep.preparation.existing_set",
         "imagenet_prep.reporting.page",
     ),
     *("imagenet_prep.reporting.compare", "imagenet_prep.distribute.replica"),

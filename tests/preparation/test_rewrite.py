@@ -16,7 +16,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
-from imagenet_prep.sources import tfrecords
+from imagenet_prep.sources import shard_files
 from tests.kit.dataset import stamps
 from tests.kit.tfrecords import picture, plain, write_set
 
@@ -35,7 +35,7 @@ def given(root: Path, *train: ImageExample) -> Path:
 
 
 def job(root: Path, *splits: str, **more: Any) -> rewrite.Job:
-    found = tfrecords.find(root)
+    found = shard_files.find(root)
     options = {"policy": None, "workers": Workers(1, "threads"), "quiet": True, **more}
     return rewrite.Job(found, splits or tuple(found.splits), **options)
 
@@ -58,7 +58,7 @@ def test_originals_are_kept_byte_for_byte_and_grey_ones_are_declared(tmp_path: P
 
     made = load(tmp_path / "out")
     assert [image.encoded for image in images(tmp_path / "out")] == [grey(2), plain(0)]
-    assert made.lacks == {schema.COLORSPACE: example.UNTRUE}
+    assert made.lacks == {schema.COLORSPACE: example.WRONG}
     assert made.producer.libraries == {}
     assert [source.members for source in made.sources] == [2, 2]
 

@@ -10,6 +10,7 @@ import pytest
 
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.levels import LEVELS
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
@@ -97,7 +98,7 @@ def flip(place: int, bit: int = 0) -> Callable[[bytearray], None]:
     return edit
 
 
-@pytest.mark.parametrize("level", check.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_a_sound_shard_has_no_problem(dataset: Dataset, name: str, level: str) -> None:
     assert dataset.check(name, level).problems == []
@@ -143,7 +144,7 @@ def test_a_flipped_bit_anywhere_is_found(dataset: Dataset) -> None:
     assert dataset.check().problems == []
 
 
-@pytest.mark.parametrize("level", check.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("target", [FIRST, f"index/{FIRST}"], ids=["shard", "index"])
 def test_a_missing_file_is_named(dataset: Dataset, target: str, level: str) -> None:
     (dataset.root / target).unlink()
@@ -158,7 +159,7 @@ def test_a_folder_in_the_place_of_a_shard_is_a_missing_file(dataset: Dataset) ->
     assert dataset.check().problems == [f"{FIRST}: missing"]
 
 
-@pytest.mark.parametrize("level", check.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_a_truncated_shard_is_found_by_its_size(dataset: Dataset, level: str) -> None:
     start, size = dataset.record(4), dataset.shards[FIRST].num_bytes
     dataset.change(FIRST, lambda data: data.__delitem__(slice(start + 50, None)))
@@ -176,7 +177,7 @@ def test_truncation_at_a_record_boundary_is_found_too(dataset: Dataset) -> None:
     assert f"{FIRST}: {start:,} bytes, expected {size:,}" in dataset.check().problems
 
 
-@pytest.mark.parametrize("level", check.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_extra_bytes_are_found(dataset: Dataset, level: str) -> None:
     size = dataset.shards[FIRST].num_bytes
     dataset.change(FIRST, lambda data: data.extend(b"more"))

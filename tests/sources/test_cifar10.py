@@ -139,7 +139,7 @@ def test_a_truncated_archive_is_refused(root: Path, tmp_path: Path) -> None:
 def test_a_missing_batch_is_named(root: Path) -> None:
     batch(root, "data_batch_3").unlink()
     source = find(root)
-    with pytest.raises(SourceError, match=r"data_batch_3 cannot be read"):
+    with pytest.raises(SourceError, match=r"cannot be read: .*data_batch_3"):
         list(source.images(source.index_tasks("train")[2]))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
-from imagenet_prep.sources import tfrecords
+from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, official_classes
 from tests.kit import foreign
@@ -45,7 +45,7 @@ def test_shards_are_numbered_from_0_whatever_their_names(
     tmp_path: Path, pattern: str, first: int
 ) -> None:
     make(tmp_path, *(pattern.format(number + first) for number in (2, 0, 1)), "README", "train.txt")
-    found = tfrecords.find(tmp_path)
+    found = shard_files.find(tmp_path)
 
     assert list(found.splits) == ["train"]
     assert found.manifest is None
@@ -73,7 +73,7 @@ def test_missing_and_extra_numbers_are_named(tmp_path: Path, numbers: list[int],
     make(tmp_path, *(f"train-{number:05d}-of-00003" for number in numbers))
 
     with pytest.raises(SourceError, match=re.escape(says)):
-        tfrecords.find(tmp_path)
+        shard_files.find(tmp_path)
 
 
 @given(st.integers(1, 12), st.sampled_from([0, 1]), st.data())
@@ -87,31 +87,31 @@ def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataO
         lost = data.draw(st.sets(st.sampled_from(whole), max_size=total - 1))
         make(root, *(name for name in whole if name not in lost))
         if not lost:
-            assert len(tfrecords.find(root).splits["validation"]) == total
+            assert len(shard_files.find(root).splits["validation"]) == total
             return
         with pytest.raises(SourceError, match=f"{len(lost)} of {total} shards are missing"):
-            tfrecords.find(root)
+            shard_files.find(root)
 
 
 def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
     make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
 
     with pytest.raises(SourceError, match="surplus files, of another set"):
-        tfrecords.find(tmp_path)
+        shard_files.find(tmp_path)
 
 
 def test_no_shards_is_a_usage_error_that_says_what_is_there(tmp_path: Path) -> None:
     make(tmp_path, "a.tar", "train-1-of-2")
 
     with pytest.raises(UsageError, match=r"found a\.tar, train-1-of-2"):
-        tfrecords.find(tmp_path)
+        shard_files.find(tmp_path)
     with pytest.raises(UsageError, match="no such folder"):
-        tfrecords.find(tmp_path / "absent")
+        shard_files.find(tmp_path / "absent")
 
 
-def written(tmp_path: Path, writer: foreign.Writer, **how: object) -> tfrecords.ShardFile:
+def written(tmp_path: Path, writer: foreign.Writer, **how: object) -> shard_files.ShardFile:
     foreign.write(tmp_path, IMAGES, writer, num_shards={"train": 1}, **how)
-    (shard,) = tfrecords.find(tmp_path).splits["train"]
+    (shard,) = shard_files.find(tmp_path).splits["train"]
     return shard
 
 
@@ -139,7 +139,7 @@ def test_members_are_where_the_shard_says(
 def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset: int) -> None:
     written(tmp_path, foreign.slim, offset=offset)
 
-    labelling = tfrecords.known_labelling(tfrecords.find(tmp_path), ["train"])
+    labelling = tfrecords.known_labelling(shard_files.find(tmp_path), ["train"])
 
     assert labelling == Labelling(OFFICIAL, offset)
 
@@ -147,7 +147,7 @@ def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset
 def test_classes_counted_otherwise_need_the_whole_set(tmp_path: Path) -> None:
     written(tmp_path, foreign.slim, own_classes=True)
 
-    assert tfrecords.known_labelling(tfrecords.find(tmp_path), ["train"]) is None
+    assert tfrecords.known_labelling(shard_files.find(tmp_path), ["train"]) is None
 
 
 def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it(
@@ -159,7 +159,7 @@ def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it
         image = IMAGES[0]._replace(key=f"{wnid}/{wnid}_1.JPEG", wnid=wnid)
         record = foreign.frame(foreign.encode(foreign.tpu(image, number)))
         (tmp_path / f"train-{number:05d}-of-00004").write_bytes(record)
-    found = tfrecords.find(tmp_path)
+    found = shard_files.find(tmp_path)
     uses = [use for s in found.splits["train"] for use in tfrecords.label_uses(s, pytest.fail)]
 
     assert tfrecords.known_labelling(found, ["train"]) is None

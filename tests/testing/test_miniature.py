@@ -20,7 +20,8 @@ import scipy.io
 from PIL import Image
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.testing import miniature
+from imagenet_prep.testing import photographs
+from imagenet_prep.testing.devkit import Synset, make_devkit
 from imagenet_prep.testing.miniature import (
     DEVKIT_ARCHIVE,
     IMAGENET_SIZE,
@@ -28,8 +29,6 @@ from imagenet_prep.testing.miniature import (
     TRAIN_ARCHIVE,
     VALIDATION_ARCHIVE,
     Miniature,
-    Synset,
-    make_devkit,
     make_miniature,
 )
 from tests.kit.miniature import edit_train_tar, miniature_for_tests, rewrite_tar
@@ -309,7 +308,7 @@ def test_impossible_numbers_are_refused(
 def test_missing_photographs_are_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    miniature._photograph_path.cache_clear()
+    photographs.photograph_path.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[demo\]'"):

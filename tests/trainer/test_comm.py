@@ -13,7 +13,7 @@ import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Alone, Comm, Horovod
+from imagenet_prep.trainer.comm import Comm, Horovod
 
 pytestmark = [pytest.mark.tf, pytest.mark.usefixtures("tf")]
 
@@ -61,7 +61,7 @@ def test_a_value_is_the_same_on_every_rank(monkeypatch: pytest.MonkeyPatch, valu
 
     assert wire.rank(0, monkeypatch).broadcast_object(value) == value
     assert wire.rank(1, monkeypatch).broadcast_object("of rank 1") == value
-    assert Alone().broadcast_object(value) == value
+    assert Comm().broadcast_object(value) == value
 
 
 class Poison:
@@ -107,7 +107,7 @@ def test_an_object_without_bounds_is_not_waited_for(
 
 def test_what_is_no_json_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
-    for comm in (Alone(), wire.rank(0, monkeypatch)):
+    for comm in (Comm(), wire.rank(0, monkeypatch)):
         with pytest.raises(TypeError):
             comm.broadcast_object(ValueError("an object"))
     assert wire.sent == {}

@@ -16,7 +16,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.trainer import checkpoint
-from imagenet_prep.trainer.comm import Alone
+from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from tests.kit.command import started
 from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, arguments, flags, rows
@@ -183,11 +183,11 @@ def test_another_run_does_not_go_on_from_this_ones_checkpoints(
 def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of_rank_0(_: Alone, value: Any) -> Any:
+    def of_rank_0(_: Comm, value: Any) -> Any:
         found, place, failure = value
         return found, {**place, "nodes": 2}, failure
 
-    monkeypatch.setattr(Alone, "broadcast_object", of_rank_0)
+    monkeypatch.setattr(Comm, "broadcast_object", of_rank_0)
     with pytest.raises(UsageError, match="the state has nodes 2, this reader 1"):
         train(tmp_path / "run")
 
@@ -262,12 +262,12 @@ def test_what_is_exported_gives_the_models_answers(
 
 
 def test_evaluation_refuses_to_leave_an_example_out(tf: Any) -> None:
-    from imagenet_prep.trainer.comm import Alone
+    from imagenet_prep.trainer.comm import Comm
     from imagenet_prep.trainer.evaluation import evaluate
 
     batch = {"images": None, "class_index": None, "mask": None}
     with pytest.raises(DataDamagedError, match="counted 3 examples, expected 4"):
-        evaluate(lambda *_: tf.constant([3.0, 1, 1, 1], tf.float64), [batch], 4, Alone())
+        evaluate(lambda *_: tf.constant([3.0, 1, 1, 1], tf.float64), [batch], 4, Comm())
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""Reads an existing set of shards whole and says what is wrong with it and what it lacks.
+"""The check of an existing set: reads all its shards, lists what is wrong and what is missing.
 
-Changes nothing. What no record may be wrong in (CRCs, labels, keys, JPEGs) is a problem; what
-consumers can live without (words, boxes, true sizes) is a lack, which a manifest can declare.
+Nothing is changed. A wrong CRC, label, key or JPEG is a problem. What readers can do without
+(words, boxes, true sizes) is only missing, and a manifest can declare it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
@@ -19,12 +19,14 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.member import Member
+from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.ilsvrc import count_problems
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.source import VALIDATION_NAME
-from imagenet_prep.sources.tfrecords import Entry, ShardFile, TfrecordSet
+from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.folder import LocalStore
 
 _CONSTANTS: dict[str, bytes | int] = {
@@ -33,15 +35,15 @@ _CONSTANTS: dict[str, bytes | int] = {
     schema.CHANNELS: 3,
 }
 
-# Problems of a shard that are named; where all records have one, more say nothing new.
-_NAMED = 1000
+# Problems listed for one shard; if all its records have one, more of them say nothing new.
+_MAX_PROBLEMS = 1000
 
-# The worst of a key is what the manifest says of it.
-_WORST_FIRST = (example.ABSENT, example.UNTRUE, example.EMPTY)
+# The manifest states the worst that any record has for a key.
+_WORST_FIRST = (example.ABSENT, example.WRONG, example.EMPTY)
 
 # What receipts hold, as for `canonical.fits`. A use is (name, text, label, examples, where).
 _LABELS = {"uses": [[str, str, int, int, str]], "damage": [str], "examples": int}
-_SURVEY = {
+_CHECKED = {
     **dict.fromkeys(("shard", "sha256"), str),
     **dict.fromkeys(("examples", "num_bytes", "not_rgb", "max_height", "max_width"), int),
     "record_bytes": [int],
@@ -52,25 +54,14 @@ _SURVEY = {
 }
 
 
-class ShardTask(NamedTuple):
-    """One shard to read."""
-
-    shard: ShardFile
-
-    @property
-    def name(self) -> str:
-        """The receipt's name."""
-        return self.shard.name
-
-
 @dataclass(frozen=True)
 class LabelWork:
-    """Lists the classes and labels of a shard, where only the whole set tells what they mean."""
+    """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
 
-    def __call__(self, task: ShardTask) -> engine.Result:
+    def __call__(self, shard: ShardFile) -> engine.Result:
         """Returns the uses, and what is damaged, as the receipt."""
         damage: list[str] = []
-        uses = tfrecords.label_uses(task.shard, lambda error: damage.append(str(error)))
+        uses = tfrecords.label_uses(shard, lambda error: damage.append(str(error)))
         examples = sum(use.examples for use in uses)
         return engine.Result({"uses": uses, "damage": damage, "examples": examples})
 
@@ -93,15 +84,14 @@ class _Report:
 
 
 @dataclass(frozen=True)
-class SurveyWork:
+class CheckWork:
     """Reads one shard."""
 
     labelling: Labelling
 
-    def __call__(self, task: ShardTask) -> engine.Result:
-        """Returns what a manifest says of a shard, its record sizes, problems and lacks."""
+    def __call__(self, shard: ShardFile) -> engine.Result:
+        """Returns what a manifest says about a shard, its record sizes, problems and lacks."""
         report = _Report()
-        shard = task.shard
 
         def problem(error: Exception) -> None:
             report.problems.append(str(error))
@@ -116,11 +106,13 @@ class SurveyWork:
                 problem(error)
                 continue
             try:
-                _look_at(record.payload, entry, report)
+                _check_record(record.payload, entry, report)
             except (BadImageError, DataDamagedError) as error:
                 report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
-        if (more := len(report.problems) - _NAMED) > 0:
-            report.problems[_NAMED:] = [f"{shard.path.name}: {more:,} more problems like these"]
+        if (more := len(report.problems) - _MAX_PROBLEMS) > 0:
+            report.problems[_MAX_PROBLEMS:] = [
+                f"{shard.path.name}: {more:,} more problems like these"
+            ]
         sha256 = ""
         if not report.problems:
             with open(shard.path, "rb") as stream:
@@ -143,12 +135,12 @@ class SurveyWork:
         )
 
 
-def _look_at(payload: bytes, entry: Entry, report: _Report) -> None:
+def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
     """Adds what one record lacks.
 
     Raises:
-      BadImageError: it holds no JPEG.
-      DataDamagedError: nothing that could be declared makes it a record of the schema.
+      BadImageError: its image is not a JPEG.
+      DataDamagedError: it does not fit the schema, even with what may be missing.
     """
     features = entry.features
     image = keep(entry.encoded)
@@ -158,10 +150,10 @@ def _look_at(payload: bytes, entry: Entry, report: _Report) -> None:
     true = _CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
-            lacks[key] = example.UNTRUE
+            lacks[key] = example.WRONG
     if not is_rgb(entry.encoded):
         report.not_rgb += 1
-        lacks.setdefault(schema.COLORSPACE, example.UNTRUE)
+        lacks.setdefault(schema.COLORSPACE, example.WRONG)
     if features.get(schema.TEXT) == (b"",):
         lacks[schema.TEXT] = example.EMPTY
     if schema.ENCODED in features:
@@ -179,13 +171,13 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns what the labels of a set mean, from a few shards or, where they do not tell, all.
+    """Returns what the labels of a set mean: from a few shards, or from all if that is not enough.
 
     Args:
       found, splits: what to read.
       store: for receipts.
       workers: how much runs at once.
-      known: a class list to prefer where it fits.
+      known: a class list to prefer if it fits.
       quiet: show no progress.
 
     Raises:
@@ -196,7 +188,7 @@ def settle_labels(
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
     stage = engine.Stage("labels", identity(shards), store, LabelWork(), _LABELS)
-    receipts = engine.run(stage, [*map(ShardTask, shards)], workers, title="labels", quiet=quiet)
+    receipts = engine.run(stage, shards, workers, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
         raise DataDamagedError(
             "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
@@ -219,7 +211,7 @@ def note_validation(member: Member, class_index: dict[str, int]) -> None:
 def check_validation_labels(
     receipts: Sequence[dict[str, Any]], classes: ClassList, root: Path
 ) -> None:
-    """Holds all 50,000 validation labels against the known ones, where all are there.
+    """Compares the 50,000 validation labels with the known ones, if all are there.
 
     Raises:
       SourceError: they differ.
@@ -228,24 +220,14 @@ def check_validation_labels(
     check_validation(classes, noted, str(root))
 
 
-def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
-    """Returns members by class index over the receipts of shards."""
-    counts = [0] * num_classes
-    for receipt in receipts:
-        for index, count in receipt["num_per_class"].items():
-            if int(index) < num_classes:
-                counts[int(index)] += count
-    return counts
-
-
 @dataclass(frozen=True)
-class Survey:
-    """What is known of a set after all of it was read.
+class ExistingSet:
+    """The result of the check.
 
     Attributes:
       labelling: what its labels mean.
       receipts: of its shards, by split, in order.
-      problems: one sentence each; empty where it can be adopted.
+      problems: one sentence each; empty if the set can be adopted.
     """
 
     labelling: Labelling
@@ -254,7 +236,7 @@ class Survey:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """What records do not hold, by key; the worst of all records."""
+        """Keys that are missing, wrong or empty in some records; the worst of all records."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)
             for key, kinds in sorted(self.lack_counts.items())
@@ -271,7 +253,7 @@ class Survey:
 
     @property
     def count_problems(self) -> list[str]:
-        """How counts differ from ILSVRC2012's, in words."""
+        """How counts differ from ILSVRC2012's, one sentence each."""
         classes = self.labelling.classes
         problems = [
             problem
@@ -296,14 +278,14 @@ class Survey:
         return [receipt for receipts in self.receipts.values() for receipt in receipts]
 
 
-def survey(
+def check_existing_set(
     found: TfrecordSet, store: LocalStore, workers: engine.Workers, *, quiet: bool
-) -> Survey:
+) -> ExistingSet:
     """Reads all shards of a set.
 
     Args:
       found: the set.
-      store: for receipts, so that a run that was killed need not read twice.
+      store: for receipts, so that the next run need not read again what a killed one has read.
       workers: how much runs at once.
       quiet: show no progress.
 
@@ -316,9 +298,9 @@ def survey(
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
-    stage = engine.Stage("survey", digest, store, SurveyWork(labelling), _SURVEY)
-    tasks = [*map(ShardTask, shards)]
-    receipts = engine.run(stage, tasks, workers, title="survey", quiet=quiet)
+    # "survey" is the name that earlier versions gave to these receipts on the disk.
+    stage = engine.Stage("survey", digest, store, CheckWork(labelling), _CHECKED)
+    receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]
     problems += _copies(shards, receipts)
     try:
@@ -326,7 +308,7 @@ def survey(
     except DataDamagedError as error:
         problems.append(str(error))
     by_shard = {receipt["shard"]: receipt for receipt in receipts}
-    return Survey(
+    return ExistingSet(
         labelling,
         {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
         problems,
@@ -334,7 +316,7 @@ def survey(
 
 
 def _copies(shards: Sequence[ShardFile], receipts: Sequence[dict[str, Any]]) -> list[str]:
-    """Says which shards hold the same bytes: one of them stands in for another that is lost."""
+    """Names shards with the same bytes: one of them was copied over another, which is lost."""
     first: dict[str, str] = {}
     problems = []
     for shard, receipt in zip(shards, receipts, strict=True):

@@ -5,10 +5,10 @@ Imports a verb's module only when it is asked for, so that help is instant.
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import imagenet_prep
+from imagenet_prep.core import cli
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
@@ -41,10 +41,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in VERBS:
         verb = arguments[0]
-        module = importlib.import_module(
-            _MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
-        )
-        module.main(arguments[1:])
+        cli.main(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
     elif not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         sys.exit(0 if arguments else 2)

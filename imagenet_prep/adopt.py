@@ -8,7 +8,6 @@ written anew there. No file that was there before is ever replaced.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,40 +41,39 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, naming.TFDS_FEATURES, naming.T
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
     folder: str = cli.flag(
+        place=cli.Place.FOLDER,
         help="folder with TFRecord shards, flat or in train/ and validation/",
         positional=True,
         metavar="DIR",
     )
     out: str | None = cli.flag(
         None,
+        place=cli.Place.FOLDER,
         help="leave the folder as it is and make the data set here, of hard links to its shards",
         metavar="DIR",
     )
     rewrite: bool = cli.flag(
         False,
-        help="write the shards anew to --out: all keys, true sizes, labels from 1; the images "
-        "byte for byte",
+        help="write the shards again to --out, with all keys, true sizes and labels from 1; the "
+        "images stay byte for byte",
     )
-    allow_subset: bool = cli.flag(False, help="accept other counts than ILSVRC2012's")
+    allow_subset: bool = cli.flag(
+        False, help="accept other numbers of images than those of ILSVRC2012"
+    )
     dry_run: bool = cli.flag(
-        False, help="read everything and say what was found and would be done; change nothing"
-    )
-    workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
-    worker_kind: str = cli.flag(
-        "auto", choices=("auto", "threads", "processes"), help="what a worker is"
+        False, help="read everything, print what was found and would be done; change nothing"
     )
     json: bool = cli.flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be meant."""
+        """Refuses values that are not allowed, and flags that contradict each other."""
+        super().__post_init__()
         if self.rewrite and self.out is None:
             raise ValueError("--rewrite: give --out, since no shard is ever replaced")
-        if self.workers < 0:
-            raise ValueError(f"--workers {self.workers}: expected 0 or more")
 
 
 def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
@@ -154,7 +152,7 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
             f"{found.root}: not the whole of ILSVRC2012: {'; '.join(counts)}. Get the missing "
             "part, or pass --allow-subset if this is what you want."
         )
-    if schema.ENCODED in seen.lacks and not config.rewrite:
+    if schema.ENCODED in seen.missing_features and not config.rewrite:
         return UsageError(
             f"{found.root}: the records have TensorFlow Datasets' keys, which readers of the slim "
             "schema do not know. Give --rewrite --out DIR: the images stay byte for byte."
@@ -345,7 +343,7 @@ def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
         splits,
         classes,
         label_offset=seen.labelling.offset,
-        lacks=seen.lacks,
+        missing_features=seen.missing_features,
         plan_digest=canonical.digest(
             [shard.sha256 for split in splits.values() for shard in split.shards]
         ),
@@ -379,7 +377,7 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
         f"labels: {labelling.offset} ... {last_label}, class index + {labelling.offset}"
     )
     findings += [f"counts: {problem}" for problem in seen.count_problems]
-    if schema.ENCODED in seen.lacks:
+    if schema.ENCODED in seen.missing_features:
         findings.append("records: TensorFlow Datasets' keys, not those of the slim schema")
     else:
         findings += [
@@ -410,7 +408,7 @@ def _summary(
         },
         "findings": _findings(found, seen),
         "problems": seen.problems,
-        "lacks": seen.lacks if made is None else made.lacks,
+        "lacks": seen.missing_features if made is None else made.lacks,
         "renames": moves,
     }
 
@@ -455,13 +453,5 @@ def _render(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    # By its real name, so that worker processes can import what they are sent.
-    from imagenet_prep import adopt as program  # noqa: PLW0406 - on purpose, see above
-
-    program.main(sys.argv[1:])
+    cli.main("imagenet_prep.adopt")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,28 +27,27 @@ _WARM_UP_STEPS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one measurement; see the help of each flag."""
 
     dataset: str = cli.flag(help="folder of the data set", positional=True)
-    split: str = cli.flag("train", choices=schema.SPLITS, help="what is read")
-    backend: str = cli.flag("auto", choices=("auto", "tfdata", "dali"), help="what decodes")
+    split: str = cli.flag("train", choices=schema.SPLITS, help="the split that is read")
+    backend: str = cli.flag(
+        "auto", choices=("auto", "tfdata", "dali"), help="the library that decodes the images"
+    )
     device: str = cli.flag("cpu", choices=("cpu", "gpu"), help="where DALI decodes")
-    batch_size: int = cli.flag(128, help="examples a step", metavar="N")
-    image_size: int = cli.flag(224, help="height and width of what is shown", metavar="PX")
-    seconds: float = cli.flag(10.0, help="how long to read", metavar="S")
-    threads: int = cli.flag(0, help="images decoded at once; 0 is one a core", metavar="N")
-    gpus: int = cli.flag(8, help="GPUs of a host that is to be fed", metavar="N")
+    batch_size: int = cli.flag(128, above=0, help="images in a batch")
+    image_size: int = cli.flag(224, above=0, help="height and width of the crops", metavar="PX")
+    seconds: float = cli.flag(10.0, above=0, help="how long to read", metavar="S")
+    threads: int = cli.flag(0, help="images decoded at once; 0 is one for each core")
+    gpus: int = cli.flag(8, above=0, help="number of GPUs that the host has to feed")
     images_per_gpu: float = cli.flag(
-        1200.0, help="images/s that one GPU trains on; ResNet-50 in fp16 on a V100", metavar="N"
+        1200.0,
+        above=0,
+        help="images that one GPU trains on in a second; the default is that of ResNet-50 in fp16 "
+        "on a V100",
     )
     json: bool = cli.flag(False, help="print the result as JSON")
-
-    def __post_init__(self) -> None:
-        """Refuses what measures nothing."""
-        for name in ("batch_size", "image_size", "seconds", "gpus", "images_per_gpu"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"--{name.replace('_', '-')}: expected more than 0")
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -148,11 +146,6 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 def _render(config: Config, result: dict[str, Any]) -> str:
     need = (
         f"{config.gpus} GPUs with {config.images_per_gpu:,.0f} images/s each want "
@@ -174,4 +167,4 @@ def _render(config: Config, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.bench_read")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +14,22 @@ EXAMPLES = """\
   imagenet-prep demo
   imagenet-prep demo /tmp/demo --images 2000 --short-side 256"""
 
+# With fewer there is no room for the miniature's damaged and unusual images.
+_LEAST_IMAGES = 40
+
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of the demo; see the help of each flag."""
 
-    folder: str = cli.flag("imagenet-prep-demo", help="where everything goes", positional=True)
-    images: int = cli.flag(400, help="images of the train split", metavar="N")
-    short_side: int = cli.flag(256, help="pixels of the shorter edge after resize", metavar="PX")
-    no_training: bool = cli.flag(False, help="end before a small network is trained")
-
-    def __post_init__(self) -> None:
-        """Refuses what has no room for the odd files."""
-        if self.images < 40:
-            raise ValueError(f"--images {self.images}: expected at least 40")
-        if self.short_side < 1:
-            raise ValueError(f"--short-side {self.short_side}: expected at least 1")
+    folder: str = cli.flag(
+        "imagenet-prep-demo", help="folder for everything that is made", positional=True
+    )
+    images: int = cli.flag(400, least=_LEAST_IMAGES, help="images of the train split")
+    short_side: int = cli.flag(
+        256, least=1, help="pixels of the shorter edge after resizing", metavar="PX"
+    )
+    no_training: bool = cli.flag(False, help="leave out the training of a small network")
 
 
 def demo(config: Config) -> None:
@@ -124,14 +123,9 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 def _say(text: str) -> None:
     print(f"\n{text}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.demo")

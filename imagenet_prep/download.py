@@ -26,7 +26,7 @@ from imagenet_prep.storage import http, store
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.folder import LocalStore, storage_errors
 from imagenet_prep.storage.remote import Remote, Stat
-from imagenet_prep.storage.retry import Patience, patiently
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 if TYPE_CHECKING:
     from imagenet_prep.engine import Result, Stage
@@ -58,10 +58,12 @@ _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one download; see the help of each flag."""
 
-    into: str = cli.flag(help="folder for the archives, made if absent", metavar="DIR")
+    into: str = cli.flag(
+        place=cli.Place.FOLDER, help="folder for the archives, made if absent", metavar="DIR"
+    )
     what: tuple[str, ...] = cli.flag(
         ("train", "validation", "devkit"),
         help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
@@ -75,21 +77,20 @@ class Config:
     allow_other: bool = cli.flag(
         False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
-    connections: int = cli.flag(8, help="ranges fetched at a time", metavar="N")
-    part_size: int = cli.flag(32, help="size of a range in MiB", metavar="MIB")
-    retries: int = cli.flag(20, help="failed attempts allowed a range", metavar="N")
-    timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
+    connections: int = cli.flag(8, least=1, help="ranges fetched at a time", metavar="N")
+    part_size: int = cli.flag(32, least=1, help="size of a range in MiB", metavar="MIB")
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed a range", metavar="N")
+    timeout: int = cli.flag(
+        60, least=1, help="seconds without a byte that are a failure", metavar="S"
+    )
     dry_run: bool = cli.flag(False, help="print names, sizes and free space; write nothing")
     json: bool = cli.flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers, and addresses that hold a secret."""
+        super().__post_init__()
         if not self.what or set(self.what) - set(ARCHIVES):
             raise ValueError(f"--what: expected some of {', '.join(ARCHIVES)}")
-        for name, least in (("connections", 1), ("part_size", 1), ("retries", 0), ("timeout", 1)):
-            if getattr(self, name) < least:
-                shown = name.replace("_", "-")
-                raise ValueError(f"--{shown} {getattr(self, name)}: expected at least {least}")
         try:
             address.check_base(self.base_url)
         except ValueError as error:
@@ -130,15 +131,15 @@ class FetchWork:
         from imagenet_prep.engine import Result
 
         where = f"{self.remote.where(self.archive)}, bytes {task.start:,} to {task.stop:,}"
-        patience = Patience(where, self.retries, self._ended)
+        budget = RetryBudget(where, self.retries, self._ended)
         try:
-            fetch(self.remote, self.archive, self.stat, *task, self.partial, patience)
+            fetch(self.remote, self.archive, self.stat, *task, self.partial, budget)
         except BaseException:
             # Others that wait for a server need not wait any longer.
             self._ended.set()
             raise
         size = task.stop - task.start
-        return Result({"start": task.start, "num_bytes": size, "failures": patience.failures})
+        return Result({"start": task.start, "num_bytes": size, "failures": budget.failures})
 
 
 class ProveTask(NamedTuple):
@@ -218,8 +219,8 @@ class Download:
         where = self.remote.where(archive.name)
         retries = min(self.config.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
-        patience = Patience(where, retries, threading.Event(), remedy=remedy)
-        stat = patiently(lambda: self.remote.stat(archive.name), patience)
+        budget = RetryBudget(where, retries, threading.Event(), remedy=remedy)
+        stat = with_retries(lambda: self.remote.stat(archive.name), budget)
         if not stat.size:
             raise StoreError(f"{where}: it is empty. Choose another --base-url.")
         if not self.config.allow_other and archive.size not in (None, stat.size):
@@ -454,11 +455,6 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 def _render(summary: dict[str, Any]) -> str:
     """Returns the summary for a person."""
     lines = []
@@ -491,4 +487,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.download")

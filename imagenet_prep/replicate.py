@@ -38,11 +38,16 @@ _HOSTS = "hosts:"
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one run; see the help of each flag."""
 
-    dataset: str = cli.flag(help="the data set: a folder, or s3://bucket/prefix", positional=True)
+    dataset: str = cli.flag(
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the data set: a folder, or s3://bucket/prefix",
+        positional=True,
+    )
     to: str = cli.flag(
+        place=cli.Place.FOLDER_OR_BUCKET,
         help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
         "every host of the file",
         metavar="TARGET",
@@ -61,24 +66,31 @@ class Config:
     dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
     bandwidth_limit: float = cli.flag(
         0.0,
+        least=0,
         help="MB/s at most: of all files together, on hosts of each stream; 0: none",
         metavar="MB/S",
     )
-    connections: int = cli.flag(8, help="files moved at a time, to folders and S3", metavar="N")
+    connections: int = cli.flag(
+        8, least=1, help="files moved at a time, to folders and S3", metavar="N"
+    )
     python: str = cli.flag(
         sys.executable, help="on hosts: the Python that has imagenet-prep", metavar="PATH"
     )
     wait: int = cli.flag(
-        60, help="seconds that lost hosts are waited for when all others are done", metavar="S"
+        60,
+        least=0,
+        help="seconds that lost hosts are waited for when all others are done",
+        metavar="S",
     )
-    retries: int = cli.flag(20, help="failed attempts allowed a file", metavar="N")
-    timeout: int = cli.flag(60, help="seconds without a byte that are a failure", metavar="S")
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed a file", metavar="N")
+    timeout: int = cli.flag(
+        60, least=1, help="seconds without a byte that are a failure", metavar="S"
+    )
     json: bool = cli.flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
         """Refuses what cannot be combined, and impossible numbers."""
-        from imagenet_prep.core import address
-
+        super().__post_init__()
         if self.mode == "full" and (self.part is not None or self.copies != 1):
             raise ValueError("--part, --copies: expected --mode partition")
         if self.mode == "partition":
@@ -91,20 +103,8 @@ class Config:
             self.placement()
         if sum((self.check, self.repair, self.dry_run)) > 1:
             raise ValueError("--check, --repair, --dry-run: give one of them")
-        least = {"connections": 1, "retries": 0, "timeout": 1, "bandwidth_limit": 0, "wait": 0}
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                shown = name.replace("_", "-")
-                raise ValueError(f"--{shown} {getattr(self, name)}: expected at least {bound}")
         if self.to.startswith(_HOSTS) and not all(self.hosts_and_path):
             raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
-        for name, base in (("DATASET", self.dataset), ("--to", self.to)):
-            if "://" in base and not base.startswith("s3://"):
-                raise ValueError(f"{name}: expected a folder or s3://bucket/prefix")
-            try:
-                address.check_base(base)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
 
     def placement(self) -> Placement:
         """Returns what belongs into a folder.
@@ -221,7 +221,7 @@ def replicate(config: Config) -> dict[str, Any]:
 def _note(root: Path, places: Sequence[str], digest: str) -> None:
     """Adds a line a replica that became whole, for the report of the data set in `root`."""
     from imagenet_prep.core.errors import StoreError
-    from imagenet_prep.distribute.journal import Journal
+    from imagenet_prep.storage.journal import Journal
 
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     journal = Journal(root, naming.REPLICAS)
@@ -238,7 +238,7 @@ def _note(root: Path, places: Sequence[str], digest: str) -> None:
 
 
 def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
-    from imagenet_prep.distribute.to_hosts import Delivery, spread
+    from imagenet_prep.distribute.to_hosts import Delivery, replicate_to_hosts
     from imagenet_prep.engine import Progress
 
     hosts_file, path = config.hosts_and_path
@@ -259,7 +259,7 @@ def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:
         timeout=config.timeout,
         wait=config.wait,
     )
-    return spread(
+    return replicate_to_hosts(
         delivery, source, lambda total: Progress("replicate", total, 0, quiet=config.json)
     )
 
@@ -412,10 +412,5 @@ def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.replicate")

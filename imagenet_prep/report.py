@@ -27,12 +27,18 @@ _PACKAGES = ("jinja2", "matplotlib", "skimage")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one report; see the help of each flag."""
 
-    dataset: str = cli.flag(help="folder of the data set", positional=True, metavar="DIR")
+    dataset: str = cli.flag(
+        place=cli.Place.FOLDER, help="folder of the data set", positional=True, metavar="DIR"
+    )
     other: str | None = cli.flag(
-        None, help="folder of the other data set, with --compare", positional=True, metavar="DIR"
+        None,
+        place=cli.Place.FOLDER,
+        help="folder of the other data set, with --compare",
+        positional=True,
+        metavar="DIR",
     )
     compare: bool = cli.flag(False, help="show two data sets side by side")
     out: str | None = cli.flag(
@@ -47,19 +53,19 @@ class Config:
     )
     source: str | None = cli.flag(
         None,
+        place=cli.Place.FOLDER,
         help="folder of the archives, to show images before and after "
         "(default: where they were read from, if they are still there)",
         metavar="DIR",
     )
-    seed: int = cli.flag(0, help="decides which images are shown", metavar="N")
-    workers: int = cli.flag(0, help="shards verified at a time; 0 is one a core", metavar="N")
+    seed: int = cli.flag(0, help="decides which images are shown")
+    workers: int = cli.flag(0, least=0, help="shards verified at a time; 0 is one for each core")
 
     def __post_init__(self) -> None:
-        """Refuses half a request."""
+        """Refuses values that are not allowed, and half a comparison."""
+        super().__post_init__()
         if self.compare != (self.other is not None):
             raise ValueError("--compare and a second data set belong together")
-        if self.workers < 0:
-            raise ValueError(f"--workers {self.workers}: expected 0 or more")
 
 
 def report(config: Config) -> Path:
@@ -165,10 +171,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.report")

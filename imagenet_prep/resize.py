@@ -6,7 +6,6 @@ command line of the AWS tutorial's tensorflow_image_resizer.py works as it was t
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -18,7 +17,8 @@ from typing import Any
 from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import cli
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
+from imagenet_prep.preparation.config import RunFlags
 from imagenet_prep.shards.summary import render
 
 EXAMPLES = """\
@@ -45,21 +45,24 @@ _TUTORIAL_FLAGS = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
     input_dir: str = cli.flag(
+        place=cli.Place.FOLDER,
         help="folder with TFRecord shards, flat or in train/ and validation/",
         metavar="DIR",
         aliases=("-i", "--input_dir"),
     )
     output_dir: str = cli.flag(
+        place=cli.Place.FOLDER,
         help="folder of the data set, made if absent; a second run may add a split",
         metavar="DIR",
         aliases=("-o", "--output_dir"),
     )
     splits: tuple[str, ...] = cli.flag(
         (schema.TRAIN,),
+        choices=schema.SPLITS,
         help="splits to make, separated by commas",
         metavar="NAMES",
         aliases=("-s", "--subset_name", "--subset-name"),
@@ -67,32 +70,40 @@ class Config:
     dataset_name: str | None = cli.flag(
         None,
         choices=("imagenet", "flowers"),
-        help="imagenet insists on WNIDs, flowers takes the class list from the records "
-        "(default: what the records hold)",
+        help="imagenet: refuse a set without WNIDs; flowers: take the class list from the records "
+        "(default: by what the records hold)",
         aliases=("-d", "--dataset_name"),
     )
     short_side: int = cli.flag(
         480,
+        least=1,
         help="shrink images whose shorter edge is longer than this many pixels",
         metavar="PX",
         aliases=("-r", "--size"),
     )
     quality: int = cli.flag(
-        85, help="JPEG quality of images that are encoded", metavar="1-100", aliases=("-Q",)
+        85,
+        least=1,
+        most=100,
+        help="JPEG quality of images that are encoded",
+        metavar="1-100",
+        aliases=("-Q",),
     )
     codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     stretch: bool = cli.flag(
         False,
-        help="make every image a square of --short-side, its aspect lost, small ones enlarged",
+        help="make every image a square of --short-side pixels: proportions are lost, and small "
+        "images are enlarged",
         aliases=("-R",),
     )
     keep_original: bool = cli.flag(
         False,
-        help="keep every image byte for byte, whatever its size: only the records are made whole",
+        help="keep every image byte for byte, whatever its size; only what the records lack is "
+        "added",
     )
     force: bool = cli.flag(
         False,
-        help="replace a split that resize made in OUTPUT with other settings; nothing else",
+        help="replace a split that resize made in OUTPUT with other settings, and nothing else",
         aliases=("-f",),
     )
     start_offset: int = cli.flag(
@@ -103,60 +114,30 @@ class Config:
     )
     num_preprocess_threads: int = cli.flag(
         0,
-        help="as --workers, at most one a core",
-        metavar="N",
+        least=0,
+        help="the number of workers if --workers is not given, but not more than cores",
         aliases=("--num_preprocess_threads",),
     )
     num_intra_threads: int = cli.flag(
         0,
+        least=0,
         help="accepted, without effect: an image is resized by one thread",
-        metavar="N",
         aliases=("--num_intra_threads",),
     )
     num_inter_threads: int = cli.flag(
-        0, help="accepted, without effect", metavar="N", aliases=("--num_inter_threads",)
+        0, least=0, help="accepted, without effect", aliases=("--num_inter_threads",)
     )
-    on_bad_image: str = cli.flag(
-        "quarantine", choices=("quarantine", "fail"), help="what a bad image does to the run"
-    )
-    max_bad: int | None = cli.flag(
-        None, help="stop when more images than this are bad (default: no limit)", metavar="N"
-    )
-    workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
-    worker_kind: str = cli.flag(
-        "auto", choices=("auto", "threads", "processes"), help="what a worker is"
-    )
-    report: bool = cli.flag(False, help=f"end with a page of pictures, OUTPUT/{naming.REPORT}")
-    dry_run: bool = cli.flag(False, help="say what was found and would be made; write nothing")
-    json: bool = cli.flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be meant."""
-        if set(self.splits) - set(schema.SPLITS) or not self.splits:
-            raise ValueError(f"--splits: expected some of {', '.join(schema.SPLITS)}")
-        if self.short_side < 1:
-            raise ValueError(f"--short-side {self.short_side}: expected at least 1")
-        if not 1 <= self.quality <= 100:
-            raise ValueError(f"--quality {self.quality}: expected 1 to 100")
+        """Refuses values that are not allowed, and flags that contradict each other."""
+        super().__post_init__()
         if self.keep_original and self.stretch:
             raise ValueError("--keep-original keeps what --stretch would change")
-        if self.report and self.dry_run:
-            raise ValueError("--report shows what was made, --dry-run makes nothing")
         if self.start_offset:
             raise ValueError(
                 f"--start_offset {self.start_offset}: not needed. Run the same command again and "
                 "finished shards are kept, whatever their number; so leave it out"
             )
-        counts = ("workers", "num_preprocess_threads", "num_intra_threads", "num_inter_threads")
-        for name in (*counts, "max_bad"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"--{name.replace('_', '-')}: expected 0 or more")
-
-    @property
-    def allowed_bad_images(self) -> int | None:
-        """How many images may be left out; None for any number."""
-        return 0 if self.on_bad_image == "fail" else self.max_bad
 
     @property
     def num_workers(self) -> int:
@@ -207,10 +188,9 @@ def resize(config: Config) -> dict[str, Any]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
-        [_spelled_out(argument) for argument in ours],
+        _spelled_out(argv),
         verb="resize",
         description="Shrink the images of a set of TFRecord shards, whoever wrote it: by this "
         "program, slim,\ntensorflow/tpu, the AWS scripts or TensorFlow Datasets. Number of shards "
@@ -218,13 +198,8 @@ def run(argv: Sequence[str]) -> int:
         "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
-    if beam_args:
-        config = dataclasses.replace(
-            config,
-            input_dir=cli.absolute(config.input_dir),
-            output_dir=cli.absolute(config.output_dir),
-            beam_args=tuple(beam_args),
-        )
+    if config.beam_args:
+        config = cli.with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:
         print(
             "imagenet-prep: --num_intra_threads and --num_inter_threads have no effect here; "
@@ -240,13 +215,17 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _spelled_out(argument: str) -> str:
-    """Returns the tutorial's flag that `argument` abbreviates, or `argument` itself."""
-    name, equals, value = argument.partition("=")
-    fits = [flag for flag in _TUTORIAL_FLAGS if flag.startswith(name)]
-    if not name.startswith("--") or name == "--" or len(fits) != 1:
-        return argument
-    return fits[0] + equals + value
+def _spelled_out(argv: Sequence[str]) -> list[str]:
+    """Returns a command line with the tutorial's flags in full, as its parser took them."""
+    words = list(argv)
+    for place, word in enumerate(words):
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        meant = [flag for flag in _TUTORIAL_FLAGS if flag.startswith(name)]
+        if name.startswith("--") and len(meant) == 1:
+            words[place] = meant[0] + equals + value
+    return words
 
 
 def _render(summary: dict[str, Any]) -> str:
@@ -267,13 +246,5 @@ def _render(summary: dict[str, Any]) -> str:
     return render(summary, notes)
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    # By its real name, so that worker processes can import what they are sent.
-    from imagenet_prep import resize as program  # noqa: PLW0406 - on purpose, see above
-
-    program.main(sys.argv[1:])
+    cli.main("imagenet_prep.resize")

@@ -24,22 +24,29 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one round; see the help of each flag."""
 
-    hosts: str = cli.flag(help="the hosts file: ADDRESS slots=N a line", positional=True)
-    timeout: float = cli.flag(60.0, help="seconds that a host has", metavar="S")
+    hosts: str = cli.flag(
+        help="the hosts file: on each line one host, as ADDRESS slots=N", positional=True
+    )
+    timeout: float = cli.flag(
+        60.0,
+        above=0,
+        help="seconds after which a host that has not finished is given up",
+        metavar="S",
+    )
     show_keys: bool = cli.flag(
         False,
-        help="in place of a command: show each host's key, and add those that are new to "
-        "known_hosts when you say so; one that has changed is never replaced",
+        help="in place of a command: show the key of each host, ask, and add the new keys to "
+        "known_hosts; a key that has changed is never replaced",
     )
-    yes: bool = cli.flag(False, help="with --show-keys: add them without asking")
+    yes: bool = cli.flag(False, help="with --show-keys: add the new keys without asking")
+    command: tuple[str, ...] = cli.after_dashes()
 
     def __post_init__(self) -> None:
-        """Refuses impossible numbers."""
-        if self.timeout <= 0:
-            raise ValueError(f"--timeout {self.timeout:g}: expected more than 0")
+        """Refuses values that are not allowed, and --yes alone."""
+        super().__post_init__()
         if self.yes and not self.show_keys:
             raise ValueError("--yes is for --show-keys")
 
@@ -53,7 +60,7 @@ class Outcome(NamedTuple):
     output: str
 
 
-def run_on_hosts(config: Config, command: Sequence[str]) -> list[Outcome]:
+def run_on_hosts(config: Config) -> list[Outcome]:
     """Returns what came of a command on every host, in the order of the file.
 
     Raises:
@@ -61,7 +68,7 @@ def run_on_hosts(config: Config, command: Sequence[str]) -> list[Outcome]:
     """
     hosts = read_hosts(Path(config.hosts))
     with ThreadPoolExecutor(len(hosts)) as pool:
-        return list(pool.map(lambda host: _run(host, command, config.timeout), hosts))
+        return list(pool.map(lambda host: _run(host, config.command, config.timeout), hosts))
 
 
 def _run(host: Host, command: Sequence[str], timeout_s: float) -> Outcome:
@@ -138,22 +145,21 @@ def _render(outcomes: Sequence[Outcome]) -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    flags, command = cli.split_command(argv)
     config = cli.parse(
         Config,
-        flags,
+        argv,
         verb="run-on-hosts",
         description="Run one command on every host at once. After --: the command.",
         examples=EXAMPLES,
     )
     if config.show_keys:
-        if command:
+        if config.command:
             raise UsageError("--show-keys runs no command: leave out what stands after --")
         show_keys(config)
         return 0
-    if not command:
+    if not config.command:
         raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
-    outcomes = run_on_hosts(config, command)
+    outcomes = run_on_hosts(config)
     print(_render(outcomes))
     failed = [outcome.host.address for outcome in outcomes if outcome.exit != 0]
     if failed:
@@ -163,10 +169,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.run_on_hosts")

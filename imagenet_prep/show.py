@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,22 +19,22 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one look; see the help of each flag."""
 
-    shard: str = cli.flag(help="a TFRecord file, or s3://bucket/key", positional=True)
-    limit: int | None = cli.flag(None, help="show only the first N records", metavar="N")
-    image: int | None = cli.flag(None, help="the record whose JPEG is written", metavar="RECORD")
-    out: str | None = cli.flag(None, help="file for --image", metavar="FILE")
+    shard: str = cli.flag(
+        place=cli.Place.FILE_OR_OBJECT, help="a TFRecord file, or s3://bucket/key", positional=True
+    )
+    limit: int | None = cli.flag(None, least=0, help="show only the first N records")
+    image: int | None = cli.flag(
+        None, help="number of the record whose image is written to --out", metavar="RECORD"
+    )
+    out: str | None = cli.flag(None, help="the file to which --image writes", metavar="FILE")
     json: bool = cli.flag(False, help="print one JSON object a line")
 
     def __post_init__(self) -> None:
-        """Refuses half a request."""
-        from imagenet_prep.core import address
-
-        if "://" in self.shard and not self.shard.startswith("s3://"):
-            raise ValueError("SHARD: expected a file or s3://bucket/key")
-        address.check_base(self.shard)
+        """Refuses values that are not allowed, and --image without --out."""
+        super().__post_init__()
         if (self.image is None) != (self.out is None):
             raise ValueError("--image and --out belong together")
 
@@ -115,11 +114,6 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 def _write_image(shard: str, number: int, out: Path) -> int:
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.storage.folder import storage_errors
@@ -137,4 +131,4 @@ def _write_image(shard: str, number: int, out: Path) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.show")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,10 +30,14 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.WorkerFlags):
     """Settings of one check; see the help of each flag."""
 
-    dataset: str = cli.flag(help="the data set: a folder, or s3://bucket/prefix", positional=True)
+    dataset: str = cli.flag(
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the data set: a folder, or s3://bucket/prefix",
+        positional=True,
+    )
     level: str = cli.flag(
         "crc",
         choices=tuple(LEVELS),
@@ -47,22 +49,12 @@ class Config:
         help="read no shard where --if-changed has proven them all before, at this level or a "
         "higher one, and none was touched since; what rots on the disk is not seen",
     )
-    workers: int = cli.flag(0, help="shards in work at a time; 0 is one a core", metavar="N")
-    worker_kind: str = cli.flag(
-        "auto", choices=("auto", "threads", "processes"), help="what a worker is"
-    )
     json: bool = cli.flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = ()
+    beam_args: tuple[str, ...] = cli.after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
-        from imagenet_prep.core import address
-
-        if self.workers < 0:
-            raise ValueError(f"--workers {self.workers}: expected 0 or more")
-        if "://" in self.dataset and not self.dataset.startswith("s3://"):
-            raise ValueError("DATASET: expected a folder or s3://bucket/prefix")
-        address.check_base(self.dataset)
+        super().__post_init__()
         if self.if_changed and "://" in self.dataset:
             raise ValueError("--if-changed: the data set must be a folder")
 
@@ -113,32 +105,31 @@ def verify(config: Config) -> dict[str, Any]:
     """
     from imagenet_prep.dataset import placement
     from imagenet_prep.shards import proof
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
     store = open_store(config.dataset)
+    folder = store.as_folder
     manifest = _load(store)
-    part = placement.WHOLE  # only hosts hold less
-    if isinstance(store, LocalStore):
-        part = placement.load(store.root, manifest)
+    # Only folders of hosts hold less.
+    part = placement.load(folder.root, manifest) if folder else placement.WHOLE
     tasks = [
         CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
     ]
     here = {task.name for task in tasks}
     problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
     before, since = "", None
-    if config.if_changed and isinstance(store, LocalStore):
+    if config.if_changed and folder:
         files = [file for task in tasks for file in task.shard.files]
-        before = proof.fingerprint(store, manifest.digest, files)
-        since = proof.proven(store, config.level, before)
+        before = proof.fingerprint(folder, manifest.digest, files)
+        since = proof.proven(folder, config.level, before)
     if since is None:
         receipts = _check_shards(config, store, manifest, tasks, problems)
         # What a part holds of a class says nothing of the whole.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
-        if config.if_changed and isinstance(store, LocalStore) and not problems:
-            # Of before: what was written meanwhile is not proven.
-            proof.keep(store, config.level, before)
+        if config.if_changed and folder and not problems:
+            # The fingerprint taken before reading: what was written meanwhile is not proven.
+            proof.keep(folder, config.level, before)
     return {
         "dataset": store.where(),
         "digest": manifest.digest,
@@ -217,7 +208,7 @@ def _load(store: Store) -> Manifest:
     from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.dataset import manifest, naming
 
-    there = store.top()
+    there = store.list_root()
     if naming.MANIFEST in there:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
     if naming.WORK in there:
@@ -252,7 +243,7 @@ def _expectation(
             any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
-        lacks=manifest.lacks,
+        missing_features=manifest.lacks,
     )
 
 
@@ -275,7 +266,7 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
         f"{name}: not in {listed}, but readers would take it for a shard"
-        for name in store.top()
+        for name in store.list_root()
         if naming.looks_like_shard(name) and name not in known
     ]
     return problems + [
@@ -303,18 +294,16 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[dict[str, Any]]) 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
-        ours,
+        argv,
         verb="verify",
         description="Prove that a data set is what its manifest says. Exit code 3: it is not.\n"
         "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
-    if beam_args:
-        place = cli.absolute(config.dataset)
-        config = dataclasses.replace(config, dataset=place, beam_args=tuple(beam_args))
+    if config.beam_args:
+        config = cli.with_absolute(config, "dataset")
     result = verify(config)
     problems = result["problems"]
     if config.json:
@@ -343,10 +332,5 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("imagenet_prep.verify")

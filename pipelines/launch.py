@@ -37,79 +37,90 @@ _MEETING_S = 120
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one launch; see the help of each flag."""
 
     num_processes: int | None = cli.flag(
-        None, help="ranks over all hosts; one a GPU", metavar="N", aliases=("-np",)
+        None,
+        least=1,
+        help="number of ranks on all hosts together, one for each GPU",
+        aliases=("-np",),
     )
     hosts: str | None = cli.flag(
         None,
-        help="the hosts file, a line a host: ADDRESS slots=N; without it this machine alone",
+        help="the hosts file: on each line one host, as ADDRESS slots=N; without it, all ranks run "
+        "on this machine",
         metavar="FILE",
     )
     mpi: bool = cli.flag(
-        False, help="Open MPI in place of Gloo; for a Horovod made by install-horovod --mpi"
+        False, help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
     )
     network_interface: str | None = cli.flag(
         None,
-        help="the one that all hosts share, e.g. ens5; default: where ssh reaches each",
+        help="the network interface by which hosts reach each other, of the same name on all of "
+        "them, e.g. ens5 (default: on each host the one that ssh connects to)",
         metavar="NAME",
     )
     env: tuple[str, ...] = cli.flag(
         (),
-        help="more variables of this machine that ranks on other hosts get, beside those of "
-        "Python, TensorFlow, Horovod, NCCL, AWS and this program",
+        help="environment variables of this machine to pass to ranks on other hosts, in addition "
+        "to those of Python, TensorFlow, Horovod, NCCL, AWS and this program",
         metavar="NAMES",
     )
     stall_timeout: int = cli.flag(
-        600, help="seconds after which a rank that others wait for ends the job", metavar="S"
+        600,
+        above=_STALL_WARNING_S,
+        help="end the job when the other ranks have waited so many seconds for one",
+        metavar="S",
     )
-    check_timeout: int = cli.flag(60, help="seconds that a host has to answer", metavar="S")
+    check_timeout: int = cli.flag(
+        60, least=1, help="seconds that a host has to answer the check", metavar="S"
+    )
     grace: int = cli.flag(
-        60, help="seconds that ranks have to save a checkpoint when asked to end", metavar="S"
+        60,
+        least=1,
+        help="seconds that ranks have to save a checkpoint when they are asked to end",
+        metavar="S",
     )
-    dry_run: bool = cli.flag(False, help="check the hosts, print the command, start nothing")
+    dry_run: bool = cli.flag(False, help="check the hosts and print the commands; start nothing")
     detach: bool = cli.flag(
         False,
-        help="go on without this terminal when the hosts are checked; what is said goes to "
-        "launch.log in train's --log-dir",
+        help="once the hosts are checked, go on in the background; the output goes to launch.log "
+        "in the --log-dir of train",
     )
     status: str | None = cli.flag(
         None,
-        help="does the launch that was detached with this --log-dir run? Exit code 0, or its own "
-        "when it has ended",
+        help="print whether the launch that was detached with this --log-dir still runs; exit code "
+        "0 if so, and its own exit code when it has ended",
         metavar="DIR",
     )
     stop: str | None = cli.flag(
-        None, help="let it save a checkpoint and end, and wait for that", metavar="DIR"
+        None,
+        help="let the launch that was detached with this --log-dir save a checkpoint and end, and "
+        "wait for its end",
+        metavar="DIR",
     )
+    command: tuple[str, ...] = cli.after_dashes()
 
     def __post_init__(self) -> None:
-        """Refuses impossible numbers."""
-        looks = (self.status, self.stop)
-        if looks != (None, None):
-            if self.num_processes is not None or None not in looks:
+        """Refuses values that are not allowed, and flags that contradict each other."""
+        super().__post_init__()
+        detached_runs = (self.status, self.stop)
+        if detached_runs != (None, None):
+            if self.num_processes is not None or None not in detached_runs:
                 raise ValueError("--status and --stop stand alone")
             return
-        if self.num_processes is None or self.num_processes < 1:
+        if self.num_processes is None:
             raise ValueError("-np N: expected how many ranks, 1 or more")
         if self.detach and self.dry_run:
             raise ValueError("--dry-run has nothing to --detach")
-        if self.stall_timeout <= _STALL_WARNING_S:
-            raise ValueError(f"--stall-timeout {self.stall_timeout}: expected over 30")
-        if self.check_timeout < 1 or self.grace < 1:
-            raise ValueError("--check-timeout and --grace: expected 1 or more")
 
 
-def launch(
-    config: Config, command: Sequence[str], under_way: Callable[[], None] = lambda: None
-) -> int:
+def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     """Trains on all hosts and returns the exit code of the first rank that failed, else 0.
 
     Args:
-      config: hosts and limits.
-      command: verb and flags that every rank runs, e.g. ["train", "--synthetic"].
+      config: hosts and limits; its `command` is what every rank runs, e.g. train --synthetic.
       under_way: called when the hosts are fit and ranks are about to start.
 
     Raises:
@@ -123,14 +134,14 @@ def launch(
     if config.hosts is not None:
         hosts = read_hosts(Path(config.hosts))
     used = _deal(hosts, config.num_processes)
-    data_dir = train.parse(command[1:]).data_dir
+    data_dir = train.parse(config.command[1:]).data_dir
     network = fit.check(
         used,
         None if data_dir is None or "://" in data_dir else cli.absolute(data_dir),
         timeout_s=config.check_timeout,
         interface=config.network_interface,
     )
-    job = _Job(config, used, network, children.python("-m", "imagenet_prep", *command))
+    job = _Job(config, used, network, children.python("-m", "imagenet_prep", *config.command))
     if config.dry_run:
         job.show()
         return 0
@@ -245,10 +256,9 @@ def _name_silent(used: Sequence[Host], left: set[int]) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    flags, command = cli.split_command(argv)
     config = cli.parse(
         Config,
-        flags,
+        argv,
         verb="launch",
         description="Check every host, then train on all of them. After --: verb and flags.",
         examples=EXAMPLES,
@@ -257,20 +267,15 @@ def run(argv: Sequence[str]) -> int:
         return detached.status(Path(config.status).expanduser())
     if config.stop is not None:
         return detached.stop(Path(config.stop).expanduser())
-    if command[:1] != ["train"]:
+    if config.command[:1] != ("train",):
         raise UsageError("after -- comes what every rank runs: -- train --data-dir DIR ...")
     if not config.detach:
-        return launch(config, command)
+        return launch(config)
     from imagenet_prep import train
 
-    folder = Path(train.parse(command[1:]).log_dir).expanduser()
-    return detached.start(folder, lambda under_way: launch(config, command, under_way))
-
-
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
+    folder = Path(train.parse(config.command[1:]).log_dir).expanduser()
+    return detached.start(folder, lambda under_way: launch(config, under_way))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("pipelines.launch")

@@ -108,23 +108,17 @@ def _bring_archives(config: Config) -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    ours, beam_args = cli.split_command(argv)
     config = cli.parse(
         Config,
-        ours,
+        argv,
         verb="prepare",
         description="Turn the ILSVRC2012 archives into resized, sharded, proven TFRecords.\n"
         "Killed or interrupted, run it again: it does what is left.\n"
         "Options for Apache Beam go after --.",
         examples=EXAMPLES,
     )
-    if beam_args:
-        config = dataclasses.replace(
-            config,
-            source=cli.absolute(config.source),
-            out=cli.absolute(config.out),
-            beam_args=tuple(beam_args),
-        )
+    if config.beam_args:
+        config = cli.with_absolute(config, "source", "out")
     if config.report:
         report.require_packages()
     summary = prepare(config)
@@ -132,11 +126,6 @@ def run(argv: Sequence[str]) -> int:
         summary["report"] = str(report.report(report.Config(config.out)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     return 0
-
-
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
 
 
 def _render(summary: dict[str, Any]) -> str:
@@ -163,7 +152,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # By its real name, so that worker processes can import what they are sent.
-    from pipelines import prepare as program  # noqa: PLW0406 - on purpose, see above
-
-    program.main(sys.argv[1:])
+    cli.main("pipelines.prepare")

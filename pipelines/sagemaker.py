@@ -11,7 +11,6 @@ import dataclasses
 import json
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from imagenet_prep.core.errors import (
     UsageError,
 )
 from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
-from imagenet_prep.storage.retry import Patience, patiently
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer.config import Config as TrainConfig
 from pipelines.sagemaker_container import TOKEN_VARIABLE
 
@@ -104,19 +103,25 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one job; see the help of each flag."""
 
-    image: str = cli.flag(help="the train image, as docker/ builds it, in ECR", metavar="URI")
-    role: str = cli.flag(help="the role that the job takes", metavar="ARN")
+    image: str = cli.flag(
+        help="the container image: target sagemaker of docker/Dockerfile, pushed to Amazon ECR",
+        metavar="URI",
+    )
+    role: str = cli.flag(help="the IAM role under which the job runs", metavar="ARN")
     output: str = cli.flag(
-        help="s3://bucket/prefix: model, TensorBoard's files and checkpoints go below it",
+        place=cli.Place.BUCKET,
+        help="where model, TensorBoard's files and checkpoints go: s3://bucket/prefix",
         metavar="URL",
     )
-    instance_type: str = cli.flag(help="e.g. ml.p4d.24xlarge: 8 GPUs", metavar="TYPE")
-    instances: int = cli.flag(1, help="how many of them", metavar="N")
+    instance_type: str = cli.flag(
+        help="the type of instance, e.g. ml.p4d.24xlarge, which has 8 GPUs", metavar="TYPE"
+    )
+    instances: int = cli.flag(1, least=1, help="number of instances")
     processes: int = cli.flag(
-        0, help="ranks on each instance; 0: one a GPU, or one where there is none", metavar="N"
+        0, least=0, help="ranks on each instance; 0: one for each GPU, or one without a GPU"
     )
     data: str | None = cli.flag(
         None,
@@ -127,43 +132,54 @@ class Config:
     input_mode: str = cli.flag(
         "File",
         choices=("File", "FastFile"),
-        help="of data in S3: copied to every instance first, or read through; shuffled reads "
-        "want File",
+        help="how instances read --data in S3. File: copy all of it to every instance first; "
+        "FastFile: fetch what is read, which is slow for shuffled reads",
     )
     volume_size: int = cli.flag(
-        300, help="disk of an instance that has none of its own", metavar="GB"
+        300, least=1, help="size of the disk of instances that have none of their own", metavar="GB"
     )
     name: str | None = cli.flag(
-        None, help="of the job, new in the account (default: imagenet-prep-DATE-TIME)"
+        None, help="name of the job, not used before (default: imagenet-prep-DATE-TIME)"
     )
     checkpoints: str | None = cli.flag(
         None,
-        help="s3://… that a job goes on from and keeps up; the same again continues an ended job "
-        "(default: OUTPUT/NAME/checkpoints)",
+        place=cli.Place.BUCKET,
+        help="where checkpoints are kept: s3://bucket/prefix. A job resumes from the last one "
+        "there, so give that of an ended job to continue it (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
     )
-    spot: bool = cli.flag(False, help="spot instances; interruptions resume from checkpoints")
-    max_runtime: int = cli.flag(86_400, help="seconds of training", metavar="S")
+    spot: bool = cli.flag(
+        False, help="use spot instances; after an interruption the job resumes from its checkpoint"
+    )
+    max_runtime: int = cli.flag(
+        86_400, least=1, help="seconds of training after which the job is stopped", metavar="S"
+    )
     max_wait: int = cli.flag(
-        0, help="seconds of waiting for spot instances and training (default: twice)", metavar="S"
+        0,
+        least=0,
+        help="with --spot: seconds of waiting for instances and training together (default: twice "
+        "--max-runtime)",
+        metavar="S",
     )
-    subnets: tuple[str, ...] = cli.flag((), help="for fsx and efs, or a VPC", metavar="ID,…")
+    subnets: tuple[str, ...] = cli.flag(
+        (), help="subnets of the VPC for the instances; needed for fsx and efs", metavar="ID,…"
+    )
     security_groups: tuple[str, ...] = cli.flag(
-        (), help="as for subnets; they must let instances reach each other", metavar="ID,…"
+        (),
+        help="security groups of the instances, with --subnets; they must let instances reach each "
+        "other",
+        metavar="ID,…",
     )
-    tags: tuple[str, ...] = cli.flag((), help="of the job", metavar="KEY=VALUE,…")
-    wait: bool = cli.flag(False, help="say how the job goes until it has ended")
+    tags: tuple[str, ...] = cli.flag((), help="tags of the job", metavar="KEY=VALUE,…")
+    wait: bool = cli.flag(False, help="print each state of the job until it has ended")
     dry_run: bool = cli.flag(False, help="print the request, submit nothing")
+    command: tuple[str, ...] = cli.after_dashes()
 
     def __post_init__(self) -> None:
-        """Refuses what SageMaker would, before it costs anything."""
-        for flag, url in (("output", self.output), ("checkpoints", self.checkpoints)):
-            if url is not None and not url.startswith("s3://"):
-                raise ValueError(f"--{flag} {url}: expected s3://bucket/prefix")
+        """Refuses what SageMaker would refuse, before it costs anything."""
+        super().__post_init__()
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise ValueError(f"--name {self.name}: expected up to 63 letters, digits and hyphens")
-        if min(self.instances, self.volume_size, self.max_runtime) < 1 or self.processes < 0:
-            raise ValueError("--instances, --volume-size, --max-runtime: expected 1 or more")
         if self.max_wait and (not self.spot or self.max_wait < self.max_runtime):
             raise ValueError("--max-wait: is for --spot, and at least --max-runtime")
         if bool(self.subnets) != bool(self.security_groups):
@@ -294,9 +310,9 @@ def wait(service: Service, name: str, *, pause: Callable[[float], object] = time
     """
     said = 0
     while True:
-        patience = Patience(name, _RETRIES, threading.Event(), remedy="The job goes on.")
-        job = patiently(
-            lambda: service.call("describe_training_job", TrainingJobName=name), patience
+        budget = RetryBudget(name, _RETRIES, threading.Event(), remedy="The job goes on.")
+        job = with_retries(
+            lambda: service.call("describe_training_job", TrainingJobName=name), budget
         )
         states = job.get("SecondaryStatusTransitions", [])
         for state in states[said:]:
@@ -323,15 +339,17 @@ def wait(service: Service, name: str, *, pause: Callable[[float], object] = time
         pause(_POLL_S)
 
 
-def submit(config: Config, words: Sequence[str]) -> None:
-    """Starts a job; `words` are flags of `train`.
+def submit(config: Config) -> None:
+    """Starts a job, and waits for its end where that is asked for.
 
     Raises:
       UsageError: flags that do not go together; no region or credentials.
       ImagenetPrepError: SageMaker refuses, or the job failed.
     """
     name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
-    made = request(config, name, hyperparameters(words, has_data=config.data is not None))
+    made = request(
+        config, name, hyperparameters(config.command[1:], has_data=config.data is not None)
+    )
     if config.dry_run:
         print(json.dumps(made, indent=2))
         return
@@ -347,24 +365,18 @@ def submit(config: Config, words: Sequence[str]) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    flags, command = cli.split_command(argv)
     config = cli.parse(
         Config,
-        flags,
+        argv,
         verb="sagemaker",
         description="Train as a job of Amazon SageMaker. After --: train and its flags.",
         examples=EXAMPLES,
     )
-    if command[:1] != ["train"]:
+    if config.command[:1] != ("train",):
         raise UsageError("after -- comes what every rank runs: -- train --recipe tutorial ...")
-    submit(config, command[1:])
+    submit(config)
     return 0
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("pipelines.sagemaker")

@@ -45,18 +45,15 @@ _HOSTS = Path("/etc/hosts")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(cli.Settings):
     """Settings of one container; see the help of each flag."""
 
-    root: str = cli.flag("/opt/ml", help="SageMaker's folder", metavar="DIR")
-    processes: int = cli.flag(
-        0, help="ranks on each host; 0: one a GPU, or one where there is none", metavar="N"
+    root: str = cli.flag(
+        "/opt/ml", place=cli.Place.FOLDER, help="the folder that SageMaker fills", metavar="DIR"
     )
-
-    def __post_init__(self) -> None:
-        """Refuses impossible numbers."""
-        if self.processes < 0:
-            raise ValueError(f"--processes {self.processes}: expected 0 or more")
+    processes: int = cli.flag(
+        0, least=0, help="ranks on each host; 0: one for each GPU, or one without a GPU"
+    )
 
 
 @dataclass(frozen=True)
@@ -323,10 +320,5 @@ def run(argv: Sequence[str]) -> int:
         raise
 
 
-def main(argv: Sequence[str]) -> None:
-    """Runs the verb; never returns."""
-    cli.finish(lambda: run(argv))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.main("pipelines.sagemaker_container")

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from urllib.parse import urlsplit
 
 # An address with a login in it, wherever it stands: before the path comes an @, or a port that is
 # no number, which is the beginning of a password with a slash in it.
 _LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
+
+
+class Place(enum.Enum):
+    """What a text of the user must name; each value says it to the user."""
+
+    FOLDER = "a folder of this machine; imagenet-prep replicate brings data sets from and to s3://"
+    BUCKET = "s3://bucket/prefix"
+    FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
+    FILE_OR_OBJECT = "a file or s3://bucket/key"
+    ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
+
+    def check(self, name: str, text: str) -> None:
+        """Refuses another kind of place, and what must not be in an address.
+
+        Args:
+          name: what the message calls the text, e.g. "--out".
+          text: what the user gave.
+
+        Raises:
+          ValueError: the message never repeats a password, a query or a fragment.
+        """
+        is_bucket, is_address = text.startswith("s3://"), "://" in text
+        allowed = {
+            Place.FOLDER: not is_address,
+            Place.BUCKET: is_bucket,
+            Place.ANYWHERE: True,
+        }.get(self, is_bucket or not is_address)
+        try:
+            refuse_login(text)
+            if allowed:
+                check_base(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        if not allowed:
+            shown = public(text) if is_address else text
+            raise ValueError(f"{name} {shown}: expected {self.value}")
 
 
 def check_base(base: str) -> None:

@@ -1,14 +1,18 @@
 """Command lines: flags made from a frozen dataclass, and one place where errors end.
 
-A verb is a config dataclass whose fields are made by `flag`, and a function
-config -> exit code. Flag names equal field names: --short-side is short_side.
+A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
+`flag`, and a function `run`: command line -> exit code. Its last lines call `main`. Flag names
+equal field names: --short-side is short_side.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import io
+import math
+import operator
 import os
 import signal
 import sys
@@ -19,11 +23,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from imagenet_prep.core import errors, signals
+from imagenet_prep.core import address, errors, signals
+from imagenet_prep.core.address import Place as Place
 
 Config = TypeVar("Config")
 
-# Characters that a terminal obeys, or that change in which order others are shown.
+_METAVARS = {int: "N", float: "X"}
+
+# Characters that a terminal obeys, or that change the order in which others are shown.
 _OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
 _OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 # Beyond ASCII as in JSON, so that JSON that is printed stays JSON.
@@ -66,33 +73,100 @@ def _escape_output() -> None:
         setattr(sys, name, printed)
 
 
-def flag(
-    default: Any = dataclasses.MISSING,
-    *,
-    help: str,
-    choices: Sequence[str] | None = None,
-    metavar: str | None = None,
-    positional: bool = False,
-    aliases: Sequence[str] = (),
-) -> Any:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flag:
+    """How a field of a config appears on the command line, and which values it may have.
+
+    Attributes:
+      help: one sentence; the default is added to it.
+      choices: the only values allowed; of a tuple, the only words, at least one of them.
+      metavar: how the help calls the value; by default N for whole numbers and X for others.
+      positional: given by place instead of by name.
+      aliases: other spellings, e.g. ("-r", "--size").
+      least: the smallest number allowed.
+      above: the number must be larger than this one.
+      most: the largest number allowed.
+      below: the number must be smaller than this one.
+      place: what the text must name.
+    """
+
+    help: str
+    choices: Sequence[str] | None = None
+    metavar: str | None = None
+    positional: bool = False
+    aliases: Sequence[str] = ()
+    least: int | None = None
+    above: int | None = None
+    most: int | None = None
+    below: int | None = None
+    place: Place | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError where a value is not what was asked for; None is always right."""
+        if isinstance(value, str) and self.place is not None:
+            self.place.check(name, value)
+        elif isinstance(value, tuple) and self.choices is not None:
+            if not value or set(value) - set(self.choices):
+                words = f"{name} {','.join(value)}".rstrip()
+                raise ValueError(f"{words}: expected some of {', '.join(self.choices)}")
+        elif isinstance(value, int | float):
+            bounds: list[tuple[str, Callable[[Any, Any], bool], int | None]] = [
+                ("at least", operator.ge, self.least),
+                ("more than", operator.gt, self.above),
+                ("at most", operator.le, self.most),
+                ("less than", operator.lt, self.below),
+            ]
+            given = [each for each in bounds if each[2] is not None]
+            finite = isinstance(value, int) or math.isfinite(value)
+            if not finite or not all(holds(value, bound) for _, holds, bound in given):
+                wanted = " and ".join(f"{words} {bound}" for words, _, bound in given)
+                raise ValueError(f"{name} {value}: expected {wanted or 'a finite number'}")
+
+
+def flag(default: Any = dataclasses.MISSING, **how: Any) -> Any:
     """Returns a dataclass field that `parse` turns into a flag.
 
     Args:
       default: value where the flag is not given; without one the flag is required.
-      help: one sentence; the default is added to it.
-      choices: the only values allowed.
-      metavar: how the help calls the value; DIR is a folder of this machine, never an address.
-      positional: given by place instead of by name.
-      aliases: other spellings, e.g. ("-r", "--size").
+      **how: attributes of `Flag`.
     """
-    metadata = {
-        "help": help,
-        "choices": choices,
-        "metavar": metavar,
-        "positional": positional,
-        "aliases": aliases,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"flag": Flag(**how)})
+
+
+def after_dashes() -> Any:
+    """Returns a dataclass field for all words after --, which are no flags of this verb."""
+    return dataclasses.field(default=(), metadata={"after_dashes": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The base of every config: however one is made, its values keep within their flags' bounds.
+
+    A config that has more to check extends `__post_init__` and raises ValueError. Flags that
+    several verbs share are fields of a base class with kw_only=True; the help shows them last.
+    """
+
+    def __post_init__(self) -> None:
+        """Checks each value against its flag.
+
+        Raises:
+          ValueError: one is not allowed; flag, value and what was expected are named.
+        """
+        for field in dataclasses.fields(self):
+            if spec := field.metadata.get("flag"):
+                spec.check(_spelled(field.name, spec), getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerFlags(Settings):
+    """The flags of verbs that work on many shards at a time."""
+
+    workers: int = flag(0, least=0, help="shards in work at a time; 0 is one for each core")
+    worker_kind: str = flag(
+        "auto",
+        choices=("auto", "threads", "processes"),
+        help="run workers as threads or as processes; auto chooses by their number",
+    )
 
 
 def parse(
@@ -120,70 +194,60 @@ def parse(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    words, more = list(argv), {}
     hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        if field.metadata:
-            _add_flag(parser, field, hints[field.name])
-    values = vars(parser.parse_args(argv))
+    # A verb's own flags first, then those that it shares with others.
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    for field in sorted(fields, key=lambda each: each.kw_only is True):
+        if spec := field.metadata.get("flag"):
+            _add_flag(parser, field, spec, hints[field.name])
+        elif "after_dashes" in field.metadata and "--" in words:
+            place = words.index("--")
+            more = {field.name: tuple(words[place + 1 :])}
+            words = words[:place]
+    values = vars(parser.parse_args(words))
     try:
-        return config(**values)
+        return config(**values, **more)
     except ValueError as error:
         parser.error(str(error))
 
 
-def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hint: Any) -> None:
+def _add_flag(
+    parser: argparse.ArgumentParser, field: dataclasses.Field[Any], spec: Flag, hint: Any
+) -> None:
     required = field.default is dataclasses.MISSING
-    options: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
+    options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
     kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
     base = kinds[0] if isinstance(hint, types.UnionType) else hint
     if base is bool:
         options["action"] = "store_true"
     else:
-        options["metavar"] = field.metadata["metavar"]
-        options["choices"] = field.metadata["choices"]
+        options["metavar"] = spec.metavar or _METAVARS.get(base)
         is_tuple = typing.get_origin(base) is tuple
         options["type"] = _comma_separated if is_tuple else base
-        if field.metadata["metavar"] == "DIR":
-            options["type"] = _folder
+        if not is_tuple:
+            options["choices"] = spec.choices
         if field.default not in (dataclasses.MISSING, None, ()):
             shown = ",".join(field.default) if is_tuple else field.default
             options["help"] += f" (default: {shown})"
     if not required:
         options["default"] = field.default
-    if field.metadata["positional"]:
+    if spec.positional:
         if not required:
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
     else:
-        spellings = (*field.metadata["aliases"], f"--{field.name.replace('_', '-')}")
+        spellings = (*spec.aliases, _spelled(field.name, spec))
         parser.add_argument(*spellings, dest=field.name, required=required, **options)
 
 
-def _folder(text: str) -> str:
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            "expected a folder of this machine; imagenet-prep replicate brings data sets from and "
-            "to s3://"
-        )
-    return text
+def _spelled(name: str, spec: Flag) -> str:
+    """Returns how a message names a flag: --short-side, or DATASET for one given by place."""
+    return name.upper() if spec.positional else f"--{name.replace('_', '-')}"
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns what stands before and after the first --.
-
-    Raises:
-      UsageError: a word holds an address with a password in it.
-    """
-    words = list(argv)
-    refuse_logins(words)
-    if "--" not in words:
-        return words, []
-    place = words.index("--")
-    return words[:place], words[place + 1 :]
 
 
 def refuse_logins(words: Sequence[str]) -> None:
@@ -192,20 +256,23 @@ def refuse_logins(words: Sequence[str]) -> None:
     Raises:
       UsageError: a word holds one; it is not repeated.
     """
-    # Imported only where there is an address: most commands have none.
-    if any("://" in word for word in words):
-        from imagenet_prep.core.address import refuse_login
-
-        for number, word in enumerate(words):
-            try:
-                refuse_login(word)
-            except ValueError as error:
-                raise errors.UsageError(f"argument {number + 1} after the verb: {error}") from None
+    for number, word in enumerate(words, start=1):
+        try:
+            address.refuse_login(word)
+        except ValueError as error:
+            raise errors.UsageError(f"argument {number} after the verb: {error}") from None
 
 
 def absolute(place: str) -> str:
     """Returns a folder as processes elsewhere must be told of it; addresses stay as they are."""
     return place if "://" in place else str(Path(place).expanduser().absolute())
+
+
+def with_absolute(config: Config, *names: str) -> Config:
+    """Returns a config whose flags of these names are told as processes elsewhere need them."""
+    places = {name: absolute(getattr(config, name)) for name in names}
+    changed: Config = dataclasses.replace(config, **places)  # type: ignore[type-var]
+    return changed
 
 
 # What `finish` does last.
@@ -215,6 +282,20 @@ _LAST_ACTS: list[Callable[[], None]] = []
 def before_ending(act: Callable[[], None]) -> None:
     """Lets `finish` call `act` last: it ends the process without Python's exit handlers."""
     _LAST_ACTS.append(act)
+
+
+def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the verb of a module, which is its function `run`, and ends the process.
+
+    The module is imported by its own name, also where it is the program itself: worker processes
+    import by this name what they are sent.
+
+    Args:
+      module: e.g. "imagenet_prep.verify".
+      argv: what follows the verb; None: the command line of this process.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    finish(lambda: importlib.import_module(module).run(words))
 
 
 def finish(main: Callable[[], int]) -> NoReturn:
@@ -227,12 +308,12 @@ def finish(main: Callable[[], int]) -> NoReturn:
     signals.handle(_interrupt, signal.SIGALRM)
     sys.unraisablehook = _unraisable
     _escape_output()
-    # What is left where the error itself cannot be told: stderr is closed.
+    # The exit code where the error itself cannot be printed: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
     try:
         code = outcome(main)
     except KeyboardInterrupt:
-        # One more, while the first or an error was being told.
+        # A second Ctrl-C came while the first one, or an error, was being reported.
         code = errors.EXIT_INTERRUPTED
     finally:
         try:
@@ -245,7 +326,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
 
 
 def outcome(main: Callable[[], int]) -> int:
-    """Returns the exit code of a command, after its error, where it has one, was told."""
+    """Returns the exit code of a command; its error, if it has one, is printed first."""
     try:
         return main()
     except errors.ImagenetPrepError as error:
@@ -263,7 +344,7 @@ def outcome(main: Callable[[], int]) -> int:
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
-        # Storage has its own errors; this is what lies beside it, e.g. a full stdout or /tmp.
+        # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
         print(
             f"imagenet-prep: {error}. Mend that, then run the same command again.", file=sys.stderr
         )
@@ -278,7 +359,7 @@ def outcome(main: Callable[[], int]) -> int:
 
 
 def _flushed(code: int) -> int:
-    """Returns the exit code after what was printed has left; another where it could not."""
+    """Writes out what was printed; returns the exit code, or another one where that failed."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

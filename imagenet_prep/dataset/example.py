@@ -90,21 +90,23 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     return _FIELD_1 + _varint(size) + before, encoded, behind
 
 
-def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
+def decode(
+    payload: bytes | memoryview, missing_features: Mapping[str, str] = NOTHING
+) -> ImageExample:
     """Returns the example in `payload`, checked against the schema.
 
     Args:
       payload: of one record.
-      lacks: what the manifest says that records of this set do not hold, by key: an "absent"
-        one reads as empty or 0, and no constant is held against the schema.
+      missing_features: what the manifest says that records of this set do not hold, by key:
+        an "absent" one reads as empty or 0, and no constant is held against the schema.
 
     Raises:
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
     features = decode_features(payload)
-    for key in lacks:
-        if lacks[key] == ABSENT:
+    for key in missing_features:
+        if missing_features[key] == ABSENT:
             features.setdefault(key, _absent(key, features))
     if features.keys() != _KIND_OF_KEY.keys():
         if missing := [key for key in schema.ALL_KEYS if key not in features]:
@@ -117,7 +119,7 @@ def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> I
             if type(value) is not _TYPES[kind]:
                 raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
     for key, expected in _CONSTANTS:
-        if key not in lacks and (found := _one(features, key)) != expected:
+        if key not in missing_features and (found := _one(features, key)) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
     label = _int(features, schema.LABEL)
     boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in _SIDES))

@@ -1,4 +1,4 @@
-"""Hosts that are asked each for itself, by ssh: what a replica lacks, or to fetch their own."""
+"""Asks each host by itself, through ssh: what its replica lacks, or to fetch its own files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from imagenet_prep.distribute.process import Process, module_argv, run_on
 
 # Hosts asked at a time; one ssh each.
 _MAX_ASKED = 32
-# Beside its files: the manifest, and what says which part it is.
+# Problems of the manifest and of placement.json, beside those of the files.
 _MORE_PROBLEMS = 2
 _BY_EXIT_CODE: dict[int, type[ImagenetPrepError]] = {
     error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)
@@ -40,19 +40,19 @@ _BY_EXIT_CODE: dict[int, type[ImagenetPrepError]] = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is wanted on every host.
+    """What the leader wants on every host.
 
     Attributes:
       data: the manifest's bytes.
       root: folder of the data set on this host.
       path: folder of the replica, the same on every host.
       python: the interpreter on every host that has this package.
-      prove: read all that is there, first.
+      prove: first read all files that are there.
       limit: bytes a second of one stream; 0 is no limit.
-      retries: losses of one host that are put up with.
-      wait_s: how long lost hosts are waited for when all others are whole.
-      silence_s: without a sign of life, after which an end is given up.
-      placements: what each host is to hold, by address.
+      retries: allowed losses of one host.
+      wait_s: seconds to wait for lost hosts when all others are whole.
+      silence_s: seconds without a sign of life after which an end is given up.
+      placements: the part that each host is to hold, by address.
     """
 
     data: bytes
@@ -67,19 +67,19 @@ class Request:
     placements: Mapping[str, Placement]
 
     def placement(self, address: str) -> tuple[int, int, int]:
-        """Returns what a host is to hold, as a message says it."""
+        """Returns the part that a host is to hold, as a field of a message."""
         return dataclasses.astuple(self.placements[address])
 
 
 def ask(
     num_files: Mapping[str, int], request: Request, *, prove: bool
 ) -> list[dict[str, Any] | ImagenetPrepError]:
-    """Returns what every host says of its replica, without moving anything.
+    """Returns what every host says about its replica; moves nothing.
 
     Args:
       num_files: that each host is to hold, by address.
-      request: what it is held against.
-      prove: read every byte, not only what was not proven before.
+      request: what is wanted.
+      prove: read every byte, also of files that were proven before.
 
     Returns:
       For each host problems and lacking_bytes, or the error.
@@ -90,7 +90,7 @@ def ask(
             return _ask(address, request, num_files[address], prove=prove)
         except ImagenetPrepError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whatever a host's answer leads to is that host's
+        except Exception as error:  # noqa: BLE001 - a host is to blame for what its answer causes
             return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
 
     with ThreadPoolExecutor(_MAX_ASKED) as pool:
@@ -116,7 +116,7 @@ def _ask(address: str, request: Request, num_files: int, *, prove: bool) -> dict
     answer: dict[str, Any] | None = None
     broken: BrokenError | None = None
     try:
-        # Where it finds too little space, it says that after all that it lacks.
+        # If there is too little space, that is its last message, after all that it lacks.
         while (frame := process.channel.read()) is not None:
             match frame.kind:
                 case "error":
@@ -131,7 +131,7 @@ def _ask(address: str, request: Request, num_files: int, *, prove: bool) -> dict
         broken = error
         process.kill()
     except OSError:
-        pass  # what ssh said tells more
+        pass  # the error of ssh, below, says more
     finally:
         ending = process.end()
     if broken is not None and (answer is None or broken.cause is Cause.UNREADABLE):
@@ -145,12 +145,12 @@ def _ask(address: str, request: Request, num_files: int, *, prove: bool) -> dict
 def pull(
     addresses: Sequence[str], request: Request, argv_of: Callable[[Placement], Sequence[str]]
 ) -> list[dict[str, Any] | ImagenetPrepError]:
-    """Returns what became of this program's own run on every host, all at once.
+    """Runs this program on every host at once; returns their results.
 
     Args:
       addresses: of the hosts.
-      request: its interpreter, and what each is to hold.
-      argv_of: verb and flags for a host that is to hold this; --json is added.
+      request: for the interpreter, and the part that each host is to hold.
+      argv_of: verb and flags for a host that is to hold this part; --json is added.
     """
 
     def pull_one(address: str) -> dict[str, Any] | ImagenetPrepError:
@@ -169,12 +169,12 @@ def pull(
 
 
 def _result(out: str) -> dict[str, Any]:
-    """Returns what matters of the result that a run with --json has printed.
+    """Returns moved_bytes and problems of the result that a run with --json has printed.
 
     Raises:
-      ValueError, LookupError, TypeError: it is none.
+      ValueError, LookupError, TypeError: there is no such result.
     """
-    # It begins with a line of its own; before it stands what a login shell says.
+    # The result begins on its own line; a login shell may have printed something before it.
     start = out.rfind("\n{\n") + 1
     replica = canonical.loads(out[start:])["replicas"][0]
     return {

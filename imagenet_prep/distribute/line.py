@@ -1,4 +1,4 @@
-"""What a neighbour lacks, and what goes to it next; no process, no file is touched."""
+"""Which files a neighbour lacks, and which is sent next. Pure: no process, no file is touched."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from imagenet_prep.distribute.messages import BrokenError
 
 
 class Phase(enum.Enum):
-    """How far the neighbour is."""
+    """The state of the neighbour."""
 
     ASKED = "it is saying what it lacks"
     GIVEN = "it is being given that"
 
 
 class Next(NamedTuple):
-    """A file that is to go.
+    """The next file to send.
 
     Attributes:
-      file: it.
-      start: bytes of it that the neighbour has.
+      file: of the data set.
+      start: how many of its first bytes the neighbour has.
     """
 
     file: File
@@ -33,18 +33,18 @@ class Next(NamedTuple):
 
 
 class Line:
-    """The files that one neighbour lacks. The caller keeps threads apart.
+    """The files that one neighbour lacks. Not safe for threads; the caller has a lock.
 
-    A file is *lacking*, then *offered* as soon as it is here or arriving here, then taken by
-    `next`, then stored there. An index goes before its shard: whoever sees a shard there finds
-    its index.
+    A file is *lacking*, then *offered* as soon as it is here or begins to arrive here, then taken
+    by `next`, then *stored* there. An index is sent before its shard: when the shard can be seen
+    there, its index is there.
 
     Attributes:
-      phase: how far the neighbour is.
+      phase: the state of the neighbour.
     """
 
     def __init__(self, files: Sequence[File]) -> None:
-        """Begins with nothing lacking; `files` are all that the data set has."""
+        """Begins with no file lacking; `files` are all files of the data set."""
         self.phase = Phase.ASKED
         self._files = {file.name: file for file in files}
         self._lacking: dict[str, File] = {}
@@ -57,10 +57,10 @@ class Line:
         self._wrong: Counter[str] = Counter()
 
     def lacks(self, name: str, begun: int) -> None:
-        """Takes that the neighbour lacks a file, of which it has the first `begun` bytes.
+        """Notes that the neighbour lacks a file, and has its first `begun` bytes.
 
         Raises:
-          BrokenError: it cannot be so.
+          BrokenError: that is impossible.
         """
         file = self._files.get(name)
         if self.phase is not Phase.ASKED or file is None or name in self._lacking:
@@ -72,24 +72,24 @@ class Line:
             self._begun[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
-        """Takes that the neighbour has named all `files` that it lacks.
+        """Notes that the neighbour has named all files that it lacks; `files` is their number.
 
         Raises:
-          BrokenError: it has not.
+          BrokenError: the number is wrong.
         """
         if self.phase is not Phase.ASKED or files != len(self._lacking):
             raise BrokenError(f"it lacks {files:,} files and has named {len(self._lacking):,}")
         self.phase = Phase.GIVEN
 
     def offer(self, names: Iterable[str]) -> None:
-        """Takes that files are here, or have begun to arrive; others than lacking are no matter."""
+        """Notes files that are here or begin to arrive; ignores those that are not lacking."""
         for name in names:
             if name in self._lacking and name not in self._offered:
                 self._offered.add(name)
                 self._ready.append(name)
 
     def next(self) -> Next | None:
-        """Takes the first offered file out of the line; None where there is none yet."""
+        """Takes the first offered file out of the line; None if there is none yet."""
         if self.phase is Phase.ASKED:
             return None
         while self._ready:
@@ -102,31 +102,31 @@ class Line:
                 self._ready.appendleft(shard)
             self._offered.discard(name)
             self._going.add(name)
-            # Once: where the beginning turns out to be wrong, all of it is sent.
+            # Only once: if those first bytes turn out to be wrong, the whole file is sent.
             return Next(self._lacking.pop(name), self._begun.pop(name, 0))
         return None
 
     def put_back(self, name: str) -> None:
-        """Takes that a file that is no longer here did not go; it is to be offered anew."""
+        """Notes that a file vanished before it was sent; it has to be offered again."""
         if name in self._going:
             self._going.remove(name)
             self._lacking[name] = self._files[name]
 
     def stored(self, name: str) -> None:
-        """Takes that a file is proven there.
+        """Notes that the neighbour has stored and proven a file.
 
         Raises:
-          BrokenError: it cannot be.
+          BrokenError: it was not sent.
         """
         if name not in self._going:
             raise BrokenError(f"it stored {name}, which was not sent")
         self._going.remove(name)
 
     def wrong(self, name: str) -> bool:
-        """Takes that a file arrived wrong; it goes again. True where it is wrong here.
+        """Notes that a file arrived damaged; it is sent again. True if it is damaged here, too.
 
         Raises:
-          BrokenError: it did not go.
+          BrokenError: it was not sent.
         """
         if name not in self._going:
             raise BrokenError(f"{name} arrived wrong, which was not sent")
@@ -136,10 +136,10 @@ class Line:
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Takes that the neighbour is whole.
+        """Notes that the neighbour is whole.
 
         Raises:
-          BrokenError: it cannot be.
+          BrokenError: files are still lacking.
         """
         left = len(self._lacking) + len(self._going)
         if self.phase is not Phase.GIVEN or left:

@@ -1,7 +1,7 @@
 """The messages between hosts: which end may send which, and what each must hold.
 
-Whoever is at the other end may be broken, or hostile. So each end takes only the messages that
-the other may send, each with exactly its fields, within their bounds.
+The other end may be broken or hostile. So each end accepts only the messages that the other may
+send, each with exactly its fields, within their bounds.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any, NamedTuple
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
 
-# What both ends must have in common; another one is refused with what to upgrade.
+# Both ends must have the same; otherwise the error says what to install.
 PROTOCOL = 3
 
 CHUNK_BYTES = 1 << 20
 MAX_TEXT = 4000
 # A manifest of 99,999 shards has 40 MB.
 _MAX_MANIFEST_BYTES = 128 << 20
-# Beyond any file, and still an exact number in every JSON reader.
+# More bytes than any file has, and exact in every JSON reader.
 _MAX_COUNT = 1 << 53
 
 
 class Cause(enum.StrEnum):
     """Why a receiver is gone."""
 
-    ENDED = "ended"  # without a verdict
+    ENDED = "ended"  # before its last message
     UNREACHED = "unreached"  # ssh itself failed
     SILENT = "silent"
-    UNREADABLE = "unreadable"  # it sent what no receiver sends
+    UNREADABLE = "unreadable"  # it sent something that is no message of a receiver
 
 
 class BrokenError(Exception):
-    """The other end fell silent, or sent what no end of ours sends.
+    """The other end fell silent, or sent something that is not one of our messages.
 
     Attributes:
       cause: SILENT or UNREADABLE.
@@ -52,11 +52,11 @@ class OtherVersionError(BrokenError):
 
 
 class Kind(NamedTuple):
-    """What a message of one kind must hold.
+    """The form of one kind of message.
 
     Attributes:
-      fields: for each, what returns its value or raises ValueError.
-      max_body_bytes: of what follows it.
+      fields: by name, a function that returns the value or raises ValueError.
+      max_body_bytes: of the bytes that follow the message.
     """
 
     fields: Mapping[str, Callable[[Any], Any]] = {}
@@ -68,21 +68,21 @@ Messages = Mapping[str, Kind]
 
 
 def count(value: Any) -> int:
-    """Returns a number of bytes or things; ValueError unless it is one."""
+    """Returns a whole number, 0 or more; ValueError for anything else."""
     if type(value) is not int or not 0 <= value <= _MAX_COUNT:
         raise ValueError("expected a whole number, 0 or more")
     return value
 
 
 def sentence(value: Any) -> str:
-    """Returns a text for people, in one plain line; ValueError unless it is a text."""
+    """Returns a text for people as one plain line; ValueError for anything else."""
     if not isinstance(value, str):
         raise ValueError("expected a text")
     return plain(value)[:MAX_TEXT]
 
 
 def plain(text: str) -> str:
-    """Returns a text whose control characters are question marks, and whose lines are one."""
+    """Returns a text as one line, with question marks for control characters."""
     line = " ".join(text.splitlines())
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
@@ -152,7 +152,7 @@ _PROGRESS = {
     "wrong": Kind({"name": _name, "message": sentence}),
     "whole": Kind(),
 }
-# Of a receiver that is to store.
+# From a receiver that stores.
 FROM_STORING: Messages = (
     _ALIVE
     | _VERDICT
@@ -162,7 +162,7 @@ FROM_STORING: Messages = (
         "lacks": Kind({"files": count}),
     }
 )
-# Of a receiver that is only to look.
+# From a receiver that only looks.
 FROM_LOOKING: Messages = (
     _ALIVE
     | _VERDICT
@@ -189,12 +189,12 @@ def checked(
     """Returns kind, size of the body and fields of a message, checked.
 
     Args:
-      messages: that this end may send.
-      name, size, fields: what came as that.
+      messages: that the other end may send.
+      name, size, fields: as received.
 
     Raises:
-      OtherVersionError: this end is of another version.
-      ValueError: it is no such message.
+      OtherVersionError: the other end has another version.
+      ValueError: it is not one of these messages.
     """
     if not isinstance(fields, dict):
         raise ValueError("expected fields by name")

@@ -1,7 +1,7 @@
-"""The receiving end of a hop: started on a node through ssh, gone when its input ends.
+"""The receiver: started on a host through ssh; it ends when its input ends.
 
-`python -m imagenet_prep.distribute.receive FOLDER SILENCE_S`. It listens nowhere: all it
-knows comes through its standard input, from a process that ssh has let in.
+`python -m imagenet_prep.distribute.receive FOLDER SILENCE_S`. It opens no port: everything comes
+through its standard input, from a process that ssh has let in.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from imagenet_prep.distribute.messages import TO_RECEIVER, BrokenError, OtherVer
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.distribute.wire import Channel
 
-# A predecessor whose connection has just ended needs a moment to let go.
+# A receiver whose connection has just ended needs a moment to release the lock.
 _LOCK_PATIENCE_S = 5.0
-# Hashing and writing share a node with what runs there.
+# Other programs run on the host, too.
 _MAX_READERS = 8
 
 
 class _AbandonedError(Exception):
-    """The sender lost what it was sending."""
+    """The sender has lost the file that it was sending."""
 
 
 def serve(root: Path, channel: Channel) -> int:
@@ -64,7 +64,7 @@ def serve(root: Path, channel: Channel) -> int:
     except ImagenetPrepError as error:
         return _refuse(channel, error)
     except (BrokenError, OSError) as error:
-        # Whoever started this is gone or broken; what is proven stays.
+        # The giver is gone or broken; proven files stay.
         with contextlib.suppress(OSError):
             print(f"receiving: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_INTERRUPTED
@@ -81,7 +81,7 @@ def _is_origin(replica: Replica, origin: str) -> bool:
     """Whether the folder is the data set itself, under another name.
 
     Raises:
-      UsageError: it is, and is to hold but a part of it.
+      UsageError: it is, and only a part of the set is to be there.
     """
     if replica.store.size(f"{naming.WORK}/{origin}") is None:
         return False
@@ -170,7 +170,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
 
 def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
     left = file.num_bytes - start
-    # What a broken connection leaves is gone on with when there is another.
+    # After a broken connection, the next one continues with the bytes that are here.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
             frame = channel.read()
@@ -193,6 +193,6 @@ def _end(signum: int, _frame: object) -> None:
 if __name__ == "__main__":
     signals.handle(_end)
     silence_s = float(sys.argv[2])
-    whoever = Channel(0, 1, TO_RECEIVER, silence_s=silence_s)
-    whoever.begin()
-    sys.exit(serve(Path(sys.argv[1]).expanduser(), whoever))
+    giver = Channel(0, 1, TO_RECEIVER, silence_s=silence_s)
+    giver.begin()
+    sys.exit(serve(Path(sys.argv[1]).expanduser(), giver))

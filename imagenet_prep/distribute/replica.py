@@ -11,13 +11,10 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import (
-    DataDamagedError,
-    ImagenetPrepError,
     ManifestError,
     StoreError,
     UsageError,
@@ -27,16 +24,16 @@ from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.placement import WHOLE, Placement, load
 from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import num_bytes, strangers
-from imagenet_prep.distribute.journal import Journal
 from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.incoming import Incoming, incoming
+from imagenet_prep.storage.ledger import Ledger
 
 _INCOMING = f"{naming.WORK}/incoming"
 # What prepare, resize and adopt leave while they write here.
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
 # Journals, folders, blocks half used: a disk that is filled to the last byte fails late.
 _SPARE_BYTES = 16 << 20
-# A shard that is synced only at its end holds up what comes after it.
-_SYNC_BYTES = 16 << 20
+_DAMAGED = "It was damaged at the source, or on the way. Run verify at the source."
 
 
 class Replica:
@@ -59,11 +56,11 @@ class Replica:
         self.placement = placement
         self.files = placement.files(self.manifest)
         self._data = data
-        self._names = {file.name for file in self.files}
-        self._journal = Journal(root, f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl")
-        # The time of each file when it was proven.
-        self._proven: dict[str, int] = {}
-        self.reload()
+        self._ledger = Ledger(
+            self.store,
+            f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
+            {file.name for file in self.files},
+        )
         # Whoever only looks writes no notes.
         self._locked = False
 
@@ -122,28 +119,20 @@ class Replica:
             return Problem(f"{file.name}: missing", is_missing=True)
         if size != file.num_bytes:
             return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
-        if not prove and self._proven.get(file.name) == path.stat().st_mtime_ns:
+        if not prove and self.is_proven(file):
             return None
         with storage_errors("read", path), open(path, "rb") as opened:
-            # Before the reading: what is written meanwhile has another time.
-            mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
+            status = os.fstat(opened.fileno())
             sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         if sha256 != file.sha256:
             return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
         if self._locked:
-            self._note(file, mtime_ns)
+            self._ledger.add(file.name, status)
         return None
 
     def is_proven(self, file: File) -> bool:
-        """Whether the notes say that a file is right, and it has not been touched since."""
-        return self._is_as_noted(file.name)
-
-    def _is_as_noted(self, name: str) -> bool:
-        noted = self._proven.get(name)
-        try:
-            return noted is not None and noted == self.store.path(name).stat().st_mtime_ns
-        except OSError:
-            return False
+        """Whether the ledger says that a file is right, and it has not been touched since."""
+        return self._ledger.find(file.name, self.store.path(file.name)) is not None
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are growing here."""
@@ -154,19 +143,13 @@ class Replica:
         }
 
     def reload(self) -> list[str]:
-        """Reads what another process has added to the notes; returns what that proves.
+        """Reads what another process has noted since; returns the files that this proves.
 
         Raises:
-          StoreError: they cannot be read.
+          StoreError: it cannot be read.
         """
-        new = []
-        for entry in self._journal.news():
-            match entry:
-                case {"name": str(name), "mtime_ns": mtime_ns} if name in self._names:
-                    if type(mtime_ns) is int:
-                        self._proven[name] = mtime_ns
-                        new.append(name)
-        return [name for name in new if self._is_as_noted(name)]
+        new = self._ledger.reload()
+        return [name for name in new if self._ledger.find(name, self.store.path(name))]
 
     def manifest_problem(self) -> Problem | None:
         """Returns what is wrong with the manifest here, or with what says which part this is."""
@@ -232,44 +215,21 @@ class Replica:
     def incoming(
         self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
     ) -> Iterator[Incoming]:
-        """Yields where a file's bytes go; on leaving it is proven, synced and named.
+        """Yields where a file's bytes go; on leaving it is proven, synced, named and noted.
 
         Args:
           file: one of `files`.
-          start: bytes of an earlier beginning to go on from.
-          kept: errors that leave what has arrived as a beginning for later.
+          start, kept: as for `storage.incoming`.
 
         Raises:
-          DataDamagedError: its bytes are not the manifest's; nothing stays of them.
-          IncompleteError: the disk is full.
-          StoreError: the disk fails.
+          DataDamagedError, IncompleteError, StoreError: as for `storage.incoming`.
         """
-        name = incoming_name(file.name)
-        path = self.store.path(name)
-        with storage_errors("write", path):
-            self.store.make_folder(name.rpartition("/")[0])
-            if not start:
-                # Others may still be reading what broke off here: theirs stays theirs.
-                path.unlink(missing_ok=True)
-            descriptor = self.store.open(name, os.O_CREAT | os.O_RDWR)
-        try:
-            with (
-                os.fdopen(descriptor, "r+b", buffering=0) as opened,
-                ThreadPoolExecutor(1) as syncer,
-            ):
-                arriving = Incoming(path, opened.fileno(), syncer)
-                arriving.go_on(start)
-                yield arriving
-                arriving.prove(file)
-                with storage_errors("write", path):
-                    os.fsync(opened.fileno())
-                    mtime_ns = os.fstat(opened.fileno()).st_mtime_ns
-            self.store.publish(path, file.name)
-        except BaseException as error:
-            if not isinstance(error, kept):
-                path.unlink(missing_ok=True)
-            raise
-        self._note(file, mtime_ns)
+        temporary = incoming_name(file.name)
+        with incoming(
+            self.store, file, temporary, file.name, _DAMAGED, start=start, kept=kept
+        ) as arriving:
+            yield arriving
+        self._ledger.add(file.name, arriving.status)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Leaves a file, proven, synced and named.
@@ -298,72 +258,6 @@ class Replica:
     def commit(self) -> None:
         """Publishes the manifest; the caller has proven every file."""
         self.store.write(naming.MANIFEST, self._data)
-
-    def _note(self, file: File, mtime_ns: int) -> None:
-        self._proven[file.name] = mtime_ns
-        # A note that is lost costs reading the file once more; a folder that may only be read
-        # can still be checked.
-        with contextlib.suppress(OSError, ImagenetPrepError):
-            self._journal.add({"name": file.name, "mtime_ns": mtime_ns})
-
-
-class Incoming:
-    """A file that is arriving."""
-
-    def __init__(self, path: Path, descriptor: int, syncer: ThreadPoolExecutor) -> None:
-        """Begins empty.
-
-        Args:
-          path, descriptor: of the file.
-          syncer: brings bytes to the disk while more arrive.
-        """
-        self._path = path
-        self._descriptor = descriptor
-        self._hash = hashlib.sha256()
-        self._syncer = syncer
-        self._syncing: Future[None] | None = None
-        self._unsynced_bytes = 0
-
-    def go_on(self, start: int) -> None:
-        """Takes what is there up to `start` as if it had just come.
-
-        Raises:
-          StoreError: the disk fails.
-        """
-        with storage_errors("read", self._path):
-            os.truncate(self._descriptor, start)
-            while left := start - os.lseek(self._descriptor, 0, os.SEEK_CUR):
-                self._hash.update(os.read(self._descriptor, min(left, _SYNC_BYTES)))
-
-    def append(self, part: bytes | memoryview) -> None:
-        """Writes bytes at its end.
-
-        Raises:
-          IncompleteError: the disk is full.
-          StoreError: the disk fails.
-        """
-        with storage_errors("write", self._path), memoryview(part) as view:
-            written = 0
-            while written < len(view):
-                with view[written:] as rest:
-                    written += os.write(self._descriptor, rest)
-            self._hash.update(view)
-            self._unsynced_bytes += len(view)
-            if self._unsynced_bytes >= _SYNC_BYTES and (
-                self._syncing is None or self._syncing.done()
-            ):
-                if self._syncing is not None:
-                    self._syncing.result()
-                self._syncing = self._syncer.submit(os.fdatasync, self._descriptor)
-                self._unsynced_bytes = 0
-
-    def prove(self, file: File) -> None:
-        """Raises DataDamagedError unless what came is the manifest's file."""
-        if (found := self._hash.hexdigest()) != file.sha256:
-            raise DataDamagedError(
-                f"{file.name}: sha256 {found} arrived, expected {file.sha256}: its bytes were "
-                "damaged at the source, or on the way. Run verify at the source."
-            )
 
 
 def incoming_name(name: str) -> str:

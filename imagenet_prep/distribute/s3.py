@@ -80,13 +80,13 @@ class Bucket:
         return None if known else Problem(f"{naming.MANIFEST}: differs from the source's")
 
     def check_space(self, lacking: list[File]) -> None:
-        """Does nothing: a bucket has no end."""
+        """Does nothing: a bucket has no limit."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Removes what is half uploaded where a run ends before its time.
+        """Removes incomplete uploads if the run fails.
 
-        A bucket has no lock, and needs none: objects appear whole or not at all, and two runs
-        put the same.
+        A bucket has no lock and needs none: an object appears whole or not at all, and two runs
+        put the same bytes.
         """
         return self._store.uploads_aborted_on_failure(self._names.__contains__)
 
@@ -99,11 +99,11 @@ class Bucket:
         self._store.abort_uploads(self._names.__contains__)
 
     def withdraw(self) -> None:
-        """Takes the manifest away: what is about to be mended is not whole."""
+        """Removes the manifest, since the replica is incomplete until it is repaired."""
         self._store.remove(naming.MANIFEST)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Leaves an object that the server has proven.
+        """Uploads an object; the server proves its bytes.
 
         Args:
           file: one of `files`.
@@ -120,6 +120,6 @@ class Bucket:
         self._store.write(naming.MANIFEST, self._data)
 
     def _digest(self) -> str:
-        found = self._store.stored_sha256(naming.MANIFEST)
+        found = self._store.stored(naming.MANIFEST).sha256 or "unknown"
         expected = hashlib.sha256(self._data).hexdigest()
         return self.manifest.digest if found == expected else found

@@ -1,10 +1,10 @@
-"""The sending end of a hop: gives one neighbour what it lacks, as soon as it is here.
+"""The giver: sends one neighbour the files that it lacks, as soon as they are here.
 
-`python -m imagenet_prep.distribute.send SILENCE_S`, started by the leader, through ssh where it
-is not the leader's own host. A file that is still arriving is passed on while it arrives, so
-that a chain of hosts takes hardly longer than one hop. It ends when the leader does.
+`python -m imagenet_prep.distribute.send SILENCE_S`, started by the leader, through ssh on other
+hosts than its own. A file is passed on while it still arrives, so a chain of hosts takes hardly
+longer than one hop. The giver ends when the leader ends.
 
-Three threads: one sends files (`Hop.run`), one hears the neighbour, one hears the leader.
+Three threads: one sends files (`Hop.run`), one reads from the neighbour, one from the leader.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from imagenet_prep.distribute.process import Process, module_argv
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from imagenet_prep.distribute.wire import Channel, Frame
 
-# How soon bytes that arrived here are passed on: costs every host of a chain so much, once.
+# Pause before looking for new bytes to pass on. Each host of a chain adds this delay once.
 _POLL_S = 0.01
 
 
 class Hop:
-    """One neighbour that is being given what it lacks."""
+    """The connection to one neighbour."""
 
     def __init__(self, give: Frame, leader: Channel, silence_s: float) -> None:
         """Starts the receiver.
 
         Args:
           give: the leader's message.
-          leader: where the neighbour's answers go.
-          silence_s: after which a neighbour that gives no sign of life is given up.
+          leader: gets the neighbour's answers.
+          silence_s: seconds without a sign of life after which the neighbour is given up.
         """
         settings = give.fields
         self._replica = Replica(Path(settings["root"]).expanduser(), give.body)
-        # The data set's own folder: all is there, and what is wrong there is wrong everywhere.
+        # True in the folder of the data set itself: all files are there, and need no proof here.
         self._trusted: bool = settings["trusted"]
         self._leader = leader
         self._pace = Pace(settings["limit"])
@@ -75,7 +75,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends until the neighbour is whole, refuses, or is lost; the leader is told which."""
+        """Sends until the neighbour is whole, refuses, or is lost; tells the leader which."""
         answers = threading.Thread(target=self._listen, daemon=True)
         answers.start()
         try:
@@ -87,16 +87,16 @@ class Hop:
                 else:
                     self._send(following)
         except OSError:
-            # The neighbour's end of it is what `_listen` reports.
+            # `_listen` sees the same broken connection and reports it.
             self.receiver.kill()
         answers.join()
 
     def _listen(self) -> None:
-        """Hears the neighbour to its end; whatever it says wrong ends it."""
+        """Reads the neighbour's messages to the end; an invalid one ends the connection."""
         verdict, cause, why = False, Cause.ENDED, ""
         try:
             while not verdict and (frame := self.receiver.channel.read()) is not None:
-                verdict = self._told(frame)
+                verdict = self._message(frame)
         except BrokenError as error:
             cause, why = error.cause, str(error)
             self.receiver.kill()
@@ -110,8 +110,8 @@ class Hop:
             with contextlib.suppress(OSError):  # the leader is gone: `_follow` sees that too
                 self._leader.write("lost", cause=cause, why=why or ending.why)
 
-    def _told(self, frame: Frame) -> bool:
-        """Takes a message of the neighbour, and tells the leader; True where it is the last."""
+    def _message(self, frame: Frame) -> bool:
+        """Takes a message of the neighbour and tells the leader; True if it is the last."""
         fields, spoiled = frame.fields, False
         with self._news:
             match frame.kind:
@@ -142,7 +142,7 @@ class Hop:
         )
 
     def _next(self) -> Next | None:
-        """Takes the first file that is here, or is arriving here, out of the line."""
+        """Takes the next file that is here, or is arriving here, out of the line."""
         with self._news:
             if not self._trusted and self._line.phase is Phase.GIVEN:
                 self._line.offer(self._replica.reload())
@@ -167,7 +167,7 @@ class Hop:
                     self._pace.take(len(data))
                     channel.write("chunk", data)
                 elif self._trusted or os.fstat(opened.fileno()).st_nlink == 0:
-                    # Cut short at its source, or it broke off here too.
+                    # The file is too short at its source, or its transfer to here broke off.
                     break
                 else:
                     time.sleep(_POLL_S)
@@ -176,7 +176,7 @@ class Hop:
             self._put_back(file)
 
     def _open(self, file: File) -> IO[bytes] | None:
-        """Returns the file as it is here; None where it vanished meanwhile."""
+        """Returns the open file, whole or growing; None if it has vanished."""
         store = self._replica.store
         if not (self._trusted or self._replica.is_proven(file)):
             with contextlib.suppress(FileNotFoundError):
@@ -195,7 +195,7 @@ class Hop:
 
 
 def _follow(leader: Channel, hop: Hop) -> None:
-    """Ends everything as soon as the leader is gone."""
+    """Ends this process as soon as the leader is gone."""
     with contextlib.suppress(BrokenError, OSError):
         while leader.read() is not None:
             pass
@@ -204,7 +204,7 @@ def _follow(leader: Channel, hop: Hop) -> None:
 
 
 def main() -> None:
-    """Runs one hop for the leader at the other end of the standard streams."""
+    """Serves the leader at the other end of the standard streams."""
     silence_s = float(sys.argv[1])
     leader = Channel(0, 1, TO_GIVER, silence_s=silence_s)
     leader.begin()
@@ -217,7 +217,7 @@ def main() -> None:
         sys.exit(str(error))
     threading.Thread(target=_follow, args=(leader, hop), daemon=True).start()
     hop.run()
-    # The thread that follows the leader still waits for it.
+    # Not a return: the thread that reads from the leader still waits.
     sys.stdout.flush()
     os._exit(0)
 

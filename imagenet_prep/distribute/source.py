@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import IncompleteError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.storage.fetch import stream
-from imagenet_prep.storage.remote import AbsentError, Stat
-from imagenet_prep.storage.retry import Patience, patiently
+from imagenet_prep.storage.fetch import contents, stream
+from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
 
@@ -53,14 +53,8 @@ class Source:
         """
 
         def read() -> Iterator[bytes]:
-            patience = self._patience(file.name)
-            stat = self._stat(file.name, patience)
-            if stat.size != file.num_bytes:
-                raise DataDamagedError(
-                    f"{self._remote.where(file.name)}: {stat.size:,} bytes, the manifest says "
-                    f"{file.num_bytes:,}. Run verify on the data set."
-                )
-            for chunk in stream(self._remote, file.name, stat, patience):
+            remedy = "Run verify on the data set."
+            for chunk in contents(self._remote, file, self._budget(file.name), remedy):
                 self._pace.take(len(chunk))
                 yield chunk
 
@@ -84,13 +78,10 @@ class Source:
             )
 
     def _read_manifest(self) -> bytes:
-        patience = self._patience(naming.MANIFEST)
-        stat = self._stat(naming.MANIFEST, patience)
-        return b"".join(stream(self._remote, naming.MANIFEST, stat, patience))
+        budget = self._budget(naming.MANIFEST)
+        stat = with_retries(lambda: self._remote.stat(naming.MANIFEST), budget)
+        return b"".join(stream(self._remote, naming.MANIFEST, stat, budget))
 
-    def _stat(self, name: str, patience: Patience) -> Stat:
-        return patiently(lambda: self._remote.stat(name), patience)
-
-    def _patience(self, name: str) -> Patience:
+    def _budget(self, name: str) -> RetryBudget:
         remedy = "Files that arrived are kept: run the same command again to resume."
-        return Patience(self._remote.where(name), self._retries, self._ended, remedy=remedy)
+        return RetryBudget(self._remote.where(name), self._retries, self._ended, remedy=remedy)

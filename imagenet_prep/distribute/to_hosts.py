@@ -1,4 +1,4 @@
-"""A data set to every host of a hosts file: given by the leader, or fetched from a bucket."""
+"""Brings a data set to every host of a hosts file: from the leader, or each host from a bucket."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """What shows people how far it is."""
+    """Shows people the progress."""
 
     def add(self, receipt: dict[str, Any]) -> None:
         """Counts one file."""
 
     def tick(self) -> None:
-        """Shows the time that passes."""
+        """Updates the time."""
 
     def close(self) -> None:
         """Ends the line."""
@@ -37,7 +37,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Delivery:
-    """What every host is to have, and how it gets there; the flags of replicate explain each."""
+    """The settings of a replication to hosts; the flags of replicate explain each."""
 
     bandwidth_limit: float
     check: bool
@@ -56,10 +56,10 @@ class Delivery:
     wait: int
 
 
-def spread(
+def replicate_to_hosts(
     delivery: Delivery, source: Source, progress_of: Callable[[int], Progress]
 ) -> list[dict[str, Any]]:
-    """Returns what each host of the hosts file lacks or lacked, or why it failed.
+    """Replicates to each host of the hosts file, or checks it; returns the result of each.
 
     Raises:
       UsageError: the hosts file, or more copies than hosts.
@@ -69,7 +69,7 @@ def spread(
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     there = manifest.loads(source.data, naming.MANIFEST)
     placements = _placements(delivery, addresses)
-    # Where all hold the same, it is one list: there may be 200,000 files, and 300 hosts.
+    # Hosts with the same part share one list: there may be 200,000 files and 300 hosts.
     lists = {part: part.files(there) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
     request = hosts.Request(
@@ -144,7 +144,7 @@ def _push(
     *,
     quiet: bool,
 ) -> list[dict[str, Any] | ImagenetPrepError]:
-    """Gives every host what it lacks; shows files in total, and each host's fate."""
+    """Gives every host what it lacks; shows the progress, and what happens to each host."""
     progress = progress_of(sum(map(len, sizes.values())))
     shown = dict.fromkeys(sizes, 0)
 
@@ -155,7 +155,7 @@ def _push(
     def show(member: Member, stored_bytes: int) -> None:
         total = len(sizes[member.address])
         before, done = shown[member.address], total - (member.lacking or 0)
-        # A host that comes back counts again only what it did not have.
+        # When a host comes back, files that it already had are not counted again.
         for _ in range(done - before):
             progress.add({"num_bytes": stored_bytes})
         if stored_bytes and before * 4 // total < done * 4 // total < 4:

@@ -1,7 +1,7 @@
 """Messages between hosts, through the pipes of ssh: a line of JSON, then the bytes it announces.
 
-A channel is told which `messages` the other end may send. Anything else, and silence, is a
-BrokenError. What a login shell says before the first message is passed over.
+A channel knows which `messages` the other end may send. Anything else is a BrokenError, and so is
+silence. What a login shell prints before the first message is skipped.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from imagenet_prep.distribute.messages import (
     plain,
 )
 
-# Before the first message: a login shell, then Python, on a busy host or a slow file system.
+# Seconds to wait for the first message: a login shell and Python start before it, perhaps on a busy
+# host or a slow file system.
 START_S = 120.0
-# Signs of life that may be late or lost before the silence is one.
+# Signs of life that are sent within the time that counts as silence.
 _SIGNS = 10
 
 _PIPE_BYTES = 1 << 20
@@ -45,10 +46,10 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """Two descriptors; one thread reads, and closes; any thread writes.
+    """A pair of pipes. One thread reads and closes; any thread may write.
 
     Attributes:
-      noise: the last of what came before the first message, such as a login shell's greeting.
+      noise: the last line before the first message, such as a login shell's greeting.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class Channel:
         Args:
           reads, writes: pipes.
           messages: that the other end may send.
-          silence_s: seconds without a byte that break the channel.
-          start_s: the same before the first message, where that is longer.
+          silence_s: seconds without a byte after which the channel is broken.
+          start_s: the same before the first message, if that is longer.
         """
         self._reads, self._writes = reads, writes
         self._messages = messages
@@ -81,21 +82,21 @@ class Channel:
         self._noise_bytes = 0
         self.noise = ""
         for descriptor in (reads, writes):
-            # A pipe holds 64 KiB unless asked for more, and a user may not be given more.
+            # The default is 64 KiB. The system may refuse more, which only costs speed.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
         """Sends a first message, and signs of life from then on; returns at once.
 
-        A thread of its own does it: an end that does not read holds up nobody, and one that is
-        at work for long is not taken for dead.
+        Its own thread sends them. So an end that does not read blocks nobody, and an end that
+        works for a long time is not taken for dead.
         """
 
         def talk() -> None:
-            # Nobody is there any more: whoever reads from the channel sees that too.
+            # The other end is gone; the thread that reads from the channel sees that, too.
             with contextlib.suppress(OSError):
-                # What a login shell has left of a line is not to become part of ours.
+                # Ends a line that a login shell may have left open.
                 self._put(b"\n")
                 self.write(kind, body, **fields)
                 while not self._ended.wait(self._silence_s / _SIGNS):
@@ -104,7 +105,7 @@ class Channel:
         threading.Thread(target=talk, daemon=True).start()
 
     def write(self, kind: str, body: bytes | memoryview = b"", **fields: Any) -> None:
-        """Sends a message whole; waits as long as the other end does not read.
+        """Sends a whole message; waits while the other end does not read.
 
         Raises:
           OSError: the other end is gone.
@@ -123,20 +124,21 @@ class Channel:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Refuses writers from now on; within it the thread that reads closes the descriptors.
+        """Refuses writers from now on. Within it, the reading thread closes the descriptors.
 
-        A number that is closed while another thread still uses it would be another file's.
+        If a descriptor were closed while another thread writes to it, its number could already
+        belong to another file.
         """
         self._ended.set()
         with self._lock:
             yield
 
     def read(self) -> Frame | None:
-        """Returns the next message that is no mere sign of life, or None at the end.
+        """Returns the next message except signs of life, or None at the end.
 
         Raises:
-          OtherVersionError: the other end is of another version.
-          BrokenError: silence, or bytes that are no message of this end.
+          OtherVersionError: the other end has another version.
+          BrokenError: silence, or bytes that are not one of `messages`.
         """
         while True:
             frame = self._read()
@@ -165,7 +167,7 @@ class Channel:
                 except ValueError as error:
                     raise BrokenError(f"it sent {_shown(line)}: {error}") from None
             if line.strip():
-                self._pass_over(line)
+                self._skip(line)
         return None
 
     def _line(self) -> bytes | None:
@@ -178,7 +180,7 @@ class Channel:
         del self._buffer[: stop + 1]
         return line
 
-    def _pass_over(self, line: bytes) -> None:
+    def _skip(self, line: bytes) -> None:
         self._noise_bytes += len(line) + 1
         is_noise = not self._heard and not line.startswith(b'["')
         if not is_noise or self._noise_bytes > _MAX_NOISE_BYTES:
@@ -186,7 +188,7 @@ class Channel:
         self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 
     def _fill(self) -> bool:
-        """Reads what there is; False at the end."""
+        """Reads what is there; False at the end."""
         limit_s = self._silence_s if self._heard else self._start_s
         if not self._poll.poll(limit_s * 1000):
             raise BrokenError(f"it has sent nothing for {limit_s:g} s", Cause.SILENT)
@@ -196,7 +198,7 @@ class Channel:
 
 
 def _parsed(line: bytes) -> tuple[str, Any, Any] | None:
-    """Returns kind, size and fields, unchecked; None where a line is no message at all."""
+    """Returns kind, size and fields, unchecked; None if a line is not a message."""
     try:
         content = canonical.loads(line)
     except ValueError:

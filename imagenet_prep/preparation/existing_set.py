@@ -71,7 +71,7 @@ class _Report:
     """What was found in one shard."""
 
     problems: list[str] = field(default_factory=list)
-    lacks: dict[str, Counter[str]] = field(default_factory=dict)
+    missing_features: dict[str, Counter[str]] = field(default_factory=dict)
     num_per_class: Counter[int] = field(default_factory=Counter)
     validation: dict[str, int] = field(default_factory=dict)
     record_bytes: list[int] = field(default_factory=list)
@@ -80,7 +80,7 @@ class _Report:
     max_width: int = 0
 
     def lack(self, key: str, kind: str) -> None:
-        self.lacks.setdefault(key, Counter())[kind] += 1
+        self.missing_features.setdefault(key, Counter())[kind] += 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CheckWork:
     labelling: Labelling
 
     def __call__(self, shard: ShardFile) -> engine.Result:
-        """Returns what a manifest says about a shard, its record sizes, problems and lacks."""
+        """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
         report = _Report()
 
         def problem(error: Exception) -> None:
@@ -129,7 +129,7 @@ class CheckWork:
                 "not_rgb": report.not_rgb,
                 "max_height": report.max_height,
                 "max_width": report.max_width,
-                "lacks": report.lacks,
+                "lacks": report.missing_features,
                 "problems": report.problems,
             }
         )
@@ -146,19 +146,19 @@ def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
     image = keep(entry.encoded)
     report.max_height = max(report.max_height, image.height)
     report.max_width = max(report.max_width, image.width)
-    lacks = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
+    missing_features = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
     true = _CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
-            lacks[key] = example.WRONG
+            missing_features[key] = example.WRONG
     if not is_rgb(entry.encoded):
         report.not_rgb += 1
-        lacks.setdefault(schema.COLORSPACE, example.WRONG)
+        missing_features.setdefault(schema.COLORSPACE, example.WRONG)
     if features.get(schema.TEXT) == (b"",):
-        lacks[schema.TEXT] = example.EMPTY
+        missing_features[schema.TEXT] = example.EMPTY
     if schema.ENCODED in features:
-        example.decode(payload, lacks)
-    for key, kind in lacks.items():
+        example.decode(payload, missing_features)
+    for key, kind in missing_features.items():
         report.lack(key, kind)
 
 
@@ -235,7 +235,7 @@ class ExistingSet:
     problems: list[str]
 
     @property
-    def lacks(self) -> dict[str, str]:
+    def missing_features(self) -> dict[str, str]:
         """Keys that are missing, wrong or empty in some records; the worst of all records."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)

@@ -132,7 +132,7 @@ def take_inventory(
     """
     store = out.local
     packed = isinstance(selection.source, Packed)
-    if store is not out and workers.remote and packed:
+    if out.as_folder is None and workers.remote and packed:
         raise UsageError(
             f"{selection.where} must be unpacked where all workers can read it: give --out "
             "a folder that they share, then put it into the bucket by imagenet-prep replicate"

@@ -175,12 +175,12 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     forecast.check_shards(plans, pending)
     output.begin(job.selection.splits)
     if job.workers.remote:
-        store.share(plan_name(name) for name in shards if name in pending)
+        store.upload(plan_name(name) for name in shards if name in pending)
     receipts = engine.run(
         stage, tasks, job.workers, title="write", watch=output.watch(pending), quiet=job.quiet
     )
     _commit(job, inventory, output, receipts)
-    if store is not store.local:
+    if store.as_folder is None:
         store.remove_tree(PLAN_FOLDER)
 
 

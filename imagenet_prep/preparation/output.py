@@ -120,9 +120,9 @@ class Output:
         content = canonical.dumps({"config": begun.config, "libraries": self._wanted.libraries})
         if self.store.claim(_BEGUN, content) != content:
             self.left()
-        if self.store is self.store.local:
+        if folder := self.store.as_folder:
             # For `report`, which reads folders. A bucket gets no paths of this machine.
-            self.store.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
+            folder.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
 
     def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
         """Returns a callback for `engine.run` that counts bad images and what this run wrote.
@@ -146,7 +146,7 @@ class Output:
         incidents: Sequence[dict[str, Any]] = (),
         sources: Sequence[Source] = (),
         label_offset: int = schema.DEFAULT_LABEL_OFFSET,
-        lacks: dict[str, str] | None = None,
+        missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
         subset: bool | None = None,
         name: str = tfds.IMAGENET,
@@ -159,24 +159,23 @@ class Output:
           plan_digest: None for the digest of the sources.
           subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
           dropped: a split to leave out of the manifest.
-          classes, incidents, sources, label_offset, lacks, name: for the manifest and small files.
+          classes, incidents, sources, label_offset, missing_features, name: for the manifest and
+            small files.
 
         Raises:
           IncompleteError: the disk is full, or a published file is gone.
         """
         there = self.committed()
         made = {split: self._splits[split] for split in splits}
-        libraries, lacks = self._wanted.libraries, lacks or {}
+        libraries, missing_features = self._wanted.libraries, missing_features or {}
         if there and (kept := set(there.splits) - {*splits, dropped}):
             splits = splits | {split: there.splits[split] for split in kept}
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
-            libraries, lacks = there.producer.libraries | libraries, there.lacks | lacks
+            libraries = there.producer.libraries | libraries
+            missing_features = there.lacks | missing_features
             # A run that was killed before its manifest may have left lines of its own there.
             lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
-            incidents = [
-                *incidents,
-                *(i for i in lines if split_of(i["archive"]) in kept),
-            ]
+            incidents = [*incidents, *(i for i in lines if split_of(i["archive"]) in kept)]
             before = (source for source in there.sources if split_of(source.name) in kept)
             sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:
@@ -198,14 +197,14 @@ class Output:
             quarantined={},
             repaired={},
             files=[],
-            lacks=lacks,
+            lacks=missing_features,
         )
         publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here, if one is."""
         # A listing fails if there is no such bucket; a request for the manifest would not.
-        if naming.MANIFEST not in self.store.top():
+        if naming.MANIFEST not in self.store.list_root():
             return None
         return manifest.loads(self.store.read(naming.MANIFEST), self.store.where(naming.MANIFEST))
 
@@ -275,7 +274,7 @@ class Output:
     def _refuse_strangers(self, made: dict[str, dict[str, Any]]) -> None:
         strangers = [
             name
-            for name in filter(naming.looks_like_shard, self.store.top())
+            for name in filter(naming.looks_like_shard, self.store.list_root())
             if (shard := naming.parse_shard_name(name)) is None or shard.split not in made
         ]
         if strangers:

@@ -242,7 +242,7 @@ def _commit(
         classes,
         incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
         sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
-        lacks={schema.COLORSPACE: example.WRONG} if not_rgb else {},
+        missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
     )
 
 

@@ -69,7 +69,7 @@ class Forecast:
             return
         shards = 0.0
         # Of shards that go to a bucket, only a few are here at a time; `check_shards` counts them.
-        if out is out.local:
+        if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
                 num_bytes = share * sum(map(source.unpacked_bytes, of_split))
@@ -90,7 +90,7 @@ class Forecast:
         if free > _PLENTY * (sum(split.source_bytes for split in plans) + overhead):
             return
         left = [split for split in plans if not pending.isdisjoint(split.shard_names)]
-        if self.out is not self.out.local:
+        if self.out.as_folder is None:
             # Workers on other machines have their own disks, which are not checked here.
             needed = 0.0 if self.workers.remote else _MARGIN * self._passing_bytes(left)
             self._refuse(needed, free, " here while shards are sent")
@@ -108,7 +108,7 @@ class Forecast:
         packed = isinstance(self.selection.source, Packed)
         unpacked = sum(split.source_bytes for split in plans) if packed else 0
         shards = sum(estimated.values())
-        on_disk = shards if out is out.local else round(self._passing_bytes(plans))
+        on_disk = shards if out.as_folder else round(self._passing_bytes(plans))
         return {
             "out": out.where(),
             "splits": {
@@ -132,7 +132,7 @@ class Forecast:
         if needed > free:
             elsewhere = (
                 "choose another --out or a smaller --short-side"
-                if self.out is self.out.local
+                if self.out.as_folder
                 else "or set TMPDIR to a folder on a larger disk"
             )
             raise StoreError(

@@ -1,7 +1,7 @@
-"""Which part of an image is shown, and whether it is mirrored. Pure; shared by all backends.
+"""The crop of an image, and whether it is mirrored. Pure; shared by all backends.
 
-What is drawn for an example depends on (seed, epoch, example number) alone: not on batch
-size, rank, number of readers or what was read before.
+The random numbers of an example depend only on seed, epoch and example number, not on batch size,
+rank, number of readers, or what was read before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from imagenet_prep.read.order import mix, stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_DRAWS = 3  # a stream apart from those of read.order
+_DRAWS = 3  # another stream than those of read.order
 _ATTEMPTS = 10  # torchvision's RandomResizedCrop; then the largest crop in the middle
 
 
@@ -67,7 +67,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Views:
-    """What is shown of each of N images.
+    """The crops of N images.
 
     Attributes:
       boxes: [N, 4] int32: top, left, height, width in pixels, inside the image.
@@ -81,7 +81,7 @@ class Views:
 def central_views(
     recipe: Recipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> Views:
-    """Returns what evaluation shows: the middle, never mirrored."""
+    """Returns the crops of evaluation: the middle, never mirrored."""
     sides = (heights, widths)
     if recipe.keep_aspect:
         sides = (np.minimum(heights, widths),) * 2
@@ -97,10 +97,10 @@ def random_views(
     seed: int,
     epoch: int,
 ) -> Views:
-    """Returns what training shows in an epoch of the examples with these numbers.
+    """Returns the crops of training, in one epoch, of the examples with these numbers.
 
-    Area is drawn evenly, aspect evenly in its logarithm; ten pairs are drawn and the first
-    that fits is taken.
+    The area is uniform, the aspect uniform in its logarithm. Ten pairs are drawn, and the first
+    that fits into the image is taken.
     """
     draws = _uniform(numbers, stream(seed, epoch, _DRAWS), 2 * _ATTEMPTS + 3)
     area = recipe.area[0] + draws[:, :_ATTEMPTS] * (recipe.area[1] - recipe.area[0])
@@ -117,7 +117,7 @@ def random_views(
     crop_height = np.take_along_axis(tall, first, axis=1)[:, 0]
     crop_width = np.take_along_axis(wide, first, axis=1)[:, 0]
     top, left = draws[:, -3], draws[:, -2]
-    # None fits a very long picture: then the largest allowed part of its middle.
+    # In a very long image none may fit: then the largest allowed part of its middle is taken.
     none = ~fits.any(axis=1)
     if none.any():
         crop_height[none] = np.minimum(whole_height, np.rint(whole_width / low))[none]
@@ -136,7 +136,7 @@ def _views(
     left: npt.NDArray[np.float64] | float,
     mirrored: npt.NDArray[np.bool_],
 ) -> Views:
-    """Places crops; `top` and `left` in [0, 1) choose among the places where they fit."""
+    """Places crops; `top` and `left` in [0, 1) choose among the positions where they fit."""
     crop_height = np.clip(crop_height, 1, heights)
     crop_width = np.clip(crop_width, 1, widths)
     y = np.floor(top * (heights - crop_height + 1))

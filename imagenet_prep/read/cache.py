@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import IncompleteError, UsageError
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
-from imagenet_prep.storage.fetch import fetch
-from imagenet_prep.storage.folder import LocalStore, storage_errors
-from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.fetch import bring
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore, storage_errors
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
 FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
 DEFAULT_FOLDER = "~/.cache/imagenet-prep"
 
 _LOCKS = f"{naming.WORK}/locks"
+_REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
 _CONNECTIONS = 8
 _RETRIES = 20
 _TIMEOUT_S = 60.0
@@ -217,29 +217,15 @@ class NodeCache:
         if missing:
             self._make_room(missing)
         for file in missing:
-            self._fetch(file)
-
-    def _fetch(self, file: File) -> None:
-        """Fills, proves and publishes the temporary file that was made for a file."""
-        name, num_bytes = file.name, file.num_bytes
-        temporary = self._temporary(name)
-        try:
-            where = self._remote.where(name)
-            stat = self._patiently(name, lambda: self._remote.stat(name))
-            if stat.size != num_bytes:
-                raise DataDamagedError(f"{where}: {stat.size:,} bytes, expected {num_bytes:,}")
-            patience = Patience(where, _RETRIES, self._ended)
-            fetch(self._remote, name, stat, 0, num_bytes, temporary, patience)
-            with open(temporary, "rb") as content:
-                found = hashlib.file_digest(content, "sha256").hexdigest()
-            if found != file.sha256:
-                raise DataDamagedError(
-                    f"{where}: sha256 {found}, the manifest says {file.sha256}. Check the source "
-                    "(imagenet-prep replicate --check), and put that file there again."
-                )
-            self._store.publish(temporary, name)
-        finally:
-            temporary.unlink(missing_ok=True)
+            bring(
+                self._remote,
+                file,
+                self._store,
+                _temporary(file.name),
+                self._budget(file.name),
+                _REMEDY,
+                reserved=True,
+            )
 
     def _make_room(self, files: Sequence[File]) -> None:
         """Removes what nobody reads, as far as needed, and makes temporary files of full size.
@@ -249,9 +235,10 @@ class NodeCache:
         with self._only_one("room"):
             if self._limit is not None:
                 self._remove_down_to(self._limit - sum(file.num_bytes for file in files))
+            self._store.make_folder(TEMPORARY)
             for file in files:
                 # Ours alone while we hold its lock: what a killed holder left is written over.
-                name = str(self._temporary(file.name).relative_to(self.root))
+                name = _temporary(file.name)
                 opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
                 with os.fdopen(opened, "wb") as empty:
                     empty.truncate(file.num_bytes)
@@ -264,7 +251,7 @@ class NodeCache:
         far: list[tuple[float, Shard]] = []
         for shard in self._all_shards:
             for file in shard.files:
-                taken += _num_bytes(self.root / file.name) + _num_bytes(self._temporary(file.name))
+                taken += sum(map(self._num_bytes, (file.name, _temporary(file.name))))
             if shard.name not in near:
                 with contextlib.suppress(FileNotFoundError):
                     far.append(((self.root / shard.name).stat().st_mtime, shard))
@@ -287,8 +274,8 @@ class NodeCache:
             return False
         return True
 
-    def _temporary(self, name: str) -> Path:
-        return self._store.temporary().with_name(name.replace("/", "-"))
+    def _num_bytes(self, name: str) -> int:
+        return self._store.size(name) or 0
 
     @contextlib.contextmanager
     def _only_one(self, name: str, flags: int = 0) -> Iterator[None]:
@@ -312,19 +299,16 @@ class NodeCache:
             stat = self._remote.stat(name)
             return b"".join(self._remote.read(name, 0, stat.size, stat))
 
-        return self._patiently(name, read)
+        return with_retries(read, self._budget(name))
 
-    def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return patiently(attempt, Patience(self._remote.where(name), _RETRIES, self._ended))
+    def _budget(self, name: str) -> RetryBudget:
+        return RetryBudget(self._remote.where(name), _RETRIES, self._ended)
 
 
 def _size(shard: Shard) -> int:
     return sum(file.num_bytes for file in shard.files)
 
 
-def _num_bytes(path: Path) -> int:
-    """Returns the size of a file, 0 where there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _temporary(name: str) -> str:
+    """Returns the name under which a file grows."""
+    return f"{TEMPORARY}/{name.replace('/', '-')}"

@@ -1,4 +1,4 @@
-"""What a reader can be asked for."""
+"""The settings of a reader and of its decoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAST = {"batch_size": 1, "image_size": 1, "num_threads": 0, "shuffle_window": 
 
 @dataclass(frozen=True)
 class ReadConfig:
-    """One rank's request for batches; refuses, by UsageError, what cannot be.
+    """The settings of one rank's reader; UsageError for impossible ones.
 
     Attributes:
       data_dir: folder of the data set, or its s3:// or http(s):// address.
@@ -35,14 +35,14 @@ class ReadConfig:
       image_size: height and width of the images in pixels.
       training: shuffled random crops, or the central crop in record order; by default the
         train split is for training.
-      world: this process among those that train together; by default what the launcher says.
-      seed: decides order, crops and mirroring, together with epoch and example alone.
+      world: this process among those that train together; by default as the launcher says.
+      seed: decides order, crops and mirroring, together with epoch and example.
       backend: "tfdata", "dali", or "auto": DALI for a GPU, else tf.data where installed.
       framework: what batches hold: tensors of "tensorflow", "numpy" arrays, or "dlpack".
       recipe: "resnet", or "tutorial" as the 2018 tutorial cropped and normalised.
       dtype: "float32", "bfloat16" (tf.data) or "float16" (DALI) normalised, or "uint8".
       layout: "NHWC" or "NCHW".
-      antialias: filter before shrinking, as Pillow does; by default in evaluation only.
+      antialias: filter before shrinking, as Pillow does; by default only in evaluation.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
       shuffle_window: shards whose examples are shuffled with each other; 0 is all of them, and
         the default for a folder. A few keep reads near each other on disks that seek, and let

@@ -1,4 +1,4 @@
-"""Names the image behind the error of a framework, which only says that a batch failed."""
+"""Finds the image that made a framework fail, which only says that a batch failed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.read.feed import EncodedBatch, Feed
 
-# What a decoder holds at most: our own steps ahead, and the prefetching of tf.data or DALI.
+# Steps that a decoder may hold: those that we read ahead, and those that tf.data or DALI prefetch.
 _REMEMBERED_STEPS = 12
 
 
 class Diagnosis:
-    """Remembers which examples a decoder was fed, and reads them again where it fails."""
+    """Remembers the examples that a decoder got, and reads them again if it fails."""
 
     def __init__(self, feed: Feed, epoch: int, start: int) -> None:
-        """Begins.
+        """Takes the feed of the decoder.
 
         Args:
-          feed: what the decoder is fed from.
-          epoch: to feed.
-          start: examples of the epoch that all ranks have read before.
+          feed: of this rank.
+          epoch: to read.
+          start: examples of the epoch that all ranks have already read.
         """
         self._feed = feed
         self._epoch = epoch
@@ -32,7 +32,7 @@ class Diagnosis:
     def batches(self) -> Iterator[EncodedBatch]:
         """Yields the batches to decode, and remembers the last ones without their images.
 
-        A dozen steps of images would be 100 MB, and they are quickly read again.
+        The images of a dozen steps would take 100 MB, and they can be read again.
         """
         try:
             for step, batch in enumerate(self._feed.batches(self._epoch, self._start)):
@@ -40,20 +40,20 @@ class Diagnosis:
                 self._fed.pop(step - _REMEMBERED_STEPS, None)
                 yield batch
         except ImagenetPrepError as error:
-            # Frameworks wrap what a Python callback raises into errors of their own.
+            # Frameworks replace the error of a Python callback by their own.
             self._error = error
             raise
 
     def explain(self, error: Exception, step: int) -> None:
-        """Skips the images that made a step fail, from now on; returns where there were some.
+        """Marks the images that made a step fail, so that they are skipped from now on.
 
         Args:
           error: of the framework.
-          step: that failed, counted from where this began.
+          step: that failed, counted from the start of this object's batches.
 
         Raises:
-          ImagenetPrepError: what the feed has raised, or an image that may not be skipped.
-          Exception: `error` itself, where every image decodes.
+          ImagenetPrepError: the error of the feed, or of an image if none may be skipped.
+          Exception: `error` itself, if every image decodes.
         """
         if self._error is not None:
             raise self._error from None

@@ -1,4 +1,4 @@
-"""What both backends are fed: the encoded images of one rank, in order, and how to show them."""
+"""The input of both backends: the encoded images of one rank in order, and their crops."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from imagenet_prep.read.records import Records
 
-# Steps whose images are read before they are asked for.
+# Steps that are read ahead.
 _STEPS_AHEAD = 3
 
-# A grey JPEG of 8 x 8 pixels: what is decoded where a mask says that there is no image.
+# A grey JPEG of 8 x 8 pixels. It is decoded in places that the mask marks as empty.
 PLACEHOLDER = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a1816"
     "16183123251d283a333d3c3933383740485c4e404457453738506d51575f626768673e4d71797064785c6567"
@@ -46,7 +46,7 @@ class EncodedBatch(NamedTuple):
       encoded: [batch] JPEGs; a placeholder where the mask is False.
       class_index: [batch] int32; 0 where the mask is False.
       mask: [batch] bool: whether there is an example.
-      views: what is shown of each image.
+      views: crop of each image.
       numbers: [batch] int64 example numbers; -1 where the mask is False.
     """
 
@@ -82,8 +82,8 @@ class Feed:
     seed: int
     skip_bad: bool
     skipped: dict[int, str] = field(default_factory=dict)
-    # One thread: the kernel is told what comes, and reads it ahead by itself. More of them only
-    # wait for each other's interpreter lock.
+    # One thread is enough, since the kernel knows what comes next and reads it ahead. More threads
+    # would only wait for each other's interpreter lock.
     _thread: ThreadPoolExecutor = field(
         default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="read"),
         init=False,
@@ -91,7 +91,7 @@ class Feed:
     )
 
     def steps(self, start: int) -> Steps:
-        """Returns how the rest of an epoch is dealt out, from its `start`-th example on."""
+        """Returns how the rest of an epoch is divided, from its `start`-th example on."""
         nodes = self.order.placement.nodes
         total = len(self.records)
         return Steps(start, total, self.world.size, self.batch_size, self.training, nodes)
@@ -100,8 +100,8 @@ class Feed:
         """Yields this rank's steps of the rest of an epoch.
 
         Raises:
-          DataDamagedError: a record is damaged, and is not to be skipped; or a whole shard.
-          ImagenetPrepError: a disk fails, or a shard cannot be fetched; never skipped either.
+          DataDamagedError: a record is damaged and `skip_bad` is False, or a whole shard is.
+          ImagenetPrepError: a disk fails, or a shard cannot be fetched.
         """
         steps = self.steps(start)
         numbers = self.order.epoch(epoch)
@@ -116,22 +116,22 @@ class Feed:
             for step in range(steps.count + _STEPS_AHEAD):
                 if step < steps.count:
                     positions = steps.positions(step, self.world.rank)
-                    mine = numbers[positions.start : positions.stop].tolist()
-                    self.records.will_need(mine)
-                    ahead.append((mine, self._thread.submit(self._read, mine)))
+                    of_rank = numbers[positions.start : positions.stop].tolist()
+                    self.records.will_need(of_rank)
+                    ahead.append((of_rank, self._thread.submit(self._read, of_rank)))
                 if step >= _STEPS_AHEAD - 1 and ahead:
-                    mine, read = ahead.popleft()
-                    yield self._assemble(mine, read.result(), epoch)
+                    of_rank, read = ahead.popleft()
+                    yield self._assemble(of_rank, read.result(), epoch)
         finally:
-            # Nothing is waited for: the garbage collector may end an epoch that was left, in any
-            # thread and while that holds any lock, such as the one that joining a thread takes.
+            # This must not wait. If the epoch was not read to its end, the garbage collector calls
+            # this in any thread, which may hold any lock, such as one that joining a thread takes.
             for _, read in ahead:
                 read.cancel()
 
     def close(self) -> None:
-        """Closes the shards; an epoch begun later opens them again."""
+        """Closes the shards; another epoch opens them again."""
         self.records.close()
-        # Again, after what the thread was at: it may have opened one meanwhile.
+        # Once more after the thread's present work, which may have opened a shard again.
         self._thread.submit(self.records.close).result()
 
     def skip(self, number: int, reason: str) -> None:
@@ -144,7 +144,7 @@ class Feed:
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
             return None
-        # Outside of `try`: what is wrong with a whole shard is no bad record, and not skipped.
+        # Outside of `try`: a damaged shard is not a bad record and must not be skipped.
         self.records.open_shard(number)
         try:
             return self.records.read(number)
@@ -155,12 +155,12 @@ class Feed:
             return None
 
     def _assemble(
-        self, mine: list[int], images: list[ImageExample | None], epoch: int
+        self, of_rank: list[int], images: list[ImageExample | None], epoch: int
     ) -> EncodedBatch:
         images = images + [None] * (self.batch_size - len(images))
         there = [image is not None for image in images]
         numbers = np.full(self.batch_size, -1, np.int64)
-        numbers[: len(mine)] = mine
+        numbers[: len(of_rank)] = of_rank
         numbers[~np.array(there)] = -1
         heights, widths = (
             np.array([getattr(i, side) if i else _PLACEHOLDER_SIDE for i in images], np.int64)

@@ -1,4 +1,4 @@
-"""A file that is open, and locked if asked for, as long as anybody refers to it."""
+"""A file that stays open, and locked if wanted, while anything refers to it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class HeldFile:
 
         Args:
           path: the file.
-          lock: how to lock it, as for fcntl.flock; 0 for not at all. The kernel frees the lock
-            with the descriptor, so also when the process dies.
+          lock: flags of fcntl.flock; 0 for no lock. The kernel releases the lock with the
+            descriptor, so also when the process dies.
 
         Raises:
-          BlockingIOError: with LOCK_NB: somebody else holds it.
+          BlockingIOError: with LOCK_NB: another process holds the lock.
           OSError: it cannot be opened.
         """
-        # Network file systems want a file that is open for writing where a lock is exclusive.
+        # Network file systems allow an exclusive lock only for files that are open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
         self.descriptor = os.open(path, mode | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)

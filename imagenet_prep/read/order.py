@@ -1,12 +1,12 @@
-"""Which rank reads which example, when. Pure: a function of counts, seed and epoch alone.
+"""Which rank reads which example, and when. Pure: it depends only on counts, seed and epoch.
 
 All ranks share one order of an epoch's examples. Step s takes the next world_size *
-batch_size of them, and rank r the r-th part of that. So every example comes exactly once,
-all ranks make the same number of steps, and a run that stopped after n examples goes on at
-n with any other number of ranks.
+batch_size of them, and rank r the r-th part of that. So every example comes exactly once, and
+all ranks make the same number of steps. A run that stopped after n examples continues at n with
+any number of ranks.
 
-Where nodes hold parts of the set (dataset.placement), the ranks of each node share an order of
-what this node reads of the epoch, and take a step's share of the node from that.
+If nodes hold parts of the set (dataset.placement), the ranks of each node share an order of the
+examples that this node reads in the epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# Streams of one seed that must not meet.
+# Independent streams of random numbers from one seed.
 _EXAMPLES, _SHARDS, _TURN = 1, 2, 3
 _IN_TURN = 8
 
@@ -42,7 +42,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def stream(seed: int, *parts: int) -> np.uint64:
-    """Returns 64 bits that stand for a seed and the parts after it, e.g. an epoch."""
+    """Returns 64 bits that depend on a seed and on more numbers, e.g. an epoch."""
     state = np.array([seed & (1 << 64) - 1], np.uint64)
     for part in parts:
         state = mix(state) ^ np.uint64(part)
@@ -95,7 +95,7 @@ class Order:
         held = self.placement.held(self.examples_per_shard)
         size = self.window
         if self.seed is None:
-            # One after the other; together are those whose fetching may overlap.
+            # Shards are read one after the other; a window has those that may be fetched together.
             size = _IN_TURN
         elif 0 < self.window < len(held):
             hashed = mix(np.array(held, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
@@ -116,15 +116,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Steps:
-    """How the rest of an epoch is dealt to ranks.
+    """How the rest of an epoch is divided among the ranks.
 
     Attributes:
-      start: examples of the epoch that are already read, by all ranks together.
+      start: examples of the epoch that all ranks together have already read.
       num_examples: of the whole epoch.
       world_size: ranks.
       batch_size: examples a rank and step.
       drop_tail: training leaves out what does not fill a step of all ranks; evaluation pads.
-      nodes: that read orders of their own, each with as many ranks; 1 where all share one.
+      nodes: that have their own orders, each with the same number of ranks; 1 for a common order.
     """
 
     start: int
@@ -135,7 +135,7 @@ class Steps:
     nodes: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be dealt."""
+        """Raises ValueError for impossible numbers."""
         if not 0 <= self.start <= self.num_examples:
             raise ValueError(f"start {self.start}: expected 0 to {self.num_examples}")
         if self.world_size < 1 or self.batch_size < 1:
@@ -163,9 +163,9 @@ class Steps:
         return left % self.global_batch if self.drop_tail else 0
 
     def positions(self, step: int, rank: int) -> range:
-        """Returns a rank's positions in its order of the epoch; short, or empty, where padded.
+        """Returns a rank's positions in its order of the epoch; fewer, or none, in a padded step.
 
-        Where nodes have orders of their own, that of this node may be one shorter.
+        If nodes have their own orders, that of this node may be one example shorter.
         """
         rank %= self.world_size // self.nodes
         first = (self.start + step * self.global_batch) // self.nodes + rank * self.batch_size

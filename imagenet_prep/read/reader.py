@@ -1,4 +1,4 @@
-"""The one call a trainer makes, and the object it gets: batches, with a state to go on from."""
+"""`make_dataset` and the `Reader` that it returns: batches, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 
 _STATE_VERSION = 1
-# Shards whose examples are shuffled with each other where the set lies elsewhere, by default.
+# Default for remote sets: shards whose examples are shuffled with each other.
 _REMOTE_WINDOW = 16
 
 
@@ -47,7 +47,7 @@ class Reader:
 
     @property
     def manifest(self) -> Manifest:
-        """What is proven of the data set."""
+        """The manifest of the data set."""
         return self._feed.records.manifest
 
     @property
@@ -62,7 +62,7 @@ class Reader:
 
     @property
     def steps_left(self) -> int:
-        """Batches of what is left of this epoch."""
+        """Batches that are left of this epoch."""
         return self._feed.steps(self._examples_read).count
 
     @property
@@ -72,7 +72,7 @@ class Reader:
 
     @property
     def skipped(self) -> list[str]:
-        """What was wrong with each record that this rank has skipped."""
+        """One sentence for each record that this rank has skipped."""
         return [reason for _, reason in sorted(self._feed.skipped.items())]
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Reader:
         """
         left = self.steps_left
         if not left:
-            # Restored where less is left of the epoch than one step of this many ranks.
+            # The state was restored where less than one step of this many ranks is left.
             self._begin_epoch()
         while left:
             steps = self._feed.steps(self._examples_read)
@@ -96,15 +96,15 @@ class Reader:
                 try:
                     batch = next(batches)
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
-                    # Returns where the images that do not decode are masked from now on: then
-                    # the epoch goes on from the step that failed.
+                    # It returns if it has masked images that do not decode. Then the epoch
+                    # continues with the step that failed.
                     diagnosis.explain(error, step - 1)
                     break
                 left -= 1
                 self._examples_read = steps.after(step)
                 if not left:
-                    # Now, and not when the next batch is asked for: a trainer that counts its
-                    # steps never asks.
+                    # Before the last batch is yielded: a trainer that counts its steps never asks
+                    # for another one.
                     self._begin_epoch()
                 yield {name: self._convert(value) for name, value in batch.items()}
 
@@ -113,11 +113,11 @@ class Reader:
         self._examples_read = 0
 
     def encoded_batches(self) -> Iterator[EncodedBatch]:
-        """Yields an epoch's batches before they are decoded; reading goes on where it was."""
+        """Yields an epoch's batches before they are decoded; the position of reading stays."""
         return self._feed.batches(self.epoch, 0)
 
     def state(self) -> dict[str, Any]:
-        """Returns where reading stands, small enough for JSON; the same on every rank."""
+        """Returns the position of reading as JSON, the same on every rank."""
         return {
             "version": _STATE_VERSION,
             "dataset": self._feed.records.manifest.digest,
@@ -131,19 +131,19 @@ class Reader:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken, with any number of ranks and any batch size.
+        """Continues at the position of `state`, with any number of ranks and any batch size.
 
-        Where nodes hold parts of the set, their number stays; that of their ranks need not.
+        If nodes hold parts of the set, their number must stay the same.
 
         Raises:
           UsageError: the state is of another data set, split, seed, window or partition.
         """
-        mine = self.state()
+        own = self.state()
         for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies"):
-            # States of sets that all nodes hold whole may say nothing of nodes.
-            if state.get(name, 1 if name in ("nodes", "copies") else None) != mine[name]:
+            # Older states of sets that all nodes hold whole lack these two.
+            if state.get(name, 1 if name in ("nodes", "copies") else None) != own[name]:
                 raise UsageError(
-                    f"the state has {name} {state.get(name)!r}, this reader {mine[name]!r}: the "
+                    f"the state has {name} {state.get(name)!r}, this reader {own[name]!r}: the "
                     "order would be another one. Use the same data set and settings, or start "
                     "from epoch 0."
                 )
@@ -225,7 +225,7 @@ def open_reader(config: ReadConfig) -> Reader:
 
 
 def _open_records(config: ReadConfig) -> Records:
-    """Returns the records of the split; those that lie elsewhere come through the node's cache."""
+    """Returns the records of the split; those of a remote set come through the node's cache."""
     if not config.is_remote:
         return Records(Path(config.data_dir).expanduser(), config.split)
     from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE, NodeCache
@@ -237,7 +237,7 @@ def _open_records(config: ReadConfig) -> Records:
 
 
 def _check_world(world: World, placement: Placement, data_dir: str) -> None:
-    """Refuses ranks that would not read each part of the set exactly once."""
+    """Raises UsageError if these ranks would not read each part of the set exactly once."""
     if placement.nodes == 1:
         return
     where = f"{data_dir} is {placement}"

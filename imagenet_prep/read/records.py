@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from imagenet_prep.read.cache import NodeCache
 
 
-# So many digits of an offset or a size fit 63 bits; two of them, a blank and a line's end.
+# Numbers of this many digits fit 63 bits. A line has two numbers, a blank and a line end.
 _INDEX_DIGITS = 18
 _INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
 
@@ -95,7 +95,7 @@ class Records:
         self._open: dict[int, HeldFile] = {}
         self._indexes: dict[int, npt.NDArray[np.int64]] = {}
         if cache is not None:
-            # Its threads know it, so it would outlive a reader that nobody closed.
+            # The cache's threads refer to it, so it would stay after a reader that nobody closed.
             weakref.finalize(self, cache.leave)
         _allow_open_files(len(self._shards))
 
@@ -106,7 +106,7 @@ class Records:
         """Notes which shards an epoch reads together, one window after the other.
 
         Raises:
-          UsageError: the cache may hold too little for them.
+          UsageError: the limit of the cache is too small for them.
         """
         if self._cache is not None:
             self._cache.follow([[self._shards[shard] for shard in each] for each in windows])
@@ -122,8 +122,8 @@ class Records:
         """Opens the shard of an example, and proves its index, if that was not done yet.
 
         Raises:
-          DataDamagedError: the whole shard is damaged, or its index: no single record is to blame.
-          StoreError: the system cannot open it, or what it is fetched from refuses.
+          DataDamagedError: the whole shard or its index is damaged, not only one record.
+          StoreError: the system cannot open it, or the server refuses.
           IncompleteError: it could not be fetched, or the disk is full.
         """
         shard, _ = self.place(number)
@@ -133,7 +133,7 @@ class Records:
     def will_need(self, numbers: Iterable[int]) -> None:
         """Tells the kernel which examples come soon."""
         if self._cache is not None:
-            return  # just fetched, so in memory; and nothing may wait for it here
+            return  # shards were just fetched, so they are in memory; and this must not wait
         for number in numbers:
             shard, record = self.place(number)
             offset, size = self._index(shard)[record].tolist()
@@ -148,7 +148,7 @@ class Records:
 
         Raises:
           DataDamagedError: the message names shard, record and byte offset.
-          ImagenetPrepError: as for `open_shard`, or the disk fails; that is no bad record.
+          ImagenetPrepError: as for `open_shard`, or the disk fails.
         """
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
@@ -159,15 +159,15 @@ class Records:
             raise StoreError(f"{self.where(number)}: cannot be read: {error.strerror}") from error
         try:
             payload = tfrecord.unframe(data, size)
-            lacks = self.manifest.lacks
-            image = example.decode(payload, lacks)
-            # TensorFlow and DALI decode whatever they are given.
+            missing = self.manifest.lacks
+            image = example.decode(payload, missing)
+            # TensorFlow and DALI would decode it without a limit.
             jpeg.refuse_bombs(image.encoded)
-            if schema.HEIGHT in lacks or schema.WIDTH in lacks:
+            if schema.HEIGHT in missing or schema.WIDTH in missing:
                 height, width = _size_of(image.encoded)
                 image = image._replace(height=height, width=width)
             class_index = image.stored_label - self.manifest.label_offset
-            known = schema.SYNSET not in lacks
+            known = schema.SYNSET not in missing
             if not 0 <= class_index < len(self.wnids) or (
                 known and self.wnids[class_index] != image.wnid
             ):
@@ -254,7 +254,7 @@ class Records:
 
     def _index_bytes(self, shard: int) -> bytes:
         path = self.root / naming.index_name(self._shards[shard].name)
-        held = self._shard(shard)  # so long a cache leaves the index where it is, too
+        held = self._shard(shard)  # while it is held, a cache does not remove the index
         if self._cache is not None and not path.exists():
             self._cache.forget(self._shards[shard])
             held = self._shard(shard)
@@ -266,7 +266,7 @@ class Records:
 
 
 def _size_of(encoded: bytes) -> tuple[int, int]:
-    """Returns (height, width) in pixels of a JPEG whose record does not know them.
+    """Returns (height, width) in pixels of a JPEG whose record lacks them.
 
     Raises:
       DataDamagedError: it is no JPEG.

@@ -29,7 +29,7 @@ class Expectation:
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
       prove_image: decodes (encoded, height, width); raises BadImageError.
-      lacks: keys that records lack or hold wrong, as the manifest says.
+      missing_features: keys that records lack or hold wrong, as the manifest says.
     """
 
     store: Store
@@ -38,7 +38,7 @@ class Expectation:
     label_offset: int
     name_of_sha256: dict[str, str]
     prove_image: Callable[[bytes, int, int], None]
-    lacks: Mapping[str, str] = field(default_factory=dict)
+    missing_features: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,7 +67,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
     if expectation.level == MANIFEST or len(sizes) < len(shard.files):
         return report
     try:
-        with expectation.store.brought(sizes) as root:
+        with expectation.store.local_copies(sizes) as root:
             _check_content(shard, root / records.name, root / index.name, expectation, report)
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
@@ -127,7 +127,7 @@ def _check_example(
 ) -> None:
     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
     try:
-        image = example.decode(record.payload, expectation.lacks)
+        image = example.decode(record.payload, expectation.missing_features)
         expectation.prove_image(image.encoded, image.height, image.width)
         class_index = image.stored_label - expectation.label_offset
         if not expectation.wnids:
@@ -138,7 +138,7 @@ def _check_example(
                 f"{len(expectation.wnids) - 1 + expectation.label_offset}"
             )
         report.examples_per_class[class_index] += 1
-        known = schema.SYNSET not in expectation.lacks
+        known = schema.SYNSET not in expectation.missing_features
         if known and image.wnid != expectation.wnids[class_index]:
             raise DataDamagedError(
                 f"label {image.stored_label} is {expectation.wnids[class_index]}, the record's "

@@ -38,12 +38,12 @@ def publish(
     Raises:
       IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
     """
-    lacks, splits = draft.lacks, draft.splits
+    missing, splits = draft.lacks, draft.splits
     incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
-        naming.TFDS_FEATURES: tfds.features([key for key in lacks if lacks[key] == ABSENT]),
+        naming.TFDS_FEATURES: tfds.features([key for key in missing if missing[key] == ABSENT]),
         naming.TFDS_INFO: tfds.dataset_info(
             name, {name: split.shards for name, split in splits.items()}, draft.subset
         ),
@@ -60,7 +60,7 @@ def publish(
     for name, data in contents.items():
         store.write(name, data)
     # The manifest comes last: when it can be seen, all files that it names are there.
-    store.confirm(manifest.files_of(splits))
+    store.verify_published(manifest.files_of(splits))
     store.write(naming.MANIFEST, manifest.dumps())
     return manifest
 

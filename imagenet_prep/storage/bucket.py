@@ -1,13 +1,7 @@
-"""A data set in an S3 bucket: objects that the server has proven, or none.
-
-Every object is sent with the CRC32C of the whole, which the server compares with what it
-stored, and carries its sha256 as metadata. A multipart upload is completed only when the
-bytes that went by had the sha256 they must have, so that no wrong object ever has its name.
-"""
+"""A data set in an S3 bucket: objects that the server has proven, or none; see `upload`."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import io
@@ -17,23 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.fetch import stream
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.fetch import bring, stream
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore, storage_errors
 from imagenet_prep.storage.remote import AbsentError, TakenError, UnavailableError
-from imagenet_prep.storage.retry import Answer, Patience, patiently
+from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
+from imagenet_prep.storage.upload import PART_BYTES, SHA256, Uploader
 
-# S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 320 GiB. Eight uploads at
-# a time hold 256 MiB. Half of it cost a fifth of the speed: each part is a request, and a file.
-PART_BYTES = 32 << 20
-_SHA256 = "sha256"
 # Small requests wait for the server, not for the network.
 _AT_ONCE = 16
 # No more threads of one process talk to the server at a time.
@@ -43,6 +34,20 @@ _FEW = 4
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
+
+
+class Stored(NamedTuple):
+    """What a server knows of an object.
+
+    Attributes:
+      num_bytes: its size.
+      sha256: what it was stored with; None where another program has put it.
+      crc32c: what the server has computed, base64 as S3 writes it.
+    """
+
+    num_bytes: int
+    sha256: str | None
+    crc32c: str | None
 
 
 class BucketStore:
@@ -62,6 +67,7 @@ class BucketStore:
         connections: int = _KEPT_OPEN,
         timeout_s: float = 60.0,
         retries: int = 20,
+        remedy: str = "Objects that are there are kept: run the same command again to resume.",
     ) -> None:
         """Makes a client; nothing is asked of the server.
 
@@ -70,15 +76,22 @@ class BucketStore:
           connections: kept open.
           timeout_s: seconds without a byte that are a failure.
           retries: failed attempts allowed an object.
+          remedy: what is said where these are spent.
 
         Raises:
           UsageError: credentials cannot be loaded, or boto3 is not installed.
         """
         self.base = base.rstrip("/")
-        self._settings = {"connections": connections, "timeout_s": timeout_s, "retries": retries}
+        self._settings = {
+            "connections": connections,
+            "timeout_s": timeout_s,
+            "retries": retries,
+            "remedy": remedy,
+        }
         self._s3 = S3(self.base, connections, timeout_s)
-        self._retries = retries
+        self._retries, self._remedy = retries, remedy
         self._ended = threading.Event()
+        self._uploader = Uploader(self._call, self._ended)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"base": self.base, **self._settings}
@@ -103,10 +116,9 @@ class BucketStore:
     def size(self, name: str) -> int | None:
         """As for `Store`."""
         try:
-            size: int = self.head(name)["ContentLength"]
+            return self.stored(name).num_bytes
         except AbsentError:
             return None
-        return size
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """As for `Store`; lists their folders instead of asking for many objects."""
@@ -125,7 +137,7 @@ class BucketStore:
         found = (entry["Key"] for entry in self._list(folder) if "Size" in entry)
         return sorted(name for key in found if (name := key.rpartition("/")[2]))
 
-    def top(self) -> list[str]:
+    def list_root(self) -> list[str]:
         """As for `Store`."""
         return sorted(entry["Key"].rstrip("/") for entry in self._list("") if entry["Key"])
 
@@ -140,14 +152,14 @@ class BucketStore:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        return self._patiently(name, lambda: self._s3.get(name))
+        return self._with_retries(name, lambda: self._s3.get(name))
 
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """As for `Store`; many at a time."""
         return iter(self._each(self.read, names))
 
     @contextlib.contextmanager
-    def brought(self, names: Iterable[str]) -> Iterator[Path]:
+    def local_copies(self, names: Iterable[str]) -> Iterator[Path]:
         """As for `Store`: fetches them for as long as they are needed."""
         with scratch.place() as folder:
             for name in names:
@@ -166,9 +178,9 @@ class BucketStore:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        patience = self._patience(name)
-        stat = patiently(lambda: self._s3.stat(name), patience)
-        with contextlib.closing(stream(self._s3, name, stat, patience)) as chunks:
+        budget = self._budget(name)
+        stat = with_retries(lambda: self._s3.stat(name), budget)
+        with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
             yield io.BufferedReader(_Chunks(chunks), PART_BYTES)
 
     def temporary(self) -> Path:
@@ -202,7 +214,7 @@ class BucketStore:
     def claim(self, name: str, data: bytes) -> bytes:
         """As for `Store`: of two runs that begin at once, one is first."""
         with contextlib.suppress(TakenError):
-            self._put_small(_file(name, data), data, IfNoneMatch="*")
+            self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
 
     def take(self, name: str) -> bool:
@@ -210,7 +222,7 @@ class BucketStore:
         mine = uuid.uuid4().bytes
         return self.claim(name, mine) == mine
 
-    def share(self, names: Iterable[str]) -> None:
+    def upload(self, names: Iterable[str]) -> None:
         """As for `Store`.
 
         Raises:
@@ -218,7 +230,7 @@ class BucketStore:
         """
         self._each(lambda name: self.write(name, self.local.read(name)), names)
 
-    def confirm(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: asks the server for each, its sha256 and its CRC32C.
 
         Raises:
@@ -233,7 +245,7 @@ class BucketStore:
 
     def remove_tree(self, name: str) -> None:
         """As for `Store`."""
-        entries = self._patiently(
+        entries = self._with_retries(
             name, lambda: list(self._s3.pages("list_objects_v2", "Contents", name))
         )
         self._each(self.remove, [entry["Key"] for entry in entries])
@@ -265,12 +277,12 @@ class BucketStore:
         Raises:
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        uploads = self._patiently(
+        uploads = self._with_retries(
             "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
         )
         for upload in uploads:
             if ours(upload["Key"]):
-                self._abort(upload["Key"], upload["UploadId"])
+                self._uploader.abort(upload["Key"], upload["UploadId"])
 
     @contextlib.contextmanager
     def uploads_aborted_on_failure(self, ours: Callable[[str], bool]) -> Iterator[None]:
@@ -283,43 +295,42 @@ class BucketStore:
                 self.abort_uploads(ours)
             raise
 
-    def head(self, name: str) -> dict[str, Any]:
+    def stored(self, name: str) -> Stored:
         """Returns what the server knows of an object.
 
         Raises:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        return self._call(name, "head_object", ChecksumMode="ENABLED")
+        head = self._call(name, "head_object", ChecksumMode="ENABLED")
+        found = head["Metadata"].get(SHA256)
+        return Stored(head["ContentLength"], found, head.get("ChecksumCRC32C"))
 
-    def problem(self, file: File) -> Problem | None:
+    def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
         """Returns what is wrong with an object, as the server knows it; None where it is right.
 
-        Size, the sha256 it was stored with, and whether the server holds a CRC32C of it.
+        Args:
+          file: its size, and the sha256 that it must have been stored with.
+          crc32c: what the server must have computed, as S3 writes it; None where it need only
+            have some.
 
         Raises:
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
+        name = file.name
         try:
-            head = self.head(file.name)
+            found = self.stored(name)
         except AbsentError:
-            return Problem(f"{file.name}: missing", is_missing=True)
-        if (size := head["ContentLength"]) != file.num_bytes:
-            return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
-        found = head["Metadata"].get(_SHA256)
-        if found != file.sha256:
-            return Problem(f"{file.name}: stored with sha256 {found}, expected {file.sha256}")
-        if "ChecksumCRC32C" not in head:
-            return Problem(f"{file.name}: the server has no CRC32C of it")
+            return Problem(f"{name}: missing", is_missing=True)
+        if found.num_bytes != file.num_bytes:
+            return Problem(f"{name}: {found.num_bytes:,} bytes, expected {file.num_bytes:,}")
+        if found.sha256 != file.sha256:
+            return Problem(f"{name}: stored with sha256 {found.sha256}, expected {file.sha256}")
+        if found.crc32c is None:
+            return Problem(f"{name}: the server has no CRC32C of it")
+        if crc32c not in (None, found.crc32c):
+            return Problem(f"{name}: the server's CRC32C is {found.crc32c}, sent was {crc32c}")
         return None
-
-    def stored_sha256(self, name: str) -> str:
-        """Returns the sha256 that an object was stored with; "unknown" where it has none.
-
-        Raises:
-          AbsentError, IncompleteError, StoreError: as for `head`.
-        """
-        return str(self.head(name)["Metadata"].get(_SHA256, "unknown"))
 
     def put(
         self, file: File, chunks: Callable[[], Iterable[bytes]], remedy: str = _DAMAGED
@@ -335,10 +346,10 @@ class BucketStore:
           DataDamagedError: the bytes are others; no object is made of them.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        patience = self._patience(file.name)
+        budget = self._budget(file.name)
         while True:
             try:
-                self._send(file, _parts(chunks()), remedy)
+                crc32c = self._uploader.send(file, chunks(), remedy)
             except AbsentError as error:
                 # Its upload is gone: another run removed it, or completed it and the answer got
                 # lost. A bucket that is not there is an error at once.
@@ -346,94 +357,32 @@ class BucketStore:
                     return
                 if not problem.is_missing:
                     raise
-                patience.wait(UnavailableError(str(error)))
+                budget.wait(UnavailableError(str(error)))
                 continue
-            if problem := self.problem(file):
-                patience.wait(UnavailableError(problem.text))
-                continue
-            return
+            if (problem := self.problem(file, crc32c)) is None:
+                return
+            budget.wait(UnavailableError(problem.text))
 
-    def _send(self, file: File, parts: Iterator[bytes | bytearray], remedy: str) -> None:
-        first = next(parts, b"")
-        total = _Checksums()
-        if file.num_bytes <= PART_BYTES:
-            total.update(first)
-            _demand(file, total.sha256, len(first), remedy)
-            self._put_small(file, first)
-            return
-        if self._ended.is_set():
-            raise IncompleteError(f"{self.where(file.name)}: the run is ending, so it is not sent.")
-        upload = self._call(
-            file.name,
-            "create_multipart_upload",
-            Metadata={_SHA256: file.sha256},
-            ChecksumAlgorithm="CRC32C",
-            ChecksumType="FULL_OBJECT",
-        )["UploadId"]
-        try:
-            listed: list[dict[str, Any]] = []
-            size = 0
-            part: bytes | bytearray | None = first
-            while part:
-                total.update(part)
-                size += len(part)
-                listed.append(self._send_part(file.name, upload, len(listed) + 1, part))
-                part = next(parts, None)
-            _demand(file, total.sha256, size, remedy)
-            self._call(
-                file.name,
-                "complete_multipart_upload",
-                UploadId=upload,
-                MultipartUpload={"Parts": listed},
-                ChecksumCRC32C=total.crc32c,
-                ChecksumType="FULL_OBJECT",
-            )
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._abort(file.name, upload)
-            raise
+    def bring(self, file: File, folder: LocalStore) -> None:
+        """Leaves a copy of an object in a folder, proven.
 
-    def _put_small(self, file: File, data: bytes | bytearray, **conditions: str) -> None:
-        crc32c = _Checksums()
-        crc32c.update(data)
-        self._call(
-            file.name,
-            "put_object",
-            Body=data,
-            Metadata={_SHA256: file.sha256},
-            ChecksumCRC32C=crc32c.crc32c,
-            **conditions,
-        )
-
-    def _send_part(
-        self, name: str, upload: str, number: int, part: bytes | bytearray
-    ) -> dict[str, Any]:
-        crc32c = _Checksums()
-        crc32c.update(part)
-        answer = self._call(
-            name,
-            "upload_part",
-            UploadId=upload,
-            PartNumber=number,
-            Body=part,
-            ChecksumCRC32C=crc32c.crc32c,
-        )
-        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": crc32c.crc32c}
-
-    def _abort(self, name: str, upload: str) -> None:
-        # Once it is gone there is nothing left to remove.
-        with contextlib.suppress(AbsentError):
-            self._call(name, "abort_multipart_upload", UploadId=upload)
+        Raises:
+          DataDamagedError: it is another one; nothing stays of it.
+          AbsentError, IncompleteError, StoreError: it is gone, or the server or the disk fails.
+        """
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        remedy = "The object is damaged in the bucket."
+        bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
 
     def _fetch(self, name: str, path: Path) -> None:
-        patience = self._patience(name)
-        stat = patiently(lambda: self._s3.stat(name), patience)
+        budget = self._budget(name)
+        stat = with_retries(lambda: self._s3.stat(name), budget)
         with storage_errors("write", path), open(path, "wb") as file:
-            file.writelines(stream(self._s3, name, stat, patience))
+            file.writelines(stream(self._s3, name, stat, budget))
 
     def _list(self, folder: str, *, deep: bool = False) -> list[dict[str, Any]]:
         """Returns keys and sizes; folders in it have no size."""
-        return self._patiently(
+        return self._with_retries(
             folder,
             lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep)),
         )
@@ -443,14 +392,13 @@ class BucketStore:
             return list(pool.map(function, items))
 
     def _call(self, name: str, operation: str, **arguments: Any) -> dict[str, Any]:
-        return self._patiently(name, lambda: self._s3.call(operation, name, **arguments))
+        return self._with_retries(name, lambda: self._s3.call(operation, name, **arguments))
 
-    def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return patiently(attempt, self._patience(name))
+    def _with_retries(self, name: str, attempt: Callable[[], Answer]) -> Answer:
+        return with_retries(attempt, self._budget(name))
 
-    def _patience(self, name: str) -> Patience:
-        remedy = "Objects that are there are kept: run the same command again to resume."
-        return Patience(self.where(name), self._retries, self._ended, remedy=remedy)
+    def _budget(self, name: str) -> RetryBudget:
+        return RetryBudget(self.where(name), self._retries, self._ended, remedy=self._remedy)
 
 
 class _Chunks(io.RawIOBase):
@@ -473,27 +421,6 @@ class _Chunks(io.RawIOBase):
         return size
 
 
-class _Checksums:
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-        self._crc32c = 0
-
-    def update(self, part: bytes | bytearray) -> None:
-        import crc32c
-
-        self._sha256.update(part)
-        self._crc32c = crc32c.crc32c(part, self._crc32c)
-
-    @property
-    def sha256(self) -> str:
-        return self._sha256.hexdigest()
-
-    @property
-    def crc32c(self) -> str:
-        """As S3 wants it: base64 of four bytes, the highest first."""
-        return base64.b64encode(self._crc32c.to_bytes(4, "big")).decode()
-
-
 def _file(name: str, data: bytes) -> File:
     return File(name, len(data), hashlib.sha256(data).hexdigest())
 
@@ -511,28 +438,3 @@ def _may_be_ours(name: str) -> bool:
         first in (naming.WORK, naming.INDEX, naming.QUARANTINE)
         or naming.parse_shard_name(name) is not None
     )
-
-
-def _parts(chunks: Iterable[bytes]) -> Iterator[bytes | bytearray]:
-    """Yields bytes in parts of one size; the last may be shorter."""
-    part = bytearray()
-    for chunk in chunks:
-        if not part and len(chunk) == PART_BYTES:
-            yield chunk
-            continue
-        while len(part) + len(chunk) >= PART_BYTES:
-            rest = PART_BYTES - len(part)
-            part += chunk[:rest]
-            yield part
-            part, chunk = bytearray(), chunk[rest:]
-        part += chunk
-    if part:
-        yield part
-
-
-def _demand(file: File, sha256: str, size: int, remedy: str) -> None:
-    if (sha256, size) != (file.sha256, file.num_bytes):
-        raise DataDamagedError(
-            f"{file.name}: {size:,} bytes with sha256 {sha256}, expected {file.num_bytes:,} with "
-            f"{file.sha256}: {remedy}"
-        )

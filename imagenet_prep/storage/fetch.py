@@ -1,4 +1,7 @@
-"""One range of a remote file into a local one: retried, on the disk, hashed on the way."""
+"""Remote files, read with retries: a range into its place on the disk, or a whole file, proven.
+
+What arrives whole gets its name only when its sha256 is right, see `incoming`.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +11,125 @@ import threading
 from collections.abc import Generator
 from pathlib import Path
 
-from imagenet_prep.storage.folder import storage_errors
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.incoming import incoming
 from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
-from imagenet_prep.storage.retry import Patience
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 _HASH_CHUNK_BYTES = 4 << 20
 
 
+def stream(
+    remote: Remote,
+    name: str,
+    stat: Stat,
+    budget: RetryBudget,
+    start: int = 0,
+    stop: int | None = None,
+) -> Generator[bytes, None, None]:
+    """Yields bytes [start, stop) of a remote file in order, to its end by default.
+
+    A failed attempt is continued where it broke off. Where the file cannot be read from the
+    middle, the next attempt reads it again, and passes over what was yielded before.
+
+    Raises:
+      IncompleteError: the budget is spent, or the file has changed.
+      StoreError: the server refuses.
+    """
+    stop = stat.size if stop is None else stop
+    position = start
+    while position < stop:
+        again = 0 if stat.ranges else position - start
+        try:
+            for chunk in remote.read(name, position - again, stop - position + again, stat):
+                budget.succeeded()
+                new = chunk[again:]
+                again -= len(chunk) - len(new)
+                position += len(new)
+                if new:
+                    yield new
+        except UnavailableError as error:
+            budget.wait(error)
+
+
 def fetch(
-    remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, patience: Patience
+    remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
     """Leaves bytes [start, stop) of a remote file at the same place of `path`, on the disk.
 
-    A failed attempt is continued from the byte reached, or from `start` where the remote
-    file cannot be read from the middle.
-
     Raises:
-      IncompleteError: the patience is spent, the file has changed, or the disk is full.
+      IncompleteError: the budget is spent, the file has changed, or the disk is full.
       StoreError: the server refuses, or the disk fails.
     """
     with storage_errors("open", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         position = start
-        while position < stop:
-            try:
-                for chunk in remote.read(name, position, stop - position, stat):
-                    with storage_errors("write", path):
-                        _write_at(descriptor, chunk, position)
-                    position += len(chunk)
-                    patience.succeeded()
-            except UnavailableError as error:
-                if not stat.ranges:
-                    position = start
-                patience.wait(error)
+        for chunk in stream(remote, name, stat, budget, start, stop):
+            with storage_errors("write", path):
+                _write_at(descriptor, chunk, position)
+            position += len(chunk)
         with storage_errors("write", path):
             os.fdatasync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def stream(
-    remote: Remote, name: str, stat: Stat, patience: Patience
+def contents(
+    remote: Remote, file: File, budget: RetryBudget, remedy: str
 ) -> Generator[bytes, None, None]:
-    """Yields a whole remote file in order; a failed attempt is continued where it broke off.
+    """Yields a whole remote file that has the size it must have; its bytes are not proven.
+
+    Args:
+      remote: where it is.
+      file: its name there, and its size.
+      budget: of failed attempts.
+      remedy: what the user can do where it has another size.
 
     Raises:
-      IncompleteError: the patience is spent, or the file has changed.
-      StoreError: the server refuses, or cannot read from the middle.
+      DataDamagedError: it has another size.
+      IncompleteError, StoreError: as for `stream`.
     """
-    position = 0
-    while position < stat.size:
-        try:
-            for chunk in remote.read(name, position, stat.size - position, stat):
-                position += len(chunk)
-                yield chunk
-                patience.succeeded()
-        except UnavailableError as error:
-            patience.wait(error)
+    stat = with_retries(lambda: remote.stat(file.name), budget)
+    if stat.size != file.num_bytes:
+        raise DataDamagedError(
+            f"{remote.where(file.name)}: {stat.size:,} bytes, expected {file.num_bytes:,}. {remedy}"
+        )
+    yield from stream(remote, file.name, stat, budget)
+
+
+def bring(
+    remote: Remote,
+    file: File,
+    store: LocalStore,
+    temporary: str,
+    budget: RetryBudget,
+    remedy: str,
+    *,
+    reserved: bool = False,
+) -> None:
+    """Leaves a remote file in a folder under the same name, proven.
+
+    Args:
+      remote: where it is.
+      file: what it must be.
+      store: the folder.
+      temporary: name of a file of the folder that nobody else writes.
+      budget: of failed attempts.
+      remedy: what the user can do where it is another file.
+      reserved: as for `incoming`.
+
+    Raises:
+      DataDamagedError: it is another file; nothing stays of it.
+      IncompleteError: the budget is spent, the file has changed, or the disk is full.
+      StoreError: the server refuses, or the disk fails.
+    """
+    where = remote.where(file.name)
+    with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
+        for chunk in contents(remote, file, budget, remedy):
+            arriving.append(chunk)
 
 
 def _write_at(descriptor: int, data: bytes, position: int) -> None:

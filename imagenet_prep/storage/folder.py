@@ -25,7 +25,7 @@ from imagenet_prep.storage import inside
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
 
-_TEMPORARY = f"{naming.WORK}/temporary"
+TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
 _LOCK_ATTEMPTS = 10
 
@@ -125,7 +125,7 @@ class LocalStore:
         """As for `Store`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
-    def top(self) -> list[str]:
+    def list_root(self) -> list[str]:
         """As for `Store`."""
         return sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
 
@@ -160,18 +160,18 @@ class LocalStore:
         """As for `Store`."""
         return map(self.read, names)
 
-    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
+    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
         """As for `Store`: they are here."""
         return contextlib.nullcontext(self.root)
 
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
-        self.make_folder(_TEMPORARY)
-        return self.path(f"{_TEMPORARY}/{uuid.uuid4().hex}")
+        self.make_folder(TEMPORARY)
+        return self.path(f"{TEMPORARY}/{uuid.uuid4().hex}")
 
     def remove_temporaries(self) -> None:
         """Removes what killed runs left unpublished; the caller holds the lock."""
-        self.remove_tree(_TEMPORARY)
+        self.remove_tree(TEMPORARY)
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
         """Makes an fsynced temporary file visible as `name`, replacing what was there.
@@ -254,10 +254,10 @@ class LocalStore:
             return True
         return False
 
-    def share(self, names: Iterable[str]) -> None:
+    def upload(self, names: Iterable[str]) -> None:
         """As for `Store`: they share this folder."""
 
-    def confirm(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: a file that was synced and renamed is there."""
 
     def remove_tree(self, name: str) -> None:

@@ -25,7 +25,7 @@ _jitter = random.Random()
 Answer = TypeVar("Answer")
 
 
-class Patience:
+class RetryBudget:
     """How often and how long failed attempts of one thing are waited for.
 
     The delay doubles with each failure in a row, with jitter, so that many connections
@@ -41,7 +41,7 @@ class Patience:
           where: what is read, for the message.
           retries: failures allowed.
           ended: tells that the run is over anyway.
-          remedy: what the user can do when the patience is spent.
+          remedy: what the user can do when the budget is spent.
         """
         self._where = where
         self._retries = retries
@@ -67,7 +67,8 @@ class Patience:
         if delay > _MAX_RETRY_AFTER_S:
             problem = f"and asks to wait {delay:,.0f} s"
         elif self.failures > self._retries:
-            problem = f"given up after {self.failures} failed attempts"
+            plural = "s" if self.failures > 1 else ""
+            problem = f"given up after {self.failures} failed attempt{plural}"
         elif self._ended.wait(delay):
             problem = "and the run is ending"
         else:
@@ -75,14 +76,14 @@ class Patience:
         raise IncompleteError(f"{self._where}: {error}, {problem}. {self._remedy}")
 
 
-def patiently(attempt: Callable[[], Answer], patience: Patience) -> Answer:
-    """Returns what an attempt brings, made again as long as the patience lasts.
+def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:
+    """Returns what an attempt brings, made again as long as the budget lasts.
 
     Raises:
-      IncompleteError: the patience is spent.
+      IncompleteError: the budget is spent.
     """
     while True:
         try:
             return attempt()
         except UnavailableError as error:
-            patience.wait(error)
+            budget.wait(error)

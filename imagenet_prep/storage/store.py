@@ -45,7 +45,7 @@ class Store(Protocol):
     def names(self, folder: str) -> list[str]:
         """Returns the sorted names of the files directly in `folder`."""
 
-    def top(self) -> list[str]:
+    def list_root(self) -> list[str]:
         """Returns the sorted names of files and folders beside the manifest."""
 
     def read(self, name: str) -> bytes:
@@ -54,7 +54,7 @@ class Store(Protocol):
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yields whole small files, in order."""
 
-    def brought(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
+    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
         """Yields a folder of this machine that holds those of these files that are there."""
 
     def temporary(self) -> Path:
@@ -72,10 +72,10 @@ class Store(Protocol):
     def take(self, name: str) -> bool:
         """Makes an empty work file; returns whether nobody else, on any machine, was first."""
 
-    def share(self, names: Iterable[str]) -> None:
+    def upload(self, names: Iterable[str]) -> None:
         """Lets workers on other machines read these small files of `local` too."""
 
-    def confirm(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[File]) -> None:
         """Raises IncompleteError unless all these files are there as they were published."""
 
     def remove_tree(self, name: str) -> None:

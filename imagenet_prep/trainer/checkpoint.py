@@ -1,4 +1,4 @@
-"""Checkpoints: one file each, whole or not there, and proven when they are read."""
+"""Checkpoints: one file each, written atomically, and proven when they are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
-# Appended to the name of a damaged one: it counts no more, and is there for who wants to know why.
+# Appended to the name of a damaged checkpoint. It is not used any more, and kept for inspection.
 _DAMAGED = ".damaged"
 _FACTS = "facts"
 
@@ -34,8 +34,8 @@ class Checkpoint:
     """One state of a run.
 
     Attributes:
-      step: steps that were made.
-      facts: what else the run needs, JSON: its numbers and the state of the reader.
+      step: number of steps made.
+      facts: the numbers of the run and the state of the reader, as JSON.
       arrays: all variables by name.
       saved_at: seconds since 1970, UTC.
     """
@@ -52,7 +52,7 @@ def name(step: int) -> str:
 
 
 def step_of(text: str) -> int | None:
-    """Returns the step of a file that is called as checkpoints are, else None."""
+    """Returns the step of a checkpoint from its file name; None for other names."""
     match = _NAME.fullmatch(text)
     return int(match[1]) if match else None
 
@@ -60,7 +60,7 @@ def step_of(text: str) -> int | None:
 def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep: int) -> None:
     """Publishes a checkpoint and removes all but the last `keep` sound ones.
 
-    Older ones are proven before any is removed; damaged ones are said and set aside.
+    Older ones are proven before any is removed; damaged ones are reported and renamed.
 
     Raises:
       IncompleteError: the disk is full; earlier checkpoints are kept.
@@ -97,7 +97,7 @@ def steps(folder: Path) -> list[int]:
 def load_latest(folder: Path) -> Checkpoint | None:
     """Returns the last sound checkpoint, or None where there is none.
 
-    Damaged ones after it are said and set aside. Where none is sound, all stay as they are.
+    Damaged ones after it are reported and renamed. If none is sound, all stay as they are.
 
     Raises:
       DataDamagedError: there are checkpoints, and none is sound.
@@ -151,7 +151,7 @@ def _is_sound(path: Path) -> bool:
         _say(str(error))
         _set_aside(path)
         return False
-    except StoreError as error:  # it may be sound, so it stays, and does not count
+    except StoreError as error:  # it may be sound, so it is kept, but not counted
         _say(str(error))
         return False
     return True

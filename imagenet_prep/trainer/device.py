@@ -1,4 +1,4 @@
-"""Settles what of this host a rank uses, before TensorFlow looks."""
+"""Chooses the GPU or the cores of a rank, before TensorFlow uses them."""
 
 from __future__ import annotations
 

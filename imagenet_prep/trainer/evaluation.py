@@ -51,9 +51,9 @@ def evaluate(
 
     Args:
       count: of `counter`.
-      batches: this rank's, with padding masked; as many on every rank.
+      batches: of this rank, with padding masked; the same number on every rank.
       expected: examples of the split.
-      comm: the ranks among which it is dealt out.
+      comm: the ranks that share the split.
 
     Raises:
       DataDamagedError: another number of examples was counted.

@@ -1,4 +1,4 @@
-"""What the trainer reads: the readers' interface, and noise in their place."""
+"""The interface of readers that the trainer uses, and a reader of noise."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import schema
 
-# ImageNet's, so that the arithmetic of a synthetic run is that of the real one.
-_NUM_EXAMPLES = 1_281_167
-_NUM_CLASSES = 1000
+# ImageNet's numbers, so that a synthetic run has as many steps and weights as a real one.
+_NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
+_NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
 
 class Reader(Protocol):
@@ -29,13 +30,13 @@ class Reader(Protocol):
         """Yields the rest of the current epoch."""
 
     def state(self) -> dict[str, Any]:
-        """Returns where reading stands, as JSON."""
+        """Returns the position of reading, as JSON."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken."""
+        """Continues at the position of `state`."""
 
     def close(self) -> None:
-        """Lets go of the data."""
+        """Closes the data."""
 
 
 # (split, training, world) -> its reader
@@ -43,7 +44,7 @@ OpenReader = Callable[[str, bool, World], Reader]
 
 
 class Noise:
-    """One batch of noise, made once, again and again: how fast training is without input."""
+    """Yields the same batch of noise again and again, to measure training without input."""
 
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES

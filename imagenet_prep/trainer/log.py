@@ -1,4 +1,4 @@
-"""What a run says: the tutorial's table, a line of JSON for each row, TensorBoard's scalars."""
+"""The output of a run: the tutorial's table, a line of JSON for each row, TensorBoard's scalars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC
 
 
 class Log:
-    """Prints and keeps rows; on other ranks than 0 it does nothing.
+    """Prints rows and writes them to files; does nothing on other ranks than 0.
 
     Args:
       folder: gets `train.jsonl`.
@@ -40,7 +40,7 @@ class Log:
             print(text, flush=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Opens both files and keeps the numbers of the run."""
+        """Opens both files and writes the numbers of the run."""
         if self._speaks:
             import tensorflow as tf
 
@@ -53,7 +53,7 @@ class Log:
     def train(
         self, step: int, epoch: float, speed: float, loss: float, total: float, rate: float
     ) -> None:
-        """Prints and keeps a row of the tutorial's table.
+        """Prints and writes a row of the tutorial's table.
 
         Args:
           step: from 0, whose batch this is.
@@ -73,7 +73,7 @@ class Log:
         self._scalar(step, "train", {**row, "learning_rate": rate})
 
     def evaluation(self, step: int, epoch: float, score: Score, saved_at: float) -> None:
-        """Prints and keeps a row of an evaluation; `saved_at` is in seconds since 1970."""
+        """Prints and writes a row of an evaluation; `saved_at` is in seconds since 1970."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         self.say(_EVALUATION_HEADER)
         self.say(
@@ -89,7 +89,7 @@ class Log:
         self._scalar(step, "evaluation", row)
 
     def finished(self, seconds: float) -> None:
-        """Says how long training took, as the tutorial did."""
+        """Prints how long training took, as the tutorial did."""
         self.say(f"Finished in {seconds}")
         self._keep("finished", {"seconds": seconds})
 
@@ -99,7 +99,7 @@ class Log:
             self._scalars.flush()
 
     def close(self) -> None:
-        """Ends both files."""
+        """Closes both files."""
         if self._file is not None and self._scalars is not None:
             self._scalars.close()
             self._file.close()

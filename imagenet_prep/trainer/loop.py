@@ -97,7 +97,7 @@ class _Training:
         self._mirror: Mirror | None = None
 
     def run(self) -> Score | None:
-        """Goes from wherever the run stands to its end."""
+        """Continues the run to its end."""
         if self._config.evaluate:
             self._begin()
             if not self._step:
@@ -114,7 +114,7 @@ class _Training:
         return score
 
     def close(self) -> bool:
-        """Lets go of data and log; returns whether the mirror, if any, has all of them."""
+        """Closes data and log; returns whether the mirror, if there is one, is complete."""
         self._log.close()
         mirrored = self._mirror is None or self._mirror.close()
         for reader in (self._reader, self._held_out):
@@ -129,7 +129,7 @@ class _Training:
         return open_reader(split, split == "train", self._comm.world)
 
     def _begin(self) -> None:
-        """Says what will be done; sets all ranks to the last checkpoint, or to rank 0's start."""
+        """Prints the plan; gives all ranks the last checkpoint, or the first weights of rank 0."""
         plan, world = self._plan, self._comm.world
         self._log.say(
             f"{world.size} rank{'s' * (world.size > 1)} x {self._config.batch_size} images = "
@@ -142,15 +142,15 @@ class _Training:
         found: dict[str, Any] | None = None
         failure: list[str] | None = None
         if self._leads:
-            # What rank 0 finds wrong, all ranks must learn of: they would wait for ever.
+            # All ranks must learn of an error on rank 0: they would wait for ever.
             try:
                 found = self._restore()
             except ImagenetPrepError as error:
-                failure = _told(error)
+                failure = _as_json(error)
         place = self._reader.state() if found is None else found["reader"]
         found, place, failure = self._comm.broadcast_object((found, place, failure))
         _raise(failure)
-        # Also at the start: a rank that would read another set, or another order, is told so.
+        # Also at the start, since this refuses a rank that would read another set or order.
         self._reader.restore(place)
         if found is not None:
             self._step, self._saved_at = found["step"], found["saved_at"]
@@ -165,7 +165,7 @@ class _Training:
         return [*self._weights, *self._statistics, *self._optimizer.slots]
 
     def _restore(self) -> dict[str, Any] | None:
-        """Loads the last checkpoint into this rank's variables; returns what else it says."""
+        """Loads the last checkpoint into this rank's variables; returns its other contents."""
         LocalStore(self._folder).remove_temporaries()
         if self._config.mirror is not None:
             self._mirror = Mirror(self._config.mirror, self._folder, self._scalars, self._export)
@@ -173,8 +173,8 @@ class _Training:
         found = checkpoint.load_latest(self._folder)
         if found is None:
             return None
-        there, mine = found.facts["run"], json.loads(json.dumps(self._plan.facts()))
-        for key, value in mine.items():
+        there, here = found.facts["run"], json.loads(json.dumps(self._plan.facts()))
+        for key, value in here.items():
             if there.get(key) != value:
                 source = f" (from {self._config.mirror})" if self._config.mirror else ""
                 raise UsageError(
@@ -191,7 +191,7 @@ class _Training:
         }
 
     def _train(self, asked: Callable[[], bool]) -> Score | None:
-        """Makes the steps that are left, until asked to stop; returns the last evaluation."""
+        """Makes the remaining steps, until asked to stop; returns the last evaluation."""
         import tensorflow as tf
 
         plan, config = self._plan, self._config
@@ -205,7 +205,8 @@ class _Training:
             step = self._step
             rate = plan.schedule(step)
             asks = tf.constant(float(asked()))
-            # Read a step late, so that a GPU is never waited for; late alike on all ranks.
+            # The value of the step before, so that this does not wait for a GPU. It is the same on
+            # all ranks.
             ends = bool(stop > 0)
             values, stop = make_step(
                 batch["images"], batch["class_index"], batch["mask"], tf.constant(rate), asks
@@ -251,7 +252,7 @@ class _Training:
                 raise ImagenetPrepError("the reader yields no batch. Run `imagenet-prep verify`.")
 
     def _make_step(self) -> Callable[..., Any]:
-        """Returns a function of a batch, rate and wish to stop -> [loss, total loss], wishes."""
+        """Returns a function (batch, rate, asks to stop) -> [loss, total loss], ranks that ask."""
         import keras
         import tensorflow as tf
 
@@ -266,8 +267,8 @@ class _Training:
             weights = tf.cast(mask, tf.float32)
             return tf.reduce_sum(losses * weights) / tf.maximum(tf.reduce_sum(weights), 1.0)
 
-        # XLA compiles the backward pass of a compiled function as well. The reduction stays
-        # outside: inside, Horovod's operation is unknown to it.
+        # XLA also compiles the backward pass of a compiled function. The reduction over the ranks
+        # stays outside, since XLA does not know Horovod's operation.
         if self._config.jit:
             forward = tf.function(forward, jit_compile=True)
 
@@ -282,8 +283,8 @@ class _Training:
             if plan.loss_scale == 1.0:
                 self._optimizer.apply(gradients, rate)
             else:
-                # float16 overflows now and then; the mean then does so on every rank, and the
-                # step is left out.
+                # float16 overflows now and then. The mean then overflows on every rank, and all
+                # skip the step.
                 sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
                 if sound:
                     self._optimizer.apply(gradients, rate)
@@ -292,7 +293,7 @@ class _Training:
         return step  # type: ignore[no-any-return]
 
     def _save(self) -> None:
-        """Keeps this step; batch norms' statistics, each rank's own, become their mean."""
+        """Saves this step; batch norms' statistics of all ranks become their mean first."""
         if self._saved_step == self._step:
             return
         self._comm.average_variables(self._statistics)
@@ -303,7 +304,7 @@ class _Training:
             try:
                 checkpoint.save(self._folder, self._step, facts, arrays, keep=self._config.keep)
             except ImagenetPrepError as error:
-                failure = _told(error)
+                failure = _as_json(error)
         self._saved_at, failure = self._comm.broadcast_object((time.time(), failure))
         _raise(failure)
         self._saved_step = self._step
@@ -315,7 +316,7 @@ class _Training:
             self._mirror.flush()
 
     def _end_together(self) -> None:
-        """Waits for the mirror on all ranks: launchers kill what the first that ends leaves."""
+        """Makes all ranks wait for the mirror: launchers kill the others when one ends."""
         if self._mirror is not None:
             self._mirror.close()
         self._comm.broadcast_object(None)
@@ -330,15 +331,15 @@ class _Training:
         return score
 
 
-def _told(error: ImagenetPrepError) -> list[str]:
-    """Returns an error as it travels to the other ranks: its class and its message."""
+def _as_json(error: ImagenetPrepError) -> list[str]:
+    """Returns an error for the other ranks: its class and its message."""
     return [type(error).__name__, str(error)]
 
 
-def _raise(told: list[str] | None) -> None:
-    """Raises what `_told` told of, if anything; the exit code is the same on every rank."""
-    if told is not None:
-        name, message = told
+def _raise(failure: list[str] | None) -> None:
+    """Raises the error of rank 0, if any, so that all ranks end with the same exit code."""
+    if failure is not None:
+        name, message = failure
         raise errors.by_name(name)(message)
 
 
@@ -368,7 +369,7 @@ class _Timer:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leaves out the time that its block takes."""
+        """Does not count the time of its block."""
         start = time.perf_counter()
         yield
         self._since += time.perf_counter() - start

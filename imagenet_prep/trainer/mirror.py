@@ -1,36 +1,36 @@
-"""A copy of a run in a bucket: brought up in the background, taken from by a fresh machine.
+"""The files of a run in a bucket: uploaded in the background, fetched by a fresh machine.
 
-The local folder is the truth. Objects appear whole or not at all: each is sent with the CRC32C
-that the server must find, and carries its sha256.
+The local folder is the truth. Objects appear whole or not at all, proven by the server, and
+carry their sha256.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.storage.fetch import fetch
-from imagenet_prep.storage.folder import LocalStore, storage_errors
-from imagenet_prep.storage.remote import Stat, UnavailableError
-from imagenet_prep.storage.retry import Answer, Patience, patiently
-from imagenet_prep.storage.s3 import S3
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    UsageError,
+)
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.log import LOG, SCALARS
 
-_SHA256 = "sha256"
 _EXPORT = "export"
-# Seconds without a byte, and attempts, until the start is given up.
+# Seconds without a byte, and failed attempts allowed an object before training begins.
 _TIMEOUT_S, _RETRIES = 15.0, 10
-_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 60.0
+_NOT_BEGUN = "Nothing was trained yet: run the same command again to go on from what is there."
 # How long failures are waited for at the end: `launch` kills after 60 s, a spot notice after 120.
-_LAST_DELAY_S, _LAST_PATIENCE_S = 5.0, 30.0
+_LAST_S = 30.0
 
 
 class Mirror:
@@ -48,14 +48,16 @@ class Mirror:
 
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
         self._base = base.rstrip("/")
-        self._s3 = S3(self._base, 1, _TIMEOUT_S)
+        # Once training goes on, a failure is said and waited for by `_run`, not by the store.
+        self._store = BucketStore(
+            self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
+        )
         self._folder, self._scalars, self._export = folder, scalars, export
-        # Size and time of the files that are there as they are here. What of these is gone here
-        # is removed there, and nothing else.
-        self._there: dict[str, tuple[int, int]] = {}
-        self._asked, self._ending = threading.Event(), threading.Event()
-        self._deadline = 0.0
-        self._trouble = ""
+        # Size and time of the local files that were uploaded. Only objects that are listed here
+        # are ever removed, when their local file is gone.
+        self._uploaded: dict[str, tuple[int, int]] = {}
+        self._asked, self._closing = threading.Event(), threading.Event()
+        self._in_trouble = False
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def fetch(self) -> None:
@@ -68,8 +70,10 @@ class Mirror:
           IncompleteError: the server does not answer. Beginning anew would lose what is there.
           StoreError: the server or the system refuses.
         """
-        listing = self._patiently("", lambda: list(self._s3.pages("list_objects_v2", "Contents")))
-        names = [entry["Key"] for entry in listing if _is_needed(entry["Key"])]
+        store = BucketStore(
+            self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_BEGUN
+        )
+        names = [name for name in sorted(store.everything()) if _is_needed(name)]
         there = max((checkpoint.step_of(name) or 0 for name in names), default=0)
         here = checkpoint.steps(self._folder)
         if here and there > here[-1]:
@@ -78,26 +82,30 @@ class Mirror:
                 "an empty --log-dir to go on from the mirror, or another --mirror to keep both."
             )
         for name in names:
-            self._compare(name, fresh=not here)
+            self._compare(store, name, fresh=not here)
 
     def flush(self) -> None:
-        """Asks for all to be brought up; returns at once."""
+        """Asks for all to be uploaded; returns at once."""
         if not self._thread.ident:
             self._thread.start()
         self._asked.set()
 
     def close(self) -> bool:
-        """Brings up what is left; returns whether all has arrived, and says what has not."""
+        """Uploads what is left; returns whether all has arrived, and says what has not."""
         if not self._thread.is_alive():
             return True
-        self._deadline = time.monotonic() + _LAST_PATIENCE_S
-        self._ending.set()
+        self._closing.set()
         self._asked.set()
         self._thread.join()
-        lacking = [name for name, path in self._files() if self._there.get(name) != _state(path)]
-        if lacking:
-            _say(f"{self._base} lacks {len(lacking)} files of this run: {', '.join(lacking[:4])}")
-        return not lacking
+        over = threading.Event()
+        timer = threading.Timer(_LAST_S, over.set)
+        timer.start()
+        self._upload_with_retries(over)
+        timer.cancel()
+        absent = [name for name, path in self._files() if self._uploaded.get(name) != _state(path)]
+        if absent:
+            _say(f"{self._base} lacks {len(absent)} files of this run: {', '.join(absent[:4])}")
+        return not absent
 
     def _files(self) -> list[tuple[str, Path]]:
         """Returns what there is to mirror, logs first, then the latest checkpoint."""
@@ -112,98 +120,71 @@ class Mirror:
             ]
         return sorted(found, reverse=True)
 
-    def _compare(self, name: str, *, fresh: bool) -> None:
+    def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
         """Notes whether an object is what is here; brings it first to a fresh machine."""
-        path = self._folder / name
-        head = self._patiently(name, lambda: self._s3.call("head_object", name))
-        expected = head["Metadata"].get(_SHA256)
+        path, found = self._folder / name, store.stored(name)
         # Of a log, the longer one counts: this machine may have begun one already.
-        if fresh and (not path.is_file() or path.stat().st_size < head["ContentLength"]):
-            found = self._fetch(name, path, head)
-            if expected not in (None, found):
-                _say(
-                    f"{self._s3.where(name)}: sha256 {found}, stored with {expected}: damaged, "
-                    "going on without it"
-                )
-        if path.is_file() and expected == hashlib.sha256(path.read_bytes()).hexdigest():
-            self._there[name] = _state(path)
-
-    def _fetch(self, name: str, path: Path, head: dict[str, Any]) -> str:
-        """Brings an object and returns its sha256; the file is there if that is the right one."""
-        stat = Stat(head["ContentLength"], head["ETag"], True)
-        store = LocalStore(path.parent)
-        temporary = store.temporary()
-        try:
-            with storage_errors("write", path):
-                temporary.touch()
-            fetch(self._s3, name, stat, 0, stat.size, temporary, self._patience(name))
-            found = hashlib.sha256(temporary.read_bytes()).hexdigest()
-            if head["Metadata"].get(_SHA256) in (None, found):
-                store.publish(temporary, path.name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return found
+        if fresh and (not path.is_file() or path.stat().st_size < found.num_bytes):
+            folder = LocalStore(self._folder)
+            if found.sha256 is None:  # a user has put it there
+                folder.write(name, store.read(name))
+            else:
+                try:
+                    store.bring(File(name, found.num_bytes, found.sha256), folder)
+                except DataDamagedError as error:
+                    _say(f"{error} Going on without it.")
+        if path.is_file():
+            with open(path, "rb") as opened:
+                sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+            if found.sha256 == sha256:
+                self._uploaded[name] = _state(path)
 
     def _run(self) -> None:
-        delay = _FIRST_DELAY_S
-        while True:
-            limit = _LAST_DELAY_S if self._ending.is_set() else _MAX_DELAY_S
-            self._asked.wait(min(delay, limit) if self._trouble else None)
+        while not self._closing.is_set():
+            self._asked.wait()
             self._asked.clear()
-            ends = self._ending.is_set()
-            try:
-                self._bring_up()
-            except (UnavailableError, ImagenetPrepError, OSError) as error:
-                if not self._trouble:
-                    delay = _FIRST_DELAY_S
-                    where = "" if self._base in str(error) else f"{self._base}: "
-                    said = str(error).rstrip(".")
-                    _say(f"{where}{said}. Training goes on, this is tried again.")
-                self._trouble = str(error)
-                delay *= 2
-            else:
-                if self._trouble:
-                    _say(f"{self._base}: all has arrived after all.")
-                self._trouble = ""
-            if ends and (not self._trouble or time.monotonic() > self._deadline):
-                return
+            self._upload_with_retries(self._closing)
 
-    def _bring_up(self) -> None:
+    def _upload_with_retries(self, ended: threading.Event) -> None:
+        """Uploads until all is there, whatever fails, or until `ended` is set."""
+        budget = RetryBudget(self._base, sys.maxsize, ended)
+        try:
+            with_retries(self._upload_or_say, budget)
+        except IncompleteError:
+            # `close` says what has not arrived.
+            return
+
+    def _upload_or_say(self) -> None:
+        try:
+            self._upload()
+        except (ImagenetPrepError, OSError) as error:
+            if not self._in_trouble:
+                where = "" if self._base in str(error) else f"{self._base}: "
+                said = str(error).rstrip(". ")
+                _say(f"{where}{said}. Training goes on, this is tried again.")
+            self._in_trouble = True
+            raise UnavailableError(str(error)) from error
+        if self._in_trouble:
+            _say(f"{self._base}: all has arrived after all.")
+        self._in_trouble = False
+
+    def _upload(self) -> None:
         """Puts what is new or has grown; then removes what is gone."""
         here = self._files()
         for name, path in here:
             try:
                 state = _state(path)
-                if self._there.get(name) == state:
+                if self._uploaded.get(name) == state:
                     continue
                 data = path.read_bytes()
             except FileNotFoundError:  # a later checkpoint has taken its place
                 continue
             # Whatever was written since `state` was taken makes the file differ from it again.
-            self._put(name, data)
-            self._there[name] = state
-        for name in self._there.keys() - {name for name, _ in here}:
-            self._s3.call("delete_object", name)
-            del self._there[name]
-
-    def _put(self, name: str, data: bytes) -> None:
-        import crc32c
-
-        self._s3.call(
-            "put_object",
-            name,
-            Body=data,
-            Metadata={_SHA256: hashlib.sha256(data).hexdigest()},
-            # As S3 wants it: base64 of four bytes, the highest first.
-            ChecksumCRC32C=base64.b64encode(crc32c.crc32c(data).to_bytes(4, "big")).decode(),
-        )
-
-    def _patiently(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return patiently(attempt, self._patience(name))
-
-    def _patience(self, name: str) -> Patience:
-        remedy = "Nothing was trained yet: run the same command again to go on from what is there."
-        return Patience(self._s3.where(name), _RETRIES, threading.Event(), remedy=remedy)
+            self._store.write(name, data)
+            self._uploaded[name] = state
+        for name in self._uploaded.keys() - {name for name, _ in here}:
+            self._store.remove(name)
+            del self._uploaded[name]
 
 
 def _is_needed(name: str) -> bool:

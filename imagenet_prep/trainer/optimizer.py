@@ -1,4 +1,4 @@
-"""SGD with momentum, and LARS and LARC, which scale it a layer at a time.
+"""SGD with momentum; LARS and LARC, which scale the learning rate of each layer.
 
 Keras' optimizers are not used: they have no LARS or LARC, and their weight decay is not L2 in the
 gradient, as both recipes have it. Gradients come in averaged; the slots are plain variables.

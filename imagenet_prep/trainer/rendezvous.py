@@ -1,10 +1,10 @@
 """Where ranks of several hosts meet without ssh: a store of short values, and who each rank is.
 
-What horovodrun does over ssh, for hosts that each start their own ranks. Horovod's ranks leave
-the addresses of their connections here, so whoever could write here would be among them: every
-request carries the job's token, and a stranger is refused before more than a line of what he
-says is read. The token is part of the path, since that is all of a request that Horovod lets us
-choose: it makes its URLs of an "address", a port, a scope and a key.
+This does what horovodrun does over ssh, for hosts that each start their own ranks. Horovod's ranks
+put the addresses of their connections here, so anyone who can write here could join them.
+Therefore every request carries the job's token, and a request without it is refused after its
+first line. The token is part of the path, since Horovod lets us choose nothing else of a request:
+it makes its URLs of an "address", a port, a scope and a key.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, NamedTuple
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts.hosts_file import Host
 
-# What a token may be: it stands in URLs.
+# The form of a token, which is part of URLs.
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
-# Horovod names ranks that others wait for after the first, and ends the job after the second.
+# After the first, Horovod names the ranks that others wait for; after the second, it ends the job.
 _STALL_WARNING_S, _STALL_TIMEOUT_S = 30, 600
-# How long ranks look for each other once all hosts are there, and Gloo waits for a frozen one.
+# Seconds for ranks to connect once all hosts are there; Gloo waits as long for a frozen rank.
 _MEETING_S = 120
 _REQUEST_S, _POLL_S = 10.0, 0.5
-# Gloo's largest value is a rank's addresses for all others: 150 kB at 1,024 ranks. Of values it
-# leaves three a rank, and our hosts two each.
+# Gloo's largest value holds a rank's addresses for all others: 150 kB at 1,024 ranks. Gloo puts
+# three values for each rank, and we put two for each host.
 _MAX_VALUE_BYTES, _VALUES_EACH = 1 << 20, 16
-# Connections that may be open without having shown the token; beyond that, and one a rank, the
-# oldest is closed. A rank shows it within milliseconds.
+# Connections that may be open without having shown the token, beside one for each rank. If there
+# are more, the oldest is closed. A rank shows the token within milliseconds.
 _STRANGERS = 256
 _REFUSED = b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
 _LENGTH = re.compile(r"[0-9]{1,9}")
@@ -112,38 +112,38 @@ def environments(
 
 
 def exchange(
-    about: str, mine: str, hosts: Sequence[Host], host: str, place: Place, limit_s: float
+    about: str, value: str, hosts: Sequence[Host], host: str, place: Place, limit_s: float
 ) -> dict[str, str]:
-    """Tells all hosts something through the server, and returns what each of `hosts` has told.
+    """Puts a value of this host on the server, and returns the values of all `hosts`, by address.
 
     Args:
-      about: what is told, a word; once a job.
-      mine: what this host tells.
-      hosts: who is waited for.
+      about: name of the value, one word; used once in a job.
+      value: of this host.
+      hosts: to wait for.
       host, place: as for `environments`.
-      limit_s: seconds that the others have.
+      limit_s: seconds to wait.
 
     Raises:
-      ImagenetPrepError: some have not come in time; they are named. Or the server has another
-        token.
+      ImagenetPrepError: some hosts have not put their value in time; they are named. Or the
+        server has another token.
     """
-    patience = time.monotonic() + limit_s
-    told: dict[str, str] = {}
+    deadline = time.monotonic() + limit_s
+    values: dict[str, str] = {}
     sent = False
     while True:
         try:
-            sent = sent or _ask(place, "PUT", f"{about}/{host}", mine) is not None
+            sent = sent or _ask(place, "PUT", f"{about}/{host}", value) is not None
             for other in hosts:
-                if other.address not in told:
+                if other.address not in values:
                     answer = _ask(place, "GET", f"{about}/{other.address}")
                     if answer is not None:
-                        told[other.address] = answer
+                        values[other.address] = answer
         except OSError:  # the first host is not there yet
             pass
-        late = [other.address for other in hosts if other.address not in told]
+        late = [other.address for other in hosts if other.address not in values]
         if sent and not late:
-            return told
-        if time.monotonic() > patience:
+            return values
+        if time.monotonic() > deadline:
             raise ImagenetPrepError(
                 f"{host}: no word from {', '.join(late) or place.address} in {limit_s:g} s, at "
                 f"{place.address}:{place.port}. Do the hosts' security groups let them reach each "
@@ -153,7 +153,7 @@ def exchange(
 
 
 def _ask(place: Place, method: str, name: str, body: str = "") -> str | None:
-    """Returns what the server answers; None where it has nothing."""
+    """Returns the answer of the server; None if it has no such value."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
         connection.request(method, f"/{place.token}:{place.port}/{name}", body.encode())
@@ -264,7 +264,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200 if whole and self.server.put(self._name, value) else 400)
 
     def do_DELETE(self) -> None:
-        # A rank has met all others: nobody is told, since a job meets once.
+        # A rank has met all others. Values stay, since the ranks of a job meet only once.
         self._answer(200)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 KINDS = ("poly", "cosine", "linear-cosine", "steps")
 
-# Of train_imagenet_resnet_hvd.py: what its runs printed depends on them.
+# From train_imagenet_resnet_hvd.py; the output of the tutorial depends on them.
 WARMUP_START = 0.001
 _POLY_END = 1e-5
 _LINEAR_COSINE_PERIODS = 0.47

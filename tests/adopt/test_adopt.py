@@ -20,6 +20,7 @@ from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, everything
 from tests.kit.faults import DYING, flip_bit
+from tests.kit.lengths import long_but
 from tests.resize.conftest import NUM_SHARDS, ForeignSet
 
 IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")
@@ -370,7 +371,7 @@ def test_workers_and_runs_do_not_show(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["aws-from-1", "tpu-in-folders"])
+@pytest.mark.parametrize("layout", long_but(["aws-from-1"], ["aws-from-1", "tpu-in-folders"]))
 def test_a_run_that_dies_between_any_two_steps_is_finished_by_the_next(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
 ) -> None:

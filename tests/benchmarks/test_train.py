@@ -21,6 +21,7 @@ def test_shares_are_what_is_lost_to_waiting() -> None:
 
 @pytest.mark.tf
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_tiny_benchmark_runs(tf: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = ("--batch-size", "4", "--image-size", "16", "--steps", "8", "--images", "40")
     train.main([*small, "--rounds", "1", "--one-rank", "--scratch", str(tmp_path)])

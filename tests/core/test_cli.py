@@ -15,23 +15,35 @@ from tests.kit.command import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shared(cli.Settings):
+    """A flag that several verbs have."""
+
+    verbose: bool = cli.flag(False, help="say more")
+
+
 @dataclass(frozen=True)
-class Settings:
+class Settings(Shared):
     """One field of each kind."""
 
     folder: str = cli.flag(help="where", positional=True)
-    source: str = cli.flag(help="what", metavar="DIR")
-    short_side: int = cli.flag(480, help="at 100 % or less", metavar="PX")
-    num_shards: int | None = cli.flag(None, help="how many", metavar="N")
+    source: str = cli.flag(help="what", metavar="DIR", place=cli.Place.FOLDER)
+    short_side: int = cli.flag(480, least=1, help="at 100 % or less", metavar="PX")
+    num_shards: int | None = cli.flag(None, least=1, most=99, help="how many")
     keep_original: bool = cli.flag(False, help="keep")
-    splits: tuple[str, ...] = cli.flag(("train", "validation"), help="which", metavar="NAMES")
+    splits: tuple[str, ...] = cli.flag(
+        ("train", "validation"), choices=("train", "validation"), help="which", metavar="NAMES"
+    )
     level: str = cli.flag("crc", choices=("crc", "decode"), help="how deep")
-    ratio: float = cli.flag(0.5, help="how much", metavar="X")
+    ratio: float = cli.flag(0.5, above=0, below=1, help="how much")
+    speed: float = cli.flag(0.0, help="how fast")
     internal: tuple[str, ...] = ()
+    more: tuple[str, ...] = cli.after_dashes()
 
     def __post_init__(self) -> None:
-        if self.short_side < 1:
-            raise ValueError(f"--short-side {self.short_side}: expected at least 1")
+        super().__post_init__()
+        if self.keep_original and self.short_side == 1:
+            raise ValueError("--keep-original without --short-side")
 
 
 def parse(*argv: str) -> Settings:
@@ -65,7 +77,6 @@ def test_defaults_are_those_of_the_dataclass() -> None:
         (["--keep-original"], "keep_original", True),
         (["--splits", "train"], "splits", ("train",)),
         (["--splits", " train , validation,"], "splits", ("train", "validation")),
-        (["--splits", ""], "splits", ()),
         (["--level", "decode"], "level", "decode"),
         (["--ratio", "0.25"], "ratio", 0.25),
     ],
@@ -90,6 +101,32 @@ def test_a_flag_sets_the_field_of_its_name(argv: list[str], field: str, expected
         (["here", "--source", "there", "--level", "deep"], "invalid choice: 'deep'"),
         (["here", "--source", "there", "--keep-original=no"], "--keep-original: ignored explicit"),
         (["here", "--source", "there", "--short-side", "0"], "--short-side 0: expected at least 1"),
+        (
+            ["here", "--source", "there", "--num-shards", "100"],
+            "--num-shards 100: expected at least 1 and at most 99",
+        ),
+        (
+            ["here", "--source", "there", "--ratio", "1"],
+            "--ratio 1.0: expected more than 0 and less than 1",
+        ),
+        (["here", "--source", "there", "--ratio", "nan"], "--ratio nan: expected more than 0"),
+        (["here", "--source", "there", "--speed", "inf"], "--speed inf: expected a finite number"),
+        (
+            ["here", "--source", "there", "--splits", "train,test"],
+            "--splits train,test: expected some of train, validation",
+        ),
+        (
+            ["here", "--source", "there", "--splits", ","],
+            "--splits: expected some of train, validation",
+        ),
+        (
+            ["here", "--source", "s3://b/p?X-Amz-Signature=1f"],
+            "--source s3://b/p: expected a folder of this machine",
+        ),
+        (
+            ["here", "--source", "there", "--short-side", "1", "--keep-original"],
+            "--keep-original without --short-side",
+        ),
     ],
     ids=[
         "missing-flag",
@@ -101,6 +138,14 @@ def test_a_flag_sets_the_field_of_its_name(argv: list[str], field: str, expected
         "not-whole",
         "not-a-choice",
         "switch-with-value",
+        "too-small",
+        "too-large",
+        "at-an-open-bound",
+        "not-a-number-at-all",
+        "endless",
+        "not-one-of-the-words",
+        "no-word",
+        "an-address-for-a-folder",
         "value-error-of-the-config",
     ],
 )
@@ -108,6 +153,34 @@ def test_bad_usage_ends_with_2_and_the_reason(
     capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
 ) -> None:
     assert complaint in refused(capsys, *argv)
+
+
+def test_bounds_hold_however_a_config_is_made() -> None:
+    with pytest.raises(ValueError, match="--short-side 0: expected at least 1"):
+        Settings("here", "there", short_side=0)
+
+
+def test_words_after_dashes_are_kept_as_they_are() -> None:
+    given = parse("here", "--source", "there", "--", "df", "--", "--short-side")
+
+    assert given == Settings("here", "there", more=("df", "--", "--short-side"))
+
+
+@pytest.mark.parametrize(
+    ("place", "right", "wrong"),
+    [
+        (cli.Place.FOLDER, ["/data", "a:b"], ["s3://b/p", "https://h/p"]),
+        (cli.Place.BUCKET, ["s3://b", "s3://b/p"], ["/data", "gs://b/p", "s3://", "s3://b?x"]),
+        (cli.Place.FOLDER_OR_BUCKET, ["/data", "s3://b/p"], ["https://h/p", "gs://b/p"]),
+        (cli.Place.ANYWHERE, ["/data", "s3://b/p", "https://h/p"], ["gs://b/p", "https://h/p?x"]),
+    ],
+)
+def test_a_place_takes_what_it_says(place: cli.Place, right: list[str], wrong: list[str]) -> None:
+    for text in right:
+        place.check("--out", text)
+    for text in wrong:
+        with pytest.raises(ValueError, match="^--out"):
+            place.check("--out", text)
 
 
 def test_help_shows_defaults_and_ends_with_the_examples(
@@ -119,6 +192,9 @@ def test_help_shows_defaults_and_ends_with_the_examples(
 
     assert ending.value.code == 0
     assert "--short-side PX" in out
+    assert "--num-shards N" in out
+    assert "--ratio X" in out
+    assert out.index("--ratio") < out.index("--verbose"), "what verbs share comes last"
     assert "at 100 % or less (default: 480)" in out
     assert "(default: train,validation)" in out
     assert "(default: None)" not in out

@@ -224,6 +224,7 @@ def test_a_client_without_java_is_told_so(
     )
 
 
+@pytest.mark.long
 def test_the_benchmark_compares_the_same_work(cluster: flink.Cluster, tmp_path: Path) -> None:
     source = measure.corpus(tmp_path, 40, (96, 72))
     results = benchmark.compare(cluster, source, tmp_path / "out", 4, 48, 1)

@@ -341,7 +341,9 @@ def test_a_damaged_file_at_the_source_is_named_and_never_kept_nor_skipped(
     server.files[f"/{name}"] = bytes(data)
     feed = open_feed(server.url, tmp_path, skip=skip)
 
-    with pytest.raises(DataDamagedError, match=f"{name}: sha256 .*the manifest says"):
+    with pytest.raises(
+        DataDamagedError, match=f"{name}: sha256 .* arrived, expected .*Check the source"
+    ):
         read(feed)
     assert not (feed.records.root / name).exists()
 

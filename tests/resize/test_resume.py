@@ -17,6 +17,7 @@ import pytest
 from tests.kit import command, foreign
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, shard_names, stamps
 from tests.kit.faults import DYING
+from tests.kit.lengths import long_but
 from tests.kit.miniature import miniature_for_tests
 from tests.resize.conftest import BOTH, ForeignSet, Resized
 
@@ -227,7 +228,9 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", ["adds-a-split", "forces-other-settings"])
+@pytest.mark.parametrize(
+    "call", long_but(["adds-a-split"], ["adds-a-split", "forces-other-settings"])
+)
 def test_a_call_that_dies_between_any_two_steps_loses_nothing(
     resized: Resized, tmp_path: Path, call: str
 ) -> None:

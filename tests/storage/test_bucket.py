@@ -11,8 +11,8 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage import bucket as module
 from imagenet_prep.storage import scratch
+from imagenet_prep.storage import upload as module
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
@@ -54,30 +54,30 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
-    assert either.top() == []
+    assert either.list_root() == []
     assert either.names("index") == []
     assert either.size("labels.txt") is None
     names = ["labels.txt", "index/train", *(f".work/a/{i}.json" for i in range(8))]
     for name in names:
         either.write(name, name.encode())
 
-    assert either.top() == [".work", "index", "labels.txt"]
+    assert either.list_root() == [".work", "index", "labels.txt"]
     assert either.names("") == ["labels.txt"]
     assert either.names("index") == ["train"]
     assert list(either.read_each(names)) == [name.encode() for name in names]
     assert either.sizes([*names, "absent"]) == {name: len(name) for name in names}
     assert either.sizes(["labels.txt", "absent"]) == {"labels.txt": 10}
     assert either.where("labels.txt") == f"{either.where()}/labels.txt"
-    with either.brought(["index/train", "absent"]) as folder:
+    with either.local_copies(["index/train", "absent"]) as folder:
         assert (folder / "index/train").read_bytes() == b"index/train"
         assert not (folder / "absent").exists()
     either.remove_tree(".work/a")
     either.remove_tree(".work/a")
-    assert either.top() in (["index", "labels.txt"], [".work", "index", "labels.txt"])
+    assert either.list_root() in (["index", "labels.txt"], [".work", "index", "labels.txt"])
     assert either.names(".work/a") == []
 
 
-def test_a_file_in_parts_is_whole_and_proven(store: BucketStore) -> None:
+def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -> None:
     temporary = store.temporary()
     temporary.write_bytes(DATA)
     store.publish(temporary, "train-00000-of-00001", SHA256)
@@ -85,9 +85,11 @@ def test_a_file_in_parts_is_whole_and_proven(store: BucketStore) -> None:
     file = File("train-00000-of-00001", len(DATA), SHA256)
     assert not temporary.exists()
     assert store.problem(file) is None
-    store.confirm([file])
-    head = store.head(file.name)
+    store.verify_published([file])
+    key = f"{store.base.partition(f'{BUCKET}/')[2]}/{file.name}"
+    head = s3.client().head_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
     assert head["ChecksumType"] == "FULL_OBJECT"
+    assert head["ChecksumCRC32C"] == store.stored(file.name).crc32c
     with store.opened(file.name) as stream:
         assert stream.read() == DATA
 
@@ -121,7 +123,7 @@ def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None
     store.write("labels.txt", b"some")
     wrong = [File("labels.txt", 4, "0" * 64), File("absent", 1, "0" * 64)]
     with pytest.raises(IncompleteError) as caught:
-        store.confirm(wrong)
+        store.verify_published(wrong)
 
     assert "2 objects are not what this run has put there" in str(caught.value)
     assert "absent: missing" in str(caught.value)
@@ -153,7 +155,7 @@ def test_names_that_lead_outside_are_refused_before_anything_is_asked(
         lambda: store.read(name),
         lambda: store.write(name, b"theirs"),
         lambda: store.claim(name, b"theirs"),
-        lambda: store.brought([name]).__enter__(),
+        lambda: store.local_copies([name]).__enter__(),
         lambda: store.remove(name),
         lambda: store.remove_tree(name),
     ]

@@ -1,4 +1,4 @@
-"""Patience without a clock, ranges at their place, and a hash that follows them."""
+"""A retry budget without a clock, ranges at their place, and a hash that follows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.remote import Stat, UnavailableError
-from imagenet_prep.storage.retry import Patience
+from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 from tests.storage.test_retry import Clock
 
@@ -48,7 +48,7 @@ def test_a_range_lands_at_its_place_and_is_continued(tmp_path: Path, start: int,
     path = tmp_path / "file"
     path.write_bytes(bytes(len(DATA)))
     remote = Unreliable(3, 7_000)
-    fetch(remote, "x", remote.stat("x"), start, stop, path, Patience("x", 3, Clock()))
+    fetch(remote, "x", remote.stat("x"), start, stop, path, RetryBudget("x", 3, Clock()))
 
     assert path.read_bytes() == bytes(start) + DATA[start:stop] + bytes(len(DATA) - stop)
     assert remote.read_bytes == stop - start
@@ -59,7 +59,7 @@ def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
     path.write_bytes(bytes(len(DATA)))
     remote = Unreliable(2, 1_000)
     stat = remote.stat("x")._replace(ranges=False)
-    fetch(remote, "x", stat, 0, len(DATA), path, Patience("x", 3, Clock()))
+    fetch(remote, "x", stat, 0, len(DATA), path, RetryBudget("x", 3, Clock()))
 
     assert path.read_bytes() == DATA
     assert remote.read_bytes == len(DATA) + 2_000
@@ -103,6 +103,6 @@ def test_a_folder_is_read_by_the_same_loop(tmp_path: Path) -> None:
     remote = open_remote(str(tmp_path), connections=1, timeout_s=1)
     path = tmp_path / "file"
     path.touch()
-    fetch(remote, "source", remote.stat("source"), 0, 300_000, path, Patience("x", 0, Clock()))
+    fetch(remote, "source", remote.stat("source"), 0, 300_000, path, RetryBudget("x", 0, Clock()))
 
     assert path.read_bytes() == DATA

@@ -109,8 +109,7 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(mirror, "_LAST_PATIENCE_S", 0.5)
-    monkeypatch.setattr(mirror, "_FIRST_DELAY_S", 0.05)
+    monkeypatch.setattr(mirror, "_LAST_S", 0.5)
     save = checkpoint.save
 
     def save_without_network(*words: Any, **more: Any) -> None:
@@ -139,7 +138,6 @@ def test_a_mirror_catches_up_while_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(mirror, "_FIRST_DELAY_S", 0.05)
     (tmp_path / "train.jsonl").write_text("{}\n")
     copy = mirror.Mirror(f"s3://{BUCKET}/{prefix}", tmp_path, tmp_path / "tensorboard", None)
     copy.fetch()

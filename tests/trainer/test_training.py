@@ -203,7 +203,7 @@ def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> 
     "more",
     [
         {"precision": "bfloat16"},
-        {"precision": "float16"},
+        pytest.param({"precision": "float16"}, marks=pytest.mark.long),
         {"jit": True},
         {"optimizer": "larc", "lr": 1.0},
         {"optimizer": "lars", "lr": 5.0},

@@ -206,6 +206,7 @@ def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_more_ranks_than_shards_share_every_shard(shades: Path, tmp_path: Path) -> None:
     # The set has two shards a split; three ranks of three images see each of 67 and 22 once.
     run = tmp_path / "run"

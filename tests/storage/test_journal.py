@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.distribute import journal
-from imagenet_prep.distribute.journal import Journal
 from imagenet_prep.distribute.replica import Replica
+from imagenet_prep.storage import journal
+from imagenet_prep.storage.journal import Journal
 from tests.hostile.peers import DEEP
 from tests.kit.replicas import make_dataset
 

@@ -15,13 +15,13 @@ _MAX_LINE_BYTES = 1 << 16
 
 
 class Journal:
-    """One file below a folder; one thread uses it at a time."""
+    """One file below a folder: reads its new lines, and appends. For one thread at a time."""
 
     def __init__(self, root: Path, name: str) -> None:
-        """Begins at its start; nothing is read or made.
+        """Begins at the start of the file; nothing is read or made.
 
         Args:
-          root: the folder, which need not be there.
+          root: the folder, which may be missing.
           name: of the file, relative to the folder.
         """
         self._store, self._name = LocalStore(root), name
@@ -29,10 +29,10 @@ class Journal:
         self._offset = 0
 
     def news(self) -> Iterator[Any]:
-        """Yields what was added since the last call, each line once, in order.
+        """Yields the lines that were added since the last call, in order.
 
-        A line that is cut off, that is no JSON or too long is passed over. Where another file
-        has taken its place, that one is read from its start.
+        A line that is incomplete, too long or not JSON is skipped. If another file has replaced
+        this one, that is read from its start.
 
         Raises:
           StoreError: it cannot be read, or is a link.
@@ -53,7 +53,7 @@ class Journal:
                 while line := file.readline(_MAX_LINE_BYTES):
                     is_end = line.endswith(b"\n")
                     if not is_end and len(line) < _MAX_LINE_BYTES:
-                        return  # the rest of it is still to be written, or never will be
+                        return  # the rest of the line is not yet written, or never will be
                     self._offset += len(line)
                     if is_end and not is_rest and line != b"\n":
                         try:
@@ -75,7 +75,7 @@ class Journal:
         try:
             line = canonical.dumps(entry) + b"\n"
             size = os.fstat(descriptor).st_size
-            # A line that a crash has cut off is to spoil no other.
+            # If a crash has cut off the last line, the new one begins on its own line.
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 line = b"\n" + line
             os.write(descriptor, line)

@@ -1,0 +1,138 @@
+"""A file that arrives in a folder: hashed on the way, proven, and only then under its name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage.folder import LocalStore, storage_errors
+
+# A shard that is synced only at its end holds up what comes after it.
+_SYNC_BYTES = 16 << 20
+
+
+@contextlib.contextmanager
+def incoming(
+    store: LocalStore,
+    file: File,
+    temporary: str,
+    where: str,
+    remedy: str,
+    *,
+    start: int = 0,
+    reserved: bool = False,
+    kept: tuple[type[BaseException], ...] = (),
+) -> Iterator[Incoming]:
+    """Yields where a file's bytes go; on leaving they are proven, synced and have their name.
+
+    Args:
+      store: the folder.
+      file: what it must be.
+      temporary: the name under which it grows; one writer at a time.
+      where: how errors call the file.
+      remedy: what the user can do where other bytes arrive.
+      start: bytes of an earlier beginning to go on from.
+      reserved: the temporary file has its full length already, to hold its place on the disk.
+      kept: errors that leave what has arrived as a beginning for later.
+
+    Raises:
+      DataDamagedError: its bytes are others; nothing stays of them.
+      IncompleteError: the disk is full.
+      StoreError: the disk fails, or a link is in the way.
+    """
+    path = store.path(temporary)
+    with storage_errors("write", path):
+        store.make_folder(temporary.rpartition("/")[0])
+        if not start and not reserved:
+            # Others may still be reading what broke off here: theirs stays theirs.
+            path.unlink(missing_ok=True)
+        descriptor = store.open(temporary, os.O_CREAT | os.O_RDWR)
+    try:
+        with (
+            os.fdopen(descriptor, "r+b", buffering=0) as opened,
+            ThreadPoolExecutor(1) as syncer,
+        ):
+            arriving = Incoming(path, opened.fileno(), syncer)
+            if start:
+                arriving.go_on(start)
+            yield arriving
+            if arriving.sha256 != file.sha256:
+                raise DataDamagedError(
+                    f"{where}: sha256 {arriving.sha256} arrived, expected {file.sha256}. {remedy}"
+                )
+            with storage_errors("write", path):
+                os.fsync(opened.fileno())
+                arriving.status = os.fstat(opened.fileno())
+        store.publish(path, file.name)
+    except BaseException as error:
+        if not isinstance(error, kept):
+            path.unlink(missing_ok=True)
+        raise
+
+
+class Incoming:
+    """A file that is arriving.
+
+    Attributes:
+      status: what the system knows of it, once it is proven.
+    """
+
+    status: os.stat_result
+
+    def __init__(self, path: Path, descriptor: int, syncer: ThreadPoolExecutor) -> None:
+        """Begins at its start.
+
+        Args:
+          path, descriptor: of the file.
+          syncer: brings bytes to the disk while more arrive.
+        """
+        self._path = path
+        self._descriptor = descriptor
+        self._hash = hashlib.sha256()
+        self._syncer = syncer
+        self._syncing: Future[None] | None = None
+        self._unsynced_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of what has arrived, as hex digits."""
+        return self._hash.hexdigest()
+
+    def go_on(self, start: int) -> None:
+        """Takes what is there up to `start` as if it had just come.
+
+        Raises:
+          StoreError: the disk fails.
+        """
+        with storage_errors("read", self._path):
+            os.truncate(self._descriptor, start)
+            while left := start - os.lseek(self._descriptor, 0, os.SEEK_CUR):
+                self._hash.update(os.read(self._descriptor, min(left, _SYNC_BYTES)))
+
+    def append(self, part: bytes | memoryview) -> None:
+        """Writes bytes at its end.
+
+        Raises:
+          IncompleteError: the disk is full.
+          StoreError: the disk fails.
+        """
+        with storage_errors("write", self._path), memoryview(part) as view:
+            written = 0
+            while written < len(view):
+                with view[written:] as rest:
+                    written += os.write(self._descriptor, rest)
+            self._hash.update(view)
+            self._unsynced_bytes += len(view)
+            if self._unsynced_bytes >= _SYNC_BYTES and (
+                self._syncing is None or self._syncing.done()
+            ):
+                if self._syncing is not None:
+                    self._syncing.result()
+                self._syncing = self._syncer.submit(os.fdatasync, self._descriptor)
+                self._unsynced_bytes = 0

@@ -22,7 +22,7 @@ from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.sources import published
 from imagenet_prep.sources.published import Archive
-from imagenet_prep.storage import http, store
+from imagenet_prep.storage import http, proven, store
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.folder import LocalStore, storage_errors
 from imagenet_prep.storage.remote import Remote, Stat
@@ -259,7 +259,10 @@ class Download:
                         f"{path}: {size:,} bytes, expected {expected:,}: an unfinished or another "
                         "download. Remove it, then run the same command again."
                     )
-        self._prove({a: Hasher(self.path(a)) for a in archives if not self.md5(a, self.path(a))})
+        unproven = {a: self.path(a).stat() for a in archives if not self.md5(a, self.path(a))}
+        self._prove({archive: Hasher(self.path(archive)) for archive in unproven})
+        for archive, status in unproven.items():
+            self._note(archive, status)
         for archive in archives:
             self._refuse_other(archive, self.path(archive), "remove it and run this again")
 
@@ -299,6 +302,7 @@ class Download:
             self._prove({archive: self._fetch(archive, stat)})
         self._refuse_other(archive, partial, "run this again to fetch it anew")
         self.store.publish(partial, archive.name)
+        self._note(archive, self.path(archive).stat())
         self._forget_receipts(archive)
 
     def _fetch(self, archive: Archive, stat: Stat) -> Hasher:
@@ -350,6 +354,11 @@ class Download:
                 f"{path}: md5 {md5}, the official archive has {archive.md5}: damaged, or another "
                 f"archive. Either {remedy}, or accept it as it is with --allow-other."
             )
+
+    def _note(self, archive: Archive, status: os.stat_result) -> None:
+        """Tells `prepare` the md5, so that it need not read the archive for it."""
+        if md5 := self.md5(archive, self.path(archive)):
+            proven.note(self.path(archive), md5, status)
 
     def _forget_receipts(self, archive: Archive) -> None:
         for folder in self.store.path(naming.WORK).glob(f"fetch-{archive.name}-*"):

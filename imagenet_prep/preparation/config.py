@@ -95,6 +95,11 @@ class Config(RunFlags):
         help="decode: decode every image and compute the md5 of the archives; header: read only "
         "the headers of images, for archives whose md5 was checked before",
     )
+    rehash: bool = cli.flag(
+        False,
+        help="read archives for their md5 even if imagenet-prep download has proven it and they "
+        "are untouched since",
+    )
     no_boxes: bool = cli.flag(False, help="leave out bounding boxes that lie beside the source")
     seed: int = cli.flag(
         0, least=-(2**63), most=2**63 - 1, help="decides which image lies in which shard"
@@ -126,6 +131,8 @@ class Config(RunFlags):
         for split in schema.SPLITS:
             if getattr(self, f"{split}_shards") and split not in self.splits:
                 raise ValueError(f"--{split}-shards without {split} in --splits")
+        if self.rehash and self.check == "header":
+            raise ValueError("--rehash: --check header computes no md5")
         if address.is_remote(self.out):
             self._check_remote_out()
         if address.is_remote(self.source):

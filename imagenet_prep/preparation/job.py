@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.settings import PREPARE, Settings
@@ -29,11 +30,14 @@ from imagenet_prep.preparation.tasks import (
     WriteWork,
     plan_name,
     planned_images,
+    refuse_other_md5,
 )
 from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.source import Part
+from imagenet_prep.storage import proven
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.store import Store
 
@@ -54,6 +58,7 @@ class Job:
       workers: how much runs at once.
       wanted: the data set to make.
       expected_md5: by name of an official archive.
+      proven_md5: by name of an archive that need not be read for it.
       fail_on_bad_image: raise instead of leaving a bad image out.
       quiet: show no progress.
     """
@@ -65,6 +70,7 @@ class Job:
     workers: Workers
     wanted: Wanted
     expected_md5: dict[str, str]
+    proven_md5: dict[str, str]
     fail_on_bad_image: bool
     quiet: bool
 
@@ -99,6 +105,7 @@ class Job:
                 for part in selection.parts
                 if part.md5 is not None and not config.allow_subset
             },
+            proven_md5={} if config.rehash else _proven_md5(policy, selection.parts),
             fail_on_bad_image=config.on_bad_image == "fail",
             quiet=config.json,
         )
@@ -129,6 +136,15 @@ def _select(config: Config) -> tuple[Selection, str]:
         seed=config.seed,
     )
     return selection, description
+
+
+def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
+    """Returns the md5, by name, of files that `download` has proven and nobody touched since."""
+    if policy.check == CHECK_HEADER:
+        return {}
+    files = {part.name: part.path for part in parts if part.path is not None}
+    found = {name: proven.find(path) for name, path in files.items()}
+    return {name: md5 for name, md5 in found.items() if md5 is not None}
 
 
 def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> Wanted:
@@ -164,8 +180,10 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
     Raises:
       StoreError: too little space; nothing was written.
+      SourceError: a proven archive is not the official one, or was touched while it was read.
       ImagenetPrepError: as for `engine.run` and `Output.commit`.
     """
+    _announce_proven(job)
     store, plans = output.store, inventory.plans
     stage = _stage(job, inventory, store)
     shards = [name for split in plans for name in split.shard_names]
@@ -189,7 +207,32 @@ def _hash_tasks(job: Job) -> list[HashTask]:
     if job.policy.check == CHECK_HEADER:
         return []
     files = [part for part in job.selection.parts if part.path is not None]
-    return [HashTask(part.name) for part in sorted(files, key=lambda part: -part.num_bytes)]
+    unproven = [part for part in files if part.name not in job.proven_md5]
+    return [HashTask(part.name) for part in sorted(unproven, key=lambda part: -part.num_bytes)]
+
+
+def _announce_proven(job: Job) -> None:
+    """Says which archives are not read for their md5; raises SourceError as `hash_archive`."""
+    for archive, md5 in job.proven_md5.items():
+        refuse_other_md5(archive, md5, job.expected_md5.get(archive))
+    if job.proven_md5 and not job.quiet:
+        names = ", ".join(job.proven_md5)
+        print(
+            f"md5 of {names}: proven by download, and the file is untouched since. It is not "
+            "read again for it (--rehash reads it).",
+            file=sys.stderr,
+        )
+
+
+def _refuse_touched(job: Job) -> None:
+    """Makes sure that the proven archives are still those; what was read is then of that md5."""
+    for part in job.selection.parts:
+        md5 = job.proven_md5.get(part.name)
+        if md5 is not None and part.path is not None and proven.find(part.path) != md5:
+            raise SourceError(
+                f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
+                "Run the same command again: the file is then read for its md5."
+            )
 
 
 def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | ShardTask]:
@@ -219,8 +262,10 @@ def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | Sha
 
 
 def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[str, Any]]) -> None:
+    _refuse_touched(job)
     source = job.selection.source
-    md5 = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
+    read = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
+    md5 = {**job.proven_md5, **read}
     shards = {receipt["shard"]: receipt for receipt in receipts if "shard" in receipt}
     output.commit(
         {

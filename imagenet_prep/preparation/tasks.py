@@ -232,13 +232,22 @@ def hash_archive(task: HashTask, archives: ArchiveReader, expected_md5: str | No
     md5 = hashlib.md5(usedforsecurity=False)
     for offset in range(0, size, _HASH_CHUNK_BYTES):
         md5.update(archives.read(task.archive, offset, min(_HASH_CHUNK_BYTES, size - offset)))
-    if expected_md5 is not None and md5.hexdigest() != expected_md5:
+    refuse_other_md5(task.archive, md5.hexdigest(), expected_md5)
+    return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})
+
+
+def refuse_other_md5(archive: str, md5: str, expected_md5: str | None) -> None:
+    """Makes sure that an archive is the official one; None accepts any.
+
+    Raises:
+      SourceError: its md5 is not the one expected.
+    """
+    if expected_md5 is not None and md5 != expected_md5:
         raise SourceError(
-            f"{task.archive}: md5 {md5.hexdigest()}, expected {expected_md5}. The archive is "
+            f"{archive}: md5 {md5}, expected {expected_md5}. The archive is "
             "damaged: download it again. If it was repacked on purpose, --allow-subset "
             "accepts it and the manifest says so."
         )
-    return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})
 
 
 @dataclass(frozen=True)

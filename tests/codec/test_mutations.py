@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import simplejpeg
 
 from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.probe import JPEG, probe
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset.jpeg import refuse_bombs
 from imagenet_prep.dataset.member import PreparedImage
 from tests.codec import mutations
+from tests.kit.lengths import long_but
 
 REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format"}
 REASONS |= {"too_many_pixels", "too_many_scans"}
@@ -60,3 +64,44 @@ def test_damaged_images_are_stored_sound_or_left_out_with_a_reason(
             assert pixels.shape == (found.height, found.width, 3), how
 
     assert {"kept", "repaired", "quarantined"} == set(fates)
+
+
+@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
+def test_a_stored_image_is_sound_exactly_if_all_of_it_decodes(seed: int) -> None:
+    """`verify` makes no pixels; its verdict is the one of whoever makes them all."""
+    sound = 0
+    for _, data in mutations.mutated(2000 + seed, 250):
+        try:
+            refuse_bombs(data, MAX_PIXELS)
+            header = probe(data)
+        except BadImageError:
+            continue
+        if header.format != JPEG:
+            continue
+        try:
+            pixels = simplejpeg.decode_jpeg(data, "RGB")
+        except ValueError:
+            with pytest.raises(BadImageError):
+                prove_stored(data, header.height, header.width, any_colorspace=True)
+            continue
+        prove_stored(data, *pixels.shape[:2], any_colorspace=True)
+        with pytest.raises(BadImageError, match="its record says"):
+            prove_stored(data, pixels.shape[0] + 1, pixels.shape[1], any_colorspace=True)
+        sound += 1
+
+    assert sound > 10
+
+
+def test_chroma_that_nobody_can_enlarge_is_not_sound() -> None:
+    """Three columns of luma over two of chroma: it decompresses, and has no pixels."""
+    data = bytearray(simplejpeg.encode_jpeg(np.full((8, 24, 3), 128, np.uint8), 90, "RGB", "444"))
+    frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
+    for component, factors in enumerate((0x31, 0x21, 0x21)):
+        data[frame + 11 + 3 * component] = factors
+    header_end = scan + 2 + int.from_bytes(data[scan + 2 : scan + 4], "big")
+    # Each block is two codes: no change of its mean, and nothing else.
+    codes = 3 * "001010" + 4 * "0000" + "111111"
+    odd = bytes(data[:header_end]) + int(codes, 2).to_bytes(5, "big") + b"\xff\xd9"
+
+    with pytest.raises(BadImageError, match="undecodable"):
+        prove_stored(odd, 8, 24)

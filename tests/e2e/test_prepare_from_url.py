@@ -35,6 +35,7 @@ def test_a_set_from_a_server_is_the_same_as_from_a_folder(
         again = prepare(server, out)
 
     assert contents(out) == reference.contents
+    assert "proven by download" in result.err
     assert archives(out / ARCHIVES) == files
     assert again.code == 0, again
     assert "nothing was left" in again.out

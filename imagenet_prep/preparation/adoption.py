@@ -21,7 +21,8 @@ from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import TfrecordSet
 from imagenet_prep.storage import notes
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 
 # Written before the first change: the renames that a run after a kill has to finish.
 _BEGUN = f"{naming.WORK}/adopt.json"

@@ -23,8 +23,9 @@ from imagenet_prep.core.errors import SourceError, StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.sources.published import Archive
 from imagenet_prep.storage.fetch import Hasher, fetch
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Ledger
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import Remote, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 

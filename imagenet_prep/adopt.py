@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest
     from imagenet_prep.preparation.existing_set import ExistingSet
     from imagenet_prep.sources.shard_files import TfrecordSet
-    from imagenet_prep.storage.folder import LocalStore
 
 EXAMPLES = """\
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
@@ -29,15 +28,12 @@ EXAMPLES = """\
   imagenet-prep adopt /data/train-val-tfrecord-480 --out /data/imagenet-480
   imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet"""
 
-# Written before the first change: the renames that a run after a kill has to finish.
-_BEGUN = f"{naming.WORK}/adopt.json"
 # Of a list in one sentence.
 _SHOWN = 5
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
     ": from before a resize, --rewrite corrects it",
 )
-_SMALL_FILES = (naming.LABELS, naming.QUARANTINE, naming.TFDS_FEATURES, naming.TFDS_INFO)
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     # Everything behind the flags costs a second to import: not for --help.
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
-    from imagenet_prep.preparation import rewrite
+    from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import scratch
@@ -107,10 +103,8 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
-            return {"folder": str(out), "already": _load(store).digest}, None
-        if store.size(_BEGUN) is not None:
-            with store.lock():
-                _rename(store, _begun(store)["renames"])
+            return {"folder": str(out), "already": adoption.load(store).digest}, None
+        adoption.finish_renames(store)
     found = shard_files.find(root)
     with store.lock():
         store.remove_temporaries()
@@ -118,7 +112,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         made = None
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
-            made = _complete(store, found, seen, in_place=config.out is None)
+            made = adoption.complete(store, found, seen, in_place=config.out is None)
     if refusal is None and config.rewrite:
         # What `resize --keep-original` does, of a set that was found without a fault.
         job = rewrite.Job(
@@ -131,7 +125,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
             quiet=config.json,
         )
         rewrite.run(job, out)
-        made = _load(store)
+        made = adoption.load(store)
     return _summary(config, found, seen, made), refusal
 
 
@@ -158,204 +152,6 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
             "schema do not know. Give --rewrite --out DIR: the images stay byte for byte."
         )
     return None
-
-
-def _complete(
-    store: LocalStore, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
-) -> Manifest:
-    """Sets names right, adds what is missing beside the shards, commits; returns the manifest."""
-    from imagenet_prep.core import canonical
-    from imagenet_prep.core.errors import UsageError
-
-    shards = [[r["shard"], r["sha256"]] for receipts in seen.receipts.values() for r in receipts]
-    if store.size(_BEGUN) is None:
-        _refuse_obstacles(store, found, seen, in_place=in_place)
-        begun = {"renames": _moves(found) if in_place else [], "shards": shards}
-        store.write(_BEGUN, canonical.dumps(begun))
-    elif _begun(store)["shards"] != shards:
-        raise UsageError(
-            f"{store.root}: another set was adopted here, or its shards were replaced since. "
-            f"Choose an empty --out; or, to begin anew, remove {_BEGUN} and what adopt made: "
-            f"{naming.INDEX}/, {', '.join(_SMALL_FILES)}."
-        )
-    if in_place:
-        _rename(store, _moves(found))
-    else:
-        _link(store, found)
-    for receipts in seen.receipts.values():
-        for receipt in receipts:
-            store.write(naming.index_name(receipt["shard"]), _index(receipt))
-    return _commit(store, seen)
-
-
-def _moves(found: TfrecordSet) -> list[tuple[str, str]]:
-    """Returns (path now, name then), relative to the folder, in an order that frees each name."""
-    return [
-        (str(shard.path.relative_to(found.root)), shard.name)
-        for shards in found.splits.values()
-        for shard in shards
-        if shard.path != found.root / shard.name
-    ]
-
-
-def _begun(store: LocalStore) -> dict[str, Any]:
-    """Returns what an earlier run was about to do here, where that is what adopt does.
-
-    The folder may come from elsewhere, and its `.work` with it.
-
-    Raises:
-      DataDamagedError: it is anything else.
-    """
-    from imagenet_prep.sources import shard_files
-    from imagenet_prep.storage import notes
-
-    begun = notes.read(store, _BEGUN, renames=list, shards=list)
-    for key in ("renames", "shards"):
-        if not all(
-            type(pair) is list and [type(each) for each in pair] == [str, str]
-            for pair in begun[key]
-        ):
-            raise notes.damaged(store, _BEGUN, f"{key!r} holds something else than pairs of text")
-    names = {name for name, _ in begun["shards"]}
-    for before, after in begun["renames"]:
-        if after not in names or not shard_files.becomes(before, after):
-            raise notes.damaged(store, _BEGUN, f"adopt would never rename {before!r} to {after!r}")
-    return begun
-
-
-def _rename(store: LocalStore, moves: Sequence[Sequence[str]]) -> None:
-    """Renames in order; a run after a kill does what is left.
-
-    A name that is taken was either renamed to already, or is refused beforehand: a shard's new
-    name is free as soon as the shard before it has moved.
-    """
-    from imagenet_prep.storage.folder import storage_errors
-
-    for before, after in moves:
-        if not store.path(after).exists():
-            store.rename(before, after)
-    for folder in {store.path(before).parent for before, _ in moves} - {store.root}:
-        if folder.is_dir():
-            with storage_errors("remove", folder):
-                folder.rmdir()
-
-
-def _link(store: LocalStore, found: TfrecordSet) -> None:
-    import errno
-
-    from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.storage.folder import storage_errors
-
-    for shards in found.splits.values():
-        for shard in shards:
-            target = store.path(shard.name)
-            if target.exists() and target.samefile(shard.path):
-                continue
-            try:
-                with storage_errors("link", target):
-                    target.hardlink_to(shard.path)
-            except Exception as error:
-                if getattr(error.__cause__, "errno", None) == errno.EXDEV:
-                    raise UsageError(
-                        f"{store.root} is on another file system than {found.root}: hard links do "
-                        "not reach there. Choose --out beside it, or copy by --rewrite."
-                    ) from error
-                raise
-
-
-def _refuse_obstacles(
-    store: LocalStore, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
-) -> None:
-    """Raises UsageError for files that lie where others would have to go."""
-    from imagenet_prep.core.errors import UsageError
-
-    shards = {shard.path for shards in found.splits.values() for shard in shards}
-    folders = {path.parent for path in shards} - {store.root}
-    strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    index = {r["shard"]: _index(r) for receipts in seen.receipts.values() for r in receipts}
-    strangers += [
-        naming.index_name(name)
-        for name in store.names(naming.INDEX)
-        if name not in index or store.read(naming.index_name(name)) != index[name]
-    ]
-    if store.root.is_dir():
-        strangers += [
-            path.name
-            for path in sorted(store.root.iterdir())
-            if naming.looks_like_shard(path.name) and path not in shards and path not in folders
-        ]
-    if in_place:
-        if linked := sorted(folder.name for folder in folders if folder.is_symlink()):
-            raise UsageError(
-                f"{store.root}: {', '.join(linked)} is a link: shards of another folder are not "
-                "moved. Give --out DIR, which links them."
-            )
-        strangers += [
-            str(path.relative_to(store.root))
-            for folder in sorted(folders)
-            for path in sorted(folder.iterdir())
-            if path not in shards
-        ]
-    if strangers:
-        advice = "or give --out DIR" if in_place else "or choose an empty --out"
-        raise UsageError(
-            f"{store.root}: {', '.join(strangers[:_SHOWN])} in the way: no file is replaced, and "
-            "readers would take what begins with train or valid for a shard. Move them away, "
-            f"{advice}."
-        )
-
-
-def _index(receipt: dict[str, Any]) -> bytes:
-    from imagenet_prep.dataset import tfrecord
-
-    lines, offset = [], 0
-    for size in receipt["record_bytes"]:
-        lines.append(tfrecord.index_line(offset, size))
-        offset += size
-    return "".join(lines).encode()
-
-
-def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
-    import hashlib
-
-    from imagenet_prep.core import canonical
-    from imagenet_prep.dataset.settings import ADOPT, Settings
-    from imagenet_prep.preparation.output import Output, Wanted
-    from imagenet_prep.shards.commit import num_per_class, split_of
-
-    classes = seen.labelling.classes
-    splits = {}
-    for split, receipts in seen.receipts.items():
-        whole = [
-            {
-                **receipt,
-                "index_bytes": len(_index(receipt)),
-                "index_sha256": hashlib.sha256(_index(receipt)).hexdigest(),
-                "resized": 0,
-                "incidents": [],
-            }
-            for receipt in receipts
-        ]
-        splits[split] = split_of(whole, num_per_class(receipts, len(classes.wnids)))
-    settings = Settings(ADOPT, {split: {} for split in splits})
-    # What the shards were made from, nobody knows any more: the manifest names no sources.
-    Output(store, Wanted(settings, libraries={})).commit(
-        splits,
-        classes,
-        label_offset=seen.labelling.offset,
-        missing_features=seen.missing_features,
-        plan_digest=canonical.digest(
-            [shard.sha256 for split in splits.values() for shard in split.shards]
-        ),
-        subset=bool(seen.count_problems),
-    )
-    return _load(store)
-
-
-def _load(store: LocalStore) -> Manifest:
-    from imagenet_prep.dataset import manifest
-
-    return manifest.loads(store.read(naming.MANIFEST), str(store.path(naming.MANIFEST)))
 
 
 def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
@@ -394,7 +190,8 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
 def _summary(
     config: Config, found: TfrecordSet, seen: ExistingSet, made: Manifest | None
 ) -> dict[str, Any]:
-    moves = [] if config.rewrite else _moves(found)
+    from imagenet_prep.preparation import adoption
+
     return {
         "folder": config.out or config.folder,
         "digest": made.digest if made else None,
@@ -409,7 +206,7 @@ def _summary(
         "findings": _findings(found, seen),
         "problems": seen.problems,
         "lacks": seen.missing_features if made is None else made.lacks,
-        "renames": moves,
+        "renames": [] if config.rewrite else adoption.moves(found),
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import sys
@@ -185,6 +184,7 @@ def replicate(config: Config) -> dict[str, Any]:
     """
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.dataset import manifest, placement
+    from imagenet_prep.distribute import replica_list
     from imagenet_prep.distribute.pace import Pace
     from imagenet_prep.distribute.source import Source
 
@@ -209,32 +209,13 @@ def replicate(config: Config) -> dict[str, Any]:
         replicas = [_to_one(config, source)]
     if not config.check and not config.dry_run and "://" not in config.dataset:
         whole = [replica["where"] for replica in replicas if "error" not in replica]
-        _note(Path(config.dataset).expanduser(), whole, there.digest)
+        replica_list.add(Path(config.dataset).expanduser(), whole, there.digest)
     return {
         "dataset": config.dataset,
         "digest": there.digest,
         "replicas": replicas,
         "seconds": round(time.monotonic() - start, 2),
     }
-
-
-def _note(root: Path, places: Sequence[str], digest: str) -> None:
-    """Adds a line a replica that became whole, for the report of the data set in `root`."""
-    from imagenet_prep.core.errors import StoreError
-    from imagenet_prep.storage.journal import Journal
-
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    journal = Journal(root, naming.REPLICAS)
-    known: dict[str, str] = {}
-    # A data set that may only be read has no such list, and is as good without.
-    with contextlib.suppress(OSError, StoreError):
-        for entry in journal.news():
-            match entry:
-                case {"where": str(where), "digest": str(there)}:
-                    known[where] = there
-        for place in places:
-            if known.get(place) != digest:
-                journal.add({"where": place, "when": when, "digest": digest})
 
 
 def _to_hosts(config: Config, source: Source) -> list[dict[str, Any]]:

@@ -78,7 +78,8 @@ def report(config: Config) -> Path:
       IncompleteError: the data set is not finished; or the disk is full.
       StoreError: the page cannot be written.
     """
-    from imagenet_prep.storage.folder import LocalStore, storage_errors
+    from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.os_errors import storage_errors
 
     require_packages()
     root = Path(config.dataset).expanduser()

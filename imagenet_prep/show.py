@@ -116,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _write_image(shard: str, number: int, out: Path) -> int:
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.storage.folder import storage_errors
+    from imagenet_prep.storage.os_errors import storage_errors
 
     last = -1
     for row in records(shard):

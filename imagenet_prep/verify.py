@@ -103,7 +103,7 @@ def verify(config: Config) -> dict[str, Any]:
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
-    from imagenet_prep.dataset import placement
+    from imagenet_prep.dataset import naming, placement
     from imagenet_prep.shards import proof
     from imagenet_prep.storage.store import open_store
 
@@ -116,14 +116,17 @@ def verify(config: Config) -> dict[str, Any]:
         CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
     ]
     here = {task.name for task in tasks}
-    problems = _check_small_files(store, manifest) + _check_strangers(store, here, part)
+    damaged = _check_small_files(store, manifest)
+    problems = [*damaged.values(), *_check_strangers(store, here, part)]
     before, since = "", None
     if config.if_changed and folder:
         files = [file for task in tasks for file in task.shard.files]
         before = proof.fingerprint(folder, manifest.digest, files)
         since = proof.proven(folder, config.level, before)
     if since is None:
-        receipts = _check_shards(config, store, manifest, tasks, problems)
+        expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
+        receipts = _check_shards(config, store, expectation, tasks)
+        problems += [problem for receipt in receipts for problem in receipt["problems"]]
         # What a part holds of a class says nothing of the whole.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
@@ -143,26 +146,18 @@ def verify(config: Config) -> dict[str, Any]:
 
 
 def _check_shards(
-    config: Config,
-    store: Store,
-    manifest: Manifest,
-    tasks: Sequence[CheckTask],
-    problems: list[str],
+    config: Config, store: Store, expectation: Expectation, tasks: Sequence[CheckTask]
 ) -> list[dict[str, Any]]:
-    """Reads the shards, adds to `problems`, and returns what was found of each."""
+    """Reads the shards; returns what was found of each."""
     from imagenet_prep import engine
-    from imagenet_prep.dataset import naming
 
-    labels_are_sound = not any(problem.startswith(naming.LABELS) for problem in problems)
-    work = CheckWork(_expectation(store, manifest, config.level, labels_are_sound))
+    work = CheckWork(expectation)
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
     with _receipts(store, elsewhere=workers.remote) as place:
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work)
         receipts = engine.run(stage, tasks, workers, title="verify", quiet=config.json)
         # They prove nothing later.
         place.remove_tree(stage.folder)
-    for receipt in receipts:
-        problems += receipt["problems"]
     return receipts
 
 
@@ -247,15 +242,16 @@ def _expectation(
     )
 
 
-def _check_small_files(store: Store, manifest: Manifest) -> list[str]:
+def _check_small_files(store: Store, manifest: Manifest) -> dict[str, str]:
+    """Returns what is wrong, by the file's name."""
     import hashlib
 
-    problems = []
+    problems = {}
     for file in manifest.files:
         if store.size(file.name) is None:
-            problems.append(f"{file.name}: missing")
+            problems[file.name] = f"{file.name}: missing"
         elif hashlib.sha256(store.read(file.name)).hexdigest() != file.sha256:
-            problems.append(f"{file.name}: its sha256 differs from the manifest's")
+            problems[file.name] = f"{file.name}: its sha256 differs from the manifest's"
     return problems
 
 

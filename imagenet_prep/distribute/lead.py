@@ -8,7 +8,6 @@ tells the `Chain`. The loop never waits for a host, so no host can delay the oth
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -23,7 +22,7 @@ from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError, plain
 from imagenet_prep.distribute.process import Ending, Process, module_argv, run_on
 from imagenet_prep.distribute.wire import START_S, Frame
-from imagenet_prep.storage.inside import open_inside
+from imagenet_prep.storage.folder import LocalStore
 
 _TICK_S = 0.5
 _PROBE_EVERY_S = 1.0
@@ -122,25 +121,19 @@ class Leader:
         Raises:
           StoreError: the `.work` of the data set is a link.
         """
-        root = Path(self._request.root)
-        mark = f"{naming.WORK}/{self._origin}"
         # If the file cannot be made, nobody can write to the data set, so nobody can damage it.
-        with contextlib.suppress(OSError):
-            (root / naming.WORK).mkdir(exist_ok=True)
-            os.close(open_inside(root, mark, os.O_CREAT | os.O_WRONLY))
-        try:
-            self._chain.begin()
-            self._tell()
-            while not self._chain.is_over(time.monotonic()):
-                with contextlib.suppress(queue.Empty):
-                    self._handle(self._events.get(timeout=_TICK_S))
+        with LocalStore(Path(self._request.root)).marked(f"{naming.WORK}/{self._origin}"):
+            try:
+                self._chain.begin()
                 self._tell()
-        finally:
-            self._closing.set()
-            for giver in self._givers.values():
-                giver.stop()
-            with contextlib.suppress(OSError):
-                (root / mark).unlink()
+                while not self._chain.is_over(time.monotonic()):
+                    with contextlib.suppress(queue.Empty):
+                        self._handle(self._events.get(timeout=_TICK_S))
+                    self._tell()
+            finally:
+                self._closing.set()
+                for giver in self._givers.values():
+                    giver.stop()
         return self._chain.members
 
     def start(self, member: Member) -> None:

@@ -24,9 +24,10 @@ from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.placement import WHOLE, Placement, load
 from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.contents import num_bytes, strangers
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.incoming import Incoming, incoming
 from imagenet_prep.storage.ledger import Ledger
+from imagenet_prep.storage.os_errors import storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
 # What prepare, resize and adopt leave while they write here.

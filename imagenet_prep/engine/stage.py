@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from imagenet_prep.core import canonical, errors
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.folder import storage_errors
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.

@@ -173,9 +173,7 @@ class Output:
             made |= {split: settings.parse(there.config).splits[split] for split in kept}
             libraries = there.producer.libraries | libraries
             missing_features = there.lacks | missing_features
-            # A run that was killed before its manifest may have left lines of its own there.
-            lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
-            incidents = [*incidents, *(i for i in lines if split_of(i["archive"]) in kept)]
+            incidents = [*incidents, *self._listed_incidents(kept)]
             before = (source for source in there.sources if split_of(source.name) in kept)
             sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:
@@ -200,6 +198,14 @@ class Output:
             lacks=missing_features,
         )
         publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
+
+    def _listed_incidents(self, splits: set[str]) -> list[dict[str, Any]]:
+        """Returns the lines of quarantine.jsonl that belong to these splits.
+
+        A run that was killed before its manifest may have left lines of its own there.
+        """
+        lines = map(canonical.loads, self.store.read(naming.QUARANTINE).splitlines())
+        return [incident for incident in lines if split_of(incident["archive"]) in splits]
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here, if one is."""

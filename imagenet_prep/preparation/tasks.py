@@ -20,7 +20,8 @@ from imagenet_prep.sources import boxes, source
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
 # A file of members a shard.

@@ -23,7 +23,8 @@ from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage.fetch import bring
-from imagenet_prep.storage.folder import TEMPORARY, LocalStore, storage_errors
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 

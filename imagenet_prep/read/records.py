@@ -20,7 +20,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreErro
 from imagenet_prep.dataset import example, jpeg, manifest, naming, placement, schema, tfrecord
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.read.held import HeldFile
-from imagenet_prep.storage.folder import storage_errors
+from imagenet_prep.storage.os_errors import storage_errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member, parse_member
-from imagenet_prep.storage.folder import storage_errors
+from imagenet_prep.storage.os_errors import storage_errors
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.measures import Measures
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
-from imagenet_prep.storage.folder import storage_errors
 from imagenet_prep.storage.large_file import LargeFile
+from imagenet_prep.storage.os_errors import storage_errors
 
 _INCIDENT = {
     "key": str,
@@ -67,14 +67,8 @@ def write_shard(
     with _removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
         contents = _Contents()
         with LargeFile(shard_path) as file:
-            for member, data in images:
-                try:
-                    image = contents.transformed(transform, data)
-                except BadImageError as error:
-                    if fail_on_bad_image:
-                        raise _bad_image(shard, member, error) from error
-                    contents.leave_out(member, error)
-                    continue
+            good = _good_images(shard, images, transform, contents, fail=fail_on_bad_image)
+            for member, image in good:
                 record = _record(member, image, classes[member.class_index], label_offset)
                 contents.add(member, image, file.num_bytes, sum(map(len, record)))
                 for part in record:
@@ -91,6 +85,26 @@ def write_shard(
             "index_sha256": hashlib.sha256(index).hexdigest(),
             **contents.receipt(),
         }
+
+
+def _good_images(
+    shard: str,
+    images: Iterable[tuple[Member, bytes]],
+    transform: Callable[[bytes], PreparedImage],
+    contents: _Contents,
+    *,
+    fail: bool,
+) -> Iterator[tuple[Member, PreparedImage]]:
+    """Yields the images to store; notes the others, or raises DataDamagedError for the first."""
+    for member, data in images:
+        try:
+            image = contents.transformed(transform, data)
+        except BadImageError as error:
+            if fail:
+                raise _bad_image(shard, member, error) from error
+            contents.leave_out(member, error)
+        else:
+            yield member, image
 
 
 class _Contents:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.fetch import bring, stream
-from imagenet_prep.storage.folder import TEMPORARY, LocalStore, storage_errors
+from imagenet_prep.storage.fetch import as_file, bring, stream
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import AbsentError, TakenError, UnavailableError
 from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
-from imagenet_prep.storage.upload import PART_BYTES, SHA256, Uploader
+from imagenet_prep.storage.upload import PART_BYTES, SHA256, Stored, Uploader
 
 # Small requests wait for the server, not for the network.
 _AT_ONCE = 16
@@ -34,20 +34,6 @@ _FEW = 4
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
-
-
-class Stored(NamedTuple):
-    """What a server knows of an object.
-
-    Attributes:
-      num_bytes: its size.
-      sha256: what it was stored with; None where another program has put it.
-      crc32c: what the server has computed, base64 as S3 writes it.
-    """
-
-    num_bytes: int
-    sha256: str | None
-    crc32c: str | None
 
 
 class BucketStore:
@@ -181,7 +167,7 @@ class BucketStore:
         budget = self._budget(name)
         stat = with_retries(lambda: self._s3.stat(name), budget)
         with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
-            yield io.BufferedReader(_Chunks(chunks), PART_BYTES)
+            yield as_file(chunks, PART_BYTES)
 
     def temporary(self) -> Path:
         """As for `Store`: below TMPDIR; gone with this process."""
@@ -317,20 +303,10 @@ class BucketStore:
         Raises:
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        name = file.name
         try:
-            found = self.stored(name)
+            return self.stored(file.name).problem(file, crc32c)
         except AbsentError:
-            return Problem(f"{name}: missing", is_missing=True)
-        if found.num_bytes != file.num_bytes:
-            return Problem(f"{name}: {found.num_bytes:,} bytes, expected {file.num_bytes:,}")
-        if found.sha256 != file.sha256:
-            return Problem(f"{name}: stored with sha256 {found.sha256}, expected {file.sha256}")
-        if found.crc32c is None:
-            return Problem(f"{name}: the server has no CRC32C of it")
-        if crc32c not in (None, found.crc32c):
-            return Problem(f"{name}: the server's CRC32C is {found.crc32c}, sent was {crc32c}")
-        return None
+            return Problem(f"{file.name}: missing", is_missing=True)
 
     def put(
         self, file: File, chunks: Callable[[], Iterable[bytes]], remedy: str = _DAMAGED
@@ -399,26 +375,6 @@ class BucketStore:
 
     def _budget(self, name: str) -> RetryBudget:
         return RetryBudget(self.where(name), self._retries, self._ended, remedy=self._remedy)
-
-
-class _Chunks(io.RawIOBase):
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._left = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._left = memoryview(chunk)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
-        return size
 
 
 def _file(name: str, data: bytes) -> File:

@@ -6,15 +6,18 @@ What arrives whole gets its name only when its sha256 is right, see `incoming`.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.incoming import incoming
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
@@ -52,6 +55,11 @@ def stream(
                     yield new
         except UnavailableError as error:
             budget.wait(error)
+
+
+def as_file(chunks: Iterator[bytes], buffer_bytes: int) -> BinaryIO:
+    """Returns chunks of bytes, such as `stream` yields, as a file that is read once, in order."""
+    return io.BufferedReader(_Chunks(chunks), buffer_bytes)
 
 
 def fetch(
@@ -138,6 +146,26 @@ def _write_at(descriptor: int, data: bytes, position: int) -> None:
         while written < len(view):
             with view[written:] as rest:
                 written += os.pwrite(descriptor, rest, position + written)
+
+
+class _Chunks(io.RawIOBase):
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk)
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
 
 
 class Hasher:

@@ -8,8 +8,6 @@ A file appears under its name only after its bytes are on the disk: temporary na
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import shutil
 import stat
@@ -18,16 +16,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core.errors import BusyError, IncompleteError, StoreError
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
+from imagenet_prep.storage.lock import locked
+from imagenet_prep.storage.os_errors import storage_errors
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
 
 TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
-_LOCK_ATTEMPTS = 10
 
 
 class LocalStore:
@@ -254,6 +253,24 @@ class LocalStore:
             return True
         return False
 
+    @contextlib.contextmanager
+    def marked(self, name: str) -> Iterator[None]:
+        """Keeps an empty file below `.work` meanwhile, where the system lets this user make one.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: it is a link, or a folder above it is.
+        """
+        path = self.path(name)
+        with contextlib.suppress(OSError):
+            self.path(naming.WORK).mkdir(exist_ok=True)
+            os.close(inside.open_inside(self.root, name, os.O_CREAT | os.O_WRONLY))
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
     def upload(self, names: Iterable[str]) -> None:
         """As for `Store`: they share this folder."""
 
@@ -298,57 +315,24 @@ class LocalStore:
             folder = folder.parent
         return shutil.disk_usage(folder).free
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Holds the data set for one writing run; the kernel frees it when the run dies.
 
         Raises:
           BusyError: another run holds it.
           StoreError: the file system cannot lock, or `.work` is a link or another user's.
         """
-        descriptor = self._held_lock()
-        try:
-            with storage_errors("write", self.path(_LOCK)):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _held_lock(self) -> int:
-        """Returns the descriptor of the lock, which is held as long as it is open."""
-        gone: StoreError | None = None
-        # Its last holder may remove it at any moment, see `remove_all`: then it is made anew.
-        for _ in range(_LOCK_ATTEMPTS):
-            try:
-                self.make_folder(naming.WORK)
-                with storage_errors("create", self.path(_LOCK)):
-                    descriptor = self.open(_LOCK, os.O_RDWR | os.O_CREAT)
-            except StoreError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                gone = error
-                continue
-            try:
-                if not try_lock(descriptor, self.path(_LOCK)):
-                    owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                    raise self._busy(owner)
-                with contextlib.suppress(FileNotFoundError):
-                    named = inside.stat_inside(self.root, _LOCK)
-                    if os.path.samestat(named, os.fstat(descriptor)):
-                        return descriptor
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-        raise gone or self._busy("several short ones")
-
-    def _busy(self, owner: str) -> BusyError:
-        shown = owner if owner.isprintable() else ""
-        return BusyError(
-            f"{self.where()} is being written by another run ({shown or 'unknown'}). Wait for it, "
-            "or stop it, then run this again."
+        return locked(
+            self._open_lock,
+            lambda: inside.stat_inside(self.root, _LOCK),
+            path=self.path(_LOCK),
+            where=self.where(),
         )
+
+    def _open_lock(self) -> int:
+        self.make_folder(naming.WORK)
+        with storage_errors("create", self.path(_LOCK)):
+            return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
 
     def _refuse_foreign_work(self) -> None:
         """Raises StoreError where `.work` is another user's.
@@ -371,35 +355,3 @@ class LocalStore:
 
 def _is_work(name: str) -> bool:
     return name.partition("/")[0] == naming.WORK
-
-
-def try_lock(descriptor: int, path: Path) -> bool:
-    """Returns whether an open file is now locked by this process; the kernel frees it at its end.
-
-    Args:
-      descriptor: of a file or folder.
-      path: how errors call it.
-
-    Raises:
-      StoreError: the file system cannot lock; whether another process writes is not known.
-    """
-    with storage_errors("lock", path):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
-@contextlib.contextmanager
-def storage_errors(action: str, path: Path) -> Iterator[None]:
-    """Turns the system's errors into ours: a full disk is resumable, the rest is not."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise IncompleteError(
-                f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
-                "Free some space, then run the same command again to resume."
-            ) from error
-        raise StoreError(f"cannot {action} {path}: {error.strerror or error}") from error

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 
 # A shard that is synced only at its end holds up what comes after it.
 _SYNC_BYTES = 16 << 20

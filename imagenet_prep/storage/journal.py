@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import canonical
-from imagenet_prep.storage.folder import LocalStore, storage_errors
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 
 # Ours have less than 300.
 _MAX_LINE_BYTES = 1 << 16

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.folder import storage_errors, try_lock
+from imagenet_prep.storage.lock import try_lock
+from imagenet_prep.storage.os_errors import storage_errors
 
 _OWN = "on-the-way"
 

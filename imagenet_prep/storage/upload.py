@@ -16,12 +16,13 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.storage.remote import AbsentError
 
 # S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 320 GiB. Eight uploads at
@@ -29,6 +30,32 @@ from imagenet_prep.storage.remote import AbsentError
 PART_BYTES = 32 << 20
 # The key of an object's metadata.
 SHA256 = "sha256"
+
+
+class Stored(NamedTuple):
+    """What a server knows of an object.
+
+    Attributes:
+      num_bytes: its size.
+      sha256: what it was stored with; None where another program has put it.
+      crc32c: what the server has computed, base64 as S3 writes it.
+    """
+
+    num_bytes: int
+    sha256: str | None
+    crc32c: str | None
+
+    def problem(self, file: File, crc32c: str | None) -> Problem | None:
+        """Returns what is wrong with the object, see `BucketStore.problem`."""
+        if self.num_bytes != file.num_bytes:
+            return Problem(f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}")
+        if self.sha256 != file.sha256:
+            return Problem(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
+        if self.crc32c is None:
+            return Problem(f"{file.name}: the server has no CRC32C of it")
+        if crc32c not in (None, self.crc32c):
+            return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, sent was {crc32c}")
+        return None
 
 
 class Uploader:

@@ -71,9 +71,10 @@ def _shorten(official: dict[str, str]) -> None:
       official: hex of each archive's md5 by its name.
     """
     from imagenet_prep import download
+    from imagenet_prep.preparation import archives
     from imagenet_prep.storage import retry
 
-    download._MIB = 1 << 16
+    archives._MIB = 1 << 16
     retry._FIRST_DELAY_S = 0.005
     for what, archive in list(download.ARCHIVES.items()):
         if archive.name in official:

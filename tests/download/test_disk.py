@@ -74,6 +74,21 @@ def test_finished_archives_on_a_read_only_disk_need_no_writing(tmp_path: Path) -
         assert "Read-only file system" in missing.err
 
 
+@pytest.mark.root
+def test_what_an_older_version_has_proven_is_proven_again_on_a_read_only_disk(
+    tmp_path: Path,
+) -> None:
+    with disk(tmp_path / "disk", "size=64m"), serve(ONE) as server:
+        into = tmp_path / "disk"
+        (into / TRAIN).write_bytes(FILES[TRAIN])
+        (into / ".work" / "prove-0123456789abcdef" / "receipts").mkdir(parents=True)
+        remount(into, "ro")
+        result = command.run("download", *arguments(into, server.url, *TRAIN_ONLY))
+
+        assert (result.code, server.reads(f"/{TRAIN}")) == (0, []), result
+        assert "nothing was left" in result.out
+
+
 def test_a_target_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "into").write_text("precious")
     with serve(ONE) as server:

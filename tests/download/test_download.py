@@ -160,7 +160,8 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
     flags = arguments(tmp_path, "http://127.0.0.1:9")
     assert download.run(flags) == 0
     assert "nothing was left to fetch" in capsys.readouterr().out
-    assert len(list(tmp_path.glob(".work/prove-*/receipts/*"))) == 3
+    proven = (tmp_path / ".work" / "archives.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["name"] for line in proven) == sorted(FILES)
     stamp = everything(tmp_path)
     assert download.run(flags) == 0
     assert everything(tmp_path) == stamp
@@ -170,6 +171,19 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
     (tmp_path / VALIDATION).write_bytes(bytes(touched))
     with pytest.raises(SourceError, match=rf"{VALIDATION}: md5 .*remove it"):
         download.run(flags)
+
+
+@pytest.mark.parametrize("line", [{}, {"md5": 5}, {"md5": "0" * 32, "num_bytes": 1}])
+def test_a_line_of_the_ledger_that_is_not_ours_proves_nothing(
+    tmp_path: Path, official: Official, line: dict[str, object]
+) -> None:
+    official()
+    (tmp_path / DEVKIT).write_bytes(FILES[DEVKIT])
+    planted = {"name": DEVKIT, "mtime_ns": (tmp_path / DEVKIT).stat().st_mtime_ns, **line}
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / "archives.jsonl").write_text(json.dumps(planted) + "\n")
+
+    assert download.run(arguments(tmp_path, "http://127.0.0.1:9", "--what", "devkit")) == 0
 
 
 def test_an_unfinished_file_of_another_tool_is_left_alone_and_named(
@@ -320,3 +334,4 @@ def test_receipts_name_no_address(tmp_path: Path) -> None:
 
     assert receipts
     assert server.url not in json.dumps(receipts)
+    assert server.url not in (tmp_path / ".work" / "archives.jsonl").read_text()

@@ -442,3 +442,26 @@ def test_a_work_folder_of_another_user_is_read_and_never_written(store: LocalSto
     # Of one who owns it all, as on file systems that change owners.
     os.chown(store.root, 12345, -1)
     store.write("file", b"")
+
+
+def test_a_mark_is_there_meanwhile(store: LocalStore) -> None:
+    store.root.mkdir(exist_ok=True)
+    with store.marked(".work/mark"):
+        assert store.size(".work/mark") == 0
+    assert store.size(".work/mark") is None
+
+
+def test_a_mark_that_the_system_refuses_is_left_out() -> None:
+    store = LocalStore(Path("/proc"))
+    with store.marked(".work/mark"):
+        assert store.size(".work/mark") is None
+
+
+def test_a_mark_is_never_made_through_a_link(store: LocalStore, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    store.root.mkdir(exist_ok=True)
+    (store.root / ".work").symlink_to(elsewhere)
+    with pytest.raises(StoreError, match=LINK), store.marked(".work/mark"):
+        pass
+    assert list(elsewhere.iterdir()) == []

@@ -1,0 +1,333 @@
+"""Archives brought into a folder by many connections, resumable, and proven by their md5.
+
+An archive is fetched by many ranges at once into one file below `.work`. Each range
+leaves a receipt once it is on the disk, so that nothing finished is fetched again. The
+md5 is computed beside the fetching; the archive gets its own name when it is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagenet_prep import engine
+from imagenet_prep.core import canonical, cli
+from imagenet_prep.core.errors import SourceError, StoreError
+from imagenet_prep.dataset import naming
+from imagenet_prep.sources.published import Archive
+from imagenet_prep.storage import proven
+from imagenet_prep.storage.fetch import Hasher, fetch
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import Ledger
+from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.remote import Remote, Stat
+from imagenet_prep.storage.retry import RetryBudget, with_retries
+
+_MIB = 1 << 20
+# Before anything was fetched a wrong address is likelier than a passing trouble.
+_MAX_STAT_RETRIES = 3
+
+
+class RangeTask(NamedTuple):
+    """Bytes [start, stop) of the archive."""
+
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """The receipt's name; sorts by position."""
+        return f"{self.start:015d}"
+
+
+@dataclass(frozen=True)
+class FetchWork:
+    """Fetches ranges of one archive into one file.
+
+    Attributes:
+      remote, archive, stat: what is read.
+      partial: the file, at its full length.
+      retries: failed attempts allowed a range.
+    """
+
+    remote: Remote
+    archive: str
+    stat: Stat
+    partial: Path
+    retries: int
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, task: RangeTask) -> engine.Result:
+        """Leaves the range on the disk; its place and size are the receipt."""
+        where = f"{self.remote.where(self.archive)}, bytes {task.start:,} to {task.stop:,}"
+        budget = RetryBudget(where, self.retries, self._ended)
+        try:
+            fetch(self.remote, self.archive, self.stat, *task, self.partial, budget)
+        except BaseException:
+            # Others that wait for a server need not wait any longer.
+            self._ended.set()
+            raise
+        size = task.stop - task.start
+        return engine.Result({"start": task.start, "num_bytes": size, "failures": budget.failures})
+
+
+@dataclass(kw_only=True)
+class Archives:
+    """Some archives: where they come from, where they go, and what is left to do about them.
+
+    Attributes:
+      store: the folder that they are brought into.
+      remote: where they lie; nothing is asked of it before `foresee` or `bring`.
+      archives: as they are published.
+      allow_other: whether other archives of these names are accepted.
+      connections: ranges fetched at a time.
+      part_size: size of a range in MiB.
+      retries: failed attempts allowed a range.
+      quiet: whether no progress is shown.
+    """
+
+    store: LocalStore
+    remote: Remote
+    archives: Sequence[Archive]
+    allow_other: bool
+    connections: int
+    part_size: int
+    retries: int
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        """Reads what earlier runs have proven; writes nothing.
+
+        Raises:
+          StoreError: `.work` of the folder, or the ledger in it, is a link.
+        """
+        names = {archive.name for archive in self.archives}
+        self._proofs = Ledger(self.store, f"{naming.WORK}/archives.jsonl", names)
+        self._fetched_bytes: dict[Archive, int] = {}
+
+    def foresee(self) -> list[dict[str, Any]]:
+        """Returns name and size of each archive, and whether it is there; writes nothing.
+
+        Raises:
+          ImagenetPrepError: as for `bring`.
+        """
+        sizes = {archive: self.store.size(archive.name) for archive in self.archives}
+        return [
+            {
+                "name": archive.name,
+                "bytes": self._stat(archive).size if size is None else size,
+                "there": size is not None,
+                "from": self.remote.where(archive.name),
+            }
+            for archive, size in sizes.items()
+        ]
+
+    def bring(self) -> list[dict[str, Any]]:
+        """Does what is left to do; returns what each archive is, and the bytes fetched of it.
+
+        Raises:
+          SourceError: an archive is not what it should be.
+          IncompleteError: the server failed too often, or the disk is full.
+          StoreError: the server refuses, or the disk is too small.
+          BusyError: another run brings archives here.
+        """
+        # Archives that are there are only read: that needs no server and no right to write.
+        is_whole = all(self._path(archive).exists() for archive in self.archives)
+        with contextlib.nullcontext() if is_whole else self.store.lock():
+            self._proofs.reload()
+            there = [archive for archive in self.archives if self._path(archive).exists()]
+            self._prove_there(there)
+            stats = {a: self._stat(a) for a in self.archives if a not in there}
+            for archive, stat in stats.items():
+                self._keep_what_is_valid(archive, stat)
+            self._check_space(stats)
+            # The smallest first: what is wrong with an address or a login shows at once.
+            for archive in sorted(stats, key=lambda archive: stats[archive].size):
+                self._bring(archive, stats[archive])
+        return [
+            {
+                "name": archive.name,
+                "bytes": self.store.size(archive.name),
+                "md5": (md5 := self._md5(archive, self._path(archive))),
+                "official": md5 == archive.md5,
+                "fetched_bytes": self._fetched_bytes.get(archive, 0),
+            }
+            for archive in self.archives
+        ]
+
+    def _path(self, archive: Archive) -> Path:
+        """Returns where an archive is when it is proven."""
+        return self.store.path(archive.name)
+
+    def _partial(self, archive: Archive) -> Path:
+        """Returns where an archive is put together."""
+        return self.store.path(_partial(archive))
+
+    def _stat(self, archive: Archive) -> Stat:
+        """Returns what the other end has.
+
+        Raises:
+          SourceError: it cannot be the official archive.
+          IncompleteError: the server cannot be reached.
+          StoreError: it refuses.
+        """
+        where = self.remote.where(archive.name)
+        retries = min(self.retries, _MAX_STAT_RETRIES)
+        remedy = "Check --base-url and the network, then run the same command again."
+        budget = RetryBudget(where, retries, threading.Event(), remedy=remedy)
+        stat = with_retries(lambda: self.remote.stat(archive.name), budget)
+        if not stat.size:
+            raise StoreError(f"{where}: it is empty. Choose another --base-url.")
+        if not self.allow_other and archive.size not in (None, stat.size):
+            raise SourceError(
+                f"{where}: {stat.size:,} bytes, the official archive has {archive.size:,}. "
+                "Choose another --base-url, or accept it as it is with --allow-other."
+            )
+        return stat
+
+    def _md5(self, archive: Archive, path: Path) -> str | None:
+        """Returns the md5 of a file that was proven and has not been touched since."""
+        match self._proofs.find(archive.name, path):
+            case {"md5": str(md5), "num_bytes": size} if size == path.stat().st_size:
+                return md5
+        return None
+
+    def _accepts(self, archive: Archive, md5: str | None) -> bool:
+        """Whether an archive may have this md5; None is none yet."""
+        return md5 is not None and (self.allow_other or md5 == archive.md5)
+
+    def _prove_there(self, archives: Sequence[Archive]) -> None:
+        """Proves archives that are there, once; a wrong one is left for the user to remove."""
+        new = [archive for archive in archives if self._md5(archive, self._path(archive)) is None]
+        for archive in new:
+            path = self._path(archive)
+            size = path.stat().st_size
+            expected = self._stat(archive).size if self.allow_other else archive.size
+            if expected not in (None, size):
+                raise SourceError(
+                    f"{path}: {size:,} bytes, expected {expected:,}: an unfinished or another "
+                    "download. Remove it, then run the same command again."
+                )
+        # The status is from before the file is read. All are read at the same time.
+        read = {a: (self._path(a).stat(), Hasher(self._path(a))) for a in new}
+        self._prove(read)
+        for archive, (status, _) in read.items():
+            self._note(archive, status)
+        for archive in archives:
+            self._refuse_other(archive, self._path(archive), "remove it and run this again")
+
+    def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
+        """Drops what earlier runs fetched of another file, or of one that was proven wrong."""
+        self.store.size(_partial(archive))  # no link
+        partial = self._partial(archive)
+        md5 = self._md5(archive, partial)
+        wrong = md5 is not None and not self._accepts(archive, md5)
+        same = self.store.path(self._fetch_stage(archive, stat).folder).is_dir()
+        if wrong or not same or not partial.exists() or partial.stat().st_size != stat.size:
+            if partial.exists():
+                why = "its md5 was wrong" if wrong else "another file is offered now"
+                print(f"{archive.name}: fetched from its start again: {why}", file=sys.stderr)
+            # Receipts first: bytes without a receipt are merely fetched again.
+            self._forget_receipts(archive)
+            partial.unlink(missing_ok=True)
+
+    def _check_space(self, stats: dict[Archive, Stat]) -> None:
+        needed = 0
+        for archive, stat in stats.items():
+            partial = self._partial(archive)
+            there = partial.stat().st_blocks * 512 if partial.exists() else 0
+            needed += max(0, stat.size - there)
+        free = self.store.free_bytes()
+        if needed > free:
+            raise StoreError(
+                f"{self.store.root}: {cli.human_bytes(needed)} are still to be fetched, "
+                f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, or "
+                "choose another --into."
+            )
+
+    def _bring(self, archive: Archive, stat: Stat) -> None:
+        """Fetches, proves and publishes one archive."""
+        partial = self._partial(archive)
+        if self._md5(archive, partial) is None:
+            hasher = self._fetch(archive, stat)
+            self._prove({archive: (partial.stat(), hasher)})
+        self._refuse_other(archive, partial, "run this again to fetch it anew")
+        self.store.publish(partial, archive.name)
+        self._note(archive, self._path(archive).stat())
+        self._forget_receipts(archive)
+
+    def _fetch(self, archive: Archive, stat: Stat) -> Hasher:
+        partial = self._partial(archive)
+        with storage_errors("create", partial):
+            opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
+            with os.fdopen(opened, "wb") as file:
+                # Sparse: to reserve 148 GB takes hours where a file system can only write zeros.
+                file.truncate(stat.size)
+                os.fsync(file.fileno())
+        part = self.part_size * _MIB
+        if stat.size > part and not stat.ranges:
+            part = stat.size
+            print(
+                f"{archive.name}: the server cannot send parts of a file: one connection, and "
+                "what is interrupted begins anew",
+                file=sys.stderr,
+            )
+        starts = range(0, stat.size, part)
+        tasks = [RangeTask(start, min(start + part, stat.size)) for start in starts]
+        hasher = Hasher(partial, finished=False)
+        began = time.time()
+        receipts = engine.run(
+            self._fetch_stage(archive, stat),
+            tasks,
+            engine.Workers(self.connections, engine.THREADS),
+            title=archive.name,
+            watch=lambda receipt: hasher.finished(receipt["start"], receipt["num_bytes"]),
+            quiet=self.quiet,
+        )
+        new = (receipt for receipt in receipts if receipt["start_s"] >= began)
+        self._fetched_bytes[archive] = sum(receipt["num_bytes"] for receipt in new)
+        return hasher
+
+    def _prove(self, files: dict[Archive, tuple[os.stat_result, Hasher]]) -> None:
+        """Notes the md5 of whole files, and the status that each had."""
+        with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
+            for archive, (status, hasher) in files.items():
+                found = {"num_bytes": status.st_size, "md5": hasher.hexdigest()}
+                self._proofs.add(archive.name, status, **found)
+                bar.add(found)
+
+    def _refuse_other(self, archive: Archive, path: Path, remedy: str) -> None:
+        md5 = self._md5(archive, path)
+        if not self._accepts(archive, md5):
+            raise SourceError(
+                f"{path}: md5 {md5}, the official archive has {archive.md5}: damaged, or another "
+                f"archive. Either {remedy}, or accept it as it is with --allow-other."
+            )
+
+    def _note(self, archive: Archive, status: os.stat_result) -> None:
+        """Tells `prepare` the md5, so that it need not read the archive for it."""
+        if md5 := self._md5(archive, self._path(archive)):
+            proven.note(self._path(archive), md5, status)
+
+    def _forget_receipts(self, archive: Archive) -> None:
+        for folder in self.store.path(naming.WORK).glob(f"fetch-{archive.name}-*"):
+            self.store.remove_tree(f"{naming.WORK}/{folder.name}")
+
+    def _fetch_stage(self, archive: Archive, stat: Stat) -> engine.Stage[RangeTask]:
+        work = FetchWork(self.remote, archive.name, stat, self._partial(archive), self.retries)
+        # Without the address: it may hold what is nobody's business, and move.
+        identity = canonical.digest([archive.name, *stat, self.part_size])
+        shape = {"start": int, "num_bytes": int}
+        return engine.Stage(f"fetch-{archive.name}", identity, self.store, work, shape)
+
+
+def _partial(archive: Archive) -> str:
+    """Returns the name of the file in which an archive is put together."""
+    return f"{naming.WORK}/{archive.name}.partial"

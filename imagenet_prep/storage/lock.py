@@ -1,0 +1,94 @@
+"""Locks of files and folders, which the kernel frees when their process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from imagenet_prep.core.errors import BusyError, StoreError
+from imagenet_prep.storage.os_errors import storage_errors
+
+_ATTEMPTS = 10
+
+
+@contextlib.contextmanager
+def locked(
+    open_file: Callable[[], int], status: Callable[[], os.stat_result], *, path: Path, where: str
+) -> Iterator[None]:
+    """Holds a lock file, which says who holds it.
+
+    Args:
+      open_file: opens the file, made where it is absent, for reading and writing.
+      status: of the file that has the name now.
+      path: of the file, for errors.
+      where: what it locks, for errors.
+
+    Raises:
+      BusyError: another run holds it.
+      StoreError: the file system cannot lock, or the file cannot be opened.
+    """
+    descriptor = _held(open_file, status, path, where)
+    try:
+        with storage_errors("write", path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, path: Path) -> bool:
+    """Returns whether an open file is now locked by this process; the kernel frees it at its end.
+
+    Args:
+      descriptor: of a file or folder.
+      path: how errors call it.
+
+    Raises:
+      StoreError: the file system cannot lock; whether another process writes is not known.
+    """
+    with storage_errors("lock", path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _held(
+    open_file: Callable[[], int], status: Callable[[], os.stat_result], path: Path, where: str
+) -> int:
+    """Returns the descriptor of the lock, which is held as long as it is open."""
+    gone: StoreError | None = None
+    # Its last holder may remove it, and its folder, at any moment: then it is made anew.
+    for _ in range(_ATTEMPTS):
+        try:
+            descriptor = open_file()
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            gone = error
+            continue
+        try:
+            if not try_lock(descriptor, path):
+                owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                raise _busy(where, owner)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(status(), os.fstat(descriptor)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise gone or _busy(where, "several short ones")
+
+
+def _busy(where: str, owner: str) -> BusyError:
+    shown = owner if owner.isprintable() else ""
+    return BusyError(
+        f"{where} is being written by another run ({shown or 'unknown'}). Wait for it, "
+        "or stop it, then run this again."
+    )

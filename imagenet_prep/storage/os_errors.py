@@ -1,0 +1,24 @@
+"""What the operating system refuses, as errors of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from imagenet_prep.core.errors import IncompleteError, StoreError
+
+
+@contextlib.contextmanager
+def storage_errors(action: str, path: Path) -> Iterator[None]:
+    """Turns the system's errors into ours: a full disk is resumable, the rest is not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise IncompleteError(
+                f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
+                "Free some space, then run the same command again to resume."
+            ) from error
+        raise StoreError(f"cannot {action} {path}: {error.strerror or error}") from error

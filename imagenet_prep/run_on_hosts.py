@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
-from imagenet_prep.hosts.ssh import ssh_argv
+from imagenet_prep.hosts.process import Ending, command_on, run_all
 
 EXAMPLES = """\
   imagenet-prep run-on-hosts hosts --show-keys      # first contact: look at the keys, add them
@@ -51,46 +47,16 @@ class Config(cli.Settings):
             raise ValueError("--yes is for --show-keys")
 
 
-class Outcome(NamedTuple):
-    """What came of it on one host; exit is None where it did not answer in time."""
-
-    host: Host
-    exit: int | None
-    seconds: float
-    output: str
-
-
-def run_on_hosts(config: Config) -> list[Outcome]:
+def run_on_hosts(config: Config) -> list[tuple[Host, Ending]]:
     """Returns what came of a command on every host, in the order of the file.
 
     Raises:
       UsageError: the hosts file is wrong.
     """
     hosts = read_hosts(Path(config.hosts))
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        return list(pool.map(lambda host: _run(host, config.command, config.timeout), hosts))
-
-
-def _run(host: Host, command: Sequence[str], timeout_s: float) -> Outcome:
-    argv = list(command) if host.is_local else ssh_argv(host.address, command)
-    start = time.monotonic()
-    try:
-        done = subprocess.run(
-            argv,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-        code, output = done.returncode, done.stdout
-    except subprocess.TimeoutExpired:
-        code, output = None, f"no end in {timeout_s:g} s"
-    except OSError as error:
-        code, output = 127, f"{argv[0]}: {error.strerror}"
-    return Outcome(host, code, time.monotonic() - start, output.rstrip())
+    commands = [command_on(host.address, config.command) for host in hosts]
+    endings = run_all(commands, timeout_s=config.timeout, together=True)
+    return list(zip(hosts, endings, strict=True))
 
 
 def show_keys(config: Config) -> None:
@@ -132,13 +98,13 @@ def _says_yes(count: int) -> bool:
     return sys.stdin.readline().strip().lower() == "yes"
 
 
-def _render(outcomes: Sequence[Outcome]) -> str:
-    width = max(len("host"), *(len(outcome.host.address) for outcome in outcomes))
+def _render(outcomes: Sequence[tuple[Host, Ending]]) -> str:
+    width = max(len("host"), *(len(host.address) for host, _ in outcomes))
     lines = [f"{'host':<{width}}  exit  seconds  output"]
-    for outcome in outcomes:
-        code = "-" if outcome.exit is None else str(outcome.exit)
-        first, *more = outcome.output.splitlines() or [""]
-        lines.append(f"{outcome.host.address:<{width}}  {code:>4}  {outcome.seconds:7.1f}  {first}")
+    for host, ending in outcomes:
+        code = "-" if ending.code is None else str(ending.code)
+        first, *more = (ending.said or ending.output).splitlines() or [""]
+        lines.append(f"{host.address:<{width}}  {code:>4}  {ending.seconds:7.1f}  {first}")
         lines += [f"{'':<{width}}                 {line}" for line in more]
     return "\n".join(lines)
 
@@ -161,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
     outcomes = run_on_hosts(config)
     print(_render(outcomes))
-    failed = [outcome.host.address for outcome in outcomes if outcome.exit != 0]
+    failed = [host.address for host, ending in outcomes if ending.code != 0]
     if failed:
         raise ImagenetPrepError(
             f"failed on {len(failed)} of {len(outcomes)} hosts: {', '.join(failed)}"

@@ -25,8 +25,8 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.messages import BrokenError, Cause
-from imagenet_prep.distribute.process import Ending
 from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.hosts.process import Ending
 
 # Losses of a receiver that ssh reached, before it said what it lacks. After these, Python or this
 # package is missing on the host, or hangs.
@@ -218,7 +218,7 @@ class Chain:
         """Takes the result of a `probe`."""
         if member.state is not State.LOST:
             return
-        if not ending.code:
+        if ending.code == 0:
             self._actions.say(member, "answers")
             # It becomes the last: the host that was last has nobody to give to.
             self._order.append(member)

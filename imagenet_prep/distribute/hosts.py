@@ -27,13 +27,14 @@ from imagenet_prep.distribute.messages import (
     count,
     sentence,
 )
-from imagenet_prep.distribute.process import Process, module_argv, run_on
+from imagenet_prep.distribute.process import Process, module_argv
+from imagenet_prep.hosts.process import Ending, command_on, run_all
 
 # Hosts asked at a time; one ssh each.
 _MAX_ASKED = 32
 # Problems of the manifest and of placement.json, beside those of the files.
 _MORE_PROBLEMS = 2
-_BY_EXIT_CODE: dict[int, type[ImagenetPrepError]] = {
+_BY_EXIT_CODE: dict[int | None, type[ImagenetPrepError]] = {
     error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)
 }
 
@@ -153,31 +154,25 @@ def pull(
       argv_of: verb and flags for a host that is to hold this part; --json is added.
     """
 
-    def pull_one(address: str) -> dict[str, Any] | ImagenetPrepError:
-        argv = [*argv_of(request.placements[address]), "--json"]
-        try:
-            ending, out = run_on(address, module_argv(request.python, "imagenet_prep", *argv))
-            if not ending.code:
-                return _result(out)
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")
+    def argv(address: str) -> list[str]:
+        words = (*argv_of(request.placements[address]), "--json")
+        return command_on(address, module_argv(request.python, "imagenet_prep", *words))
+
+    return [_result(ending) for ending in run_all([argv(address) for address in addresses])]
+
+
+def _result(ending: Ending) -> dict[str, Any] | ImagenetPrepError:
+    """Returns moved_bytes and problems of the result that a run with --json has printed."""
+    if ending.code != 0:
         kind = IncompleteError if ending.is_of_ssh else _BY_EXIT_CODE.get(ending.code, StoreError)
         return kind(ending.why)
-
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        return list(pool.map(pull_one, addresses))
-
-
-def _result(out: str) -> dict[str, Any]:
-    """Returns moved_bytes and problems of the result that a run with --json has printed.
-
-    Raises:
-      ValueError, LookupError, TypeError: there is no such result.
-    """
-    # The result begins on its own line; a login shell may have printed something before it.
-    start = out.rfind("\n{\n") + 1
-    replica = canonical.loads(out[start:])["replicas"][0]
-    return {
-        "moved_bytes": count(replica["moved_bytes"]),
-        "problems": [Problem(sentence(problem)) for problem in replica["problems"]],
-    }
+    try:
+        # The result begins on its own line; a login shell may have printed something before it.
+        start = ending.output.rfind("\n{\n") + 1
+        replica = canonical.loads(ending.output[start:])["replicas"][0]
+        return {
+            "moved_bytes": count(replica["moved_bytes"]),
+            "problems": [Problem(sentence(problem)) for problem in replica["problems"]],
+        }
+    except (ValueError, LookupError, TypeError) as error:
+        return StoreError(f"its answer cannot be used: {type(error).__name__}: {error}")

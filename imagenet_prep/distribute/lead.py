@@ -19,9 +19,10 @@ from typing import NamedTuple
 from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.chain import Chain, Limits, Member
 from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError, plain
-from imagenet_prep.distribute.process import Ending, Process, module_argv, run_on
+from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError
+from imagenet_prep.distribute.process import Process, module_argv
 from imagenet_prep.distribute.wire import START_S, Frame
+from imagenet_prep.hosts.process import Ending, command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
 
 _TICK_S = 0.5
@@ -157,11 +158,8 @@ class Leader:
         def ask() -> None:
             if again and self._closing.wait(_PROBE_EVERY_S):
                 return
-            try:
-                # Every shell has `true`.
-                ending, _ = run_on(member.address, ["true"], timeout_s=START_S)
-            except OSError as error:
-                ending = Ending(1, str(error))
+            # Every shell has `true`.
+            ending = run(command_on(member.address, ["true"]), timeout_s=START_S)
             self._events.put(_Probed(member, ending))
 
         threading.Thread(target=ask, daemon=True).start()

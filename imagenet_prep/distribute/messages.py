@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.hosts.process import plain
 
 # Both ends must have the same; otherwise the error says what to install.
 PROTOCOL = 3
@@ -79,12 +80,6 @@ def sentence(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("expected a text")
     return plain(value)[:MAX_TEXT]
-
-
-def plain(text: str) -> str:
-    """Returns a text as one line, with question marks for control characters."""
-    line = " ".join(text.splitlines())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def _word(value: Any) -> str:

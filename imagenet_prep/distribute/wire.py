@@ -22,8 +22,8 @@ from imagenet_prep.distribute.messages import (
     Cause,
     Messages,
     checked,
-    plain,
 )
+from imagenet_prep.hosts.process import plain
 
 # Seconds to wait for the first message: a login shell and Python start before it, perhaps on a busy
 # host or a slow file system.

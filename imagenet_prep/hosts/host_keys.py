@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import hmac
 import os
-import subprocess
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.process import run
 
 KNOWN, NEW, CHANGED, SILENT = "known", "new", "CHANGED", "no answer"
 
 _AT_A_TIME = 32
+_PROGRAMS = ("ssh", "ssh-keyscan", "ssh-keygen")
 # Best first: the one that is shown and added, as ssh itself would take it.
 _TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 
@@ -64,6 +66,9 @@ def look(hosts: Sequence[Host], timeout_s: float) -> list[Contact]:
     Raises:
       ImagenetPrepError: ssh, ssh-keyscan or ssh-keygen is not installed.
     """
+    for program in _PROGRAMS:
+        if shutil.which(program) is None:
+            raise ImagenetPrepError(f"{program} is not installed. Install OpenSSH's client.")
     others = [host.address for host in hosts if not host.is_local]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         return list(pool.map(lambda address: _look(address, timeout_s), others))
@@ -177,21 +182,4 @@ def _line(contact: Contact) -> str:
 
 
 def _output(argv: Sequence[str], timeout_s: float) -> str:
-    try:
-        done = subprocess.run(
-            argv,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    except OSError as error:
-        raise ImagenetPrepError(
-            f"{argv[0]} cannot be started: {error.strerror}. Install OpenSSH's client."
-        ) from error
-    return done.stdout
+    return run(argv, timeout_s=timeout_s).output

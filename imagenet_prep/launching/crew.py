@@ -7,10 +7,10 @@ from its input, and ends its ranks when that ends: so nothing is left of a launc
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from imagenet_prep.core import children, signals
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.ssh import ssh_argv
+from imagenet_prep.hosts.process import command_on, start
 from imagenet_prep.launching import mpi
 
 # A host that vanished without a word is noticed after a minute.
@@ -30,6 +30,8 @@ _FAILED_S = 15.0
 # Of a host to answer, beyond what its ranks have.
 _ANSWER_S = 30.0
 _INCOMPLETE = 4
+# A longer line of a rank is passed on in pieces.
+_LINE_LETTERS = 1 << 16
 # Of what has ended, to be passed on.
 _LAST_WORDS_S = 5.0
 
@@ -68,17 +70,7 @@ class _Member:
     ) -> None:
         self.name = name
         self._news = news
-        self.process = subprocess.Popen(
-            argv,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            # Ctrl-C is ours to pass on.
-            start_new_session=True,
-        )
+        self.process = start(argv, environment=environment)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self._readers = [
@@ -102,14 +94,15 @@ class _Member:
         """Sends an order; one that has ended needs none."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
 
 
-def _pass_on(source: IO[str], target: IO[str], hear: Callable[[str], bool] | None) -> None:
-    for line in source:
-        if hear is None or not hear(line):
-            say(line, target)
+def _pass_on(source: IO[bytes], target: IO[str], hear: Callable[[str], bool] | None) -> None:
+    with io.TextIOWrapper(source, "utf-8", "replace") as lines:
+        while line := lines.readline(_LINE_LETTERS):
+            if hear is None or not hear(line):
+                say(line, target)
 
 
 def say(text: str, target: IO[str] | None = None) -> None:
@@ -169,7 +162,7 @@ class Crew:
     ) -> None:
         argv = children.python("-m", "imagenet_prep.launching.host", "run")
         for host, order in zip(self._hosts, orders, strict=True):
-            line = argv if host.is_local else ssh_argv(host.address, argv, options=_ALIVE)
+            line = command_on(host.address, argv, _ALIVE)
             member = _Member(host.address, line, self._news, self._told)
             self._members.append(member)
             member.tell(order)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import children
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.ssh import ssh_argv
+from imagenet_prep.hosts.process import Ending, command_on, run_all
 from imagenet_prep.launching import host as here
 
 # What `launching.host.probe` tells of a host.
@@ -51,12 +49,9 @@ def check(
     argv = children.python(
         "-m", "imagenet_prep.launching.host", "probe", *([data_dir] if data_dir else [])
     )
-    pool = ThreadPoolExecutor(len(used))
-    try:
-        answers = list(pool.map(lambda host: _ask(host, argv, timeout_s), used))
-    finally:
-        # Where we are interrupted nobody waits for hosts that do not answer.
-        pool.shutdown(wait=False, cancel_futures=True)
+    commands = [command_on(host.address, argv) for host in used]
+    endings = run_all(commands, timeout_s=timeout_s)
+    answers = [_answer(*each, argv[0]) for each in zip(used, endings, strict=True)]
     ranks = sum(host.slots for host in used)
     problems: list[str] = []
     reference: tuple[Host, Answer] | None = None
@@ -64,22 +59,7 @@ def check(
         if isinstance(answer, str):
             problems.append(f"{host.address}: {answer}")
             continue
-        if answer["problem"]:
-            problems.append(f"{host.address}: {answer['problem']}")
-        if ranks > 1 and answer["versions"]["horovod"] == "none":
-            problems.append(
-                f"{host.address}: no Horovod: run `imagenet-prep install-horovod` there"
-            )
-        if ranks > 1 and not answer["address"]:
-            problems.append(
-                f"{host.address}: its own name has no address, which Horovod asks for: add a line "
-                "to /etc/hosts there"
-            )
-        if answer["gpus"] and answer["gpus"] < host.slots:
-            problems.append(
-                f"{host.address}: {answer['gpus']} GPUs for {host.slots} ranks: "
-                f"write slots={answer['gpus']}"
-            )
+        problems += [f"{host.address}: {each}" for each in _unfit(host, answer, ranks)]
         if reference is None:
             reference = host, answer
         else:
@@ -95,6 +75,39 @@ def check(
         )
     print(f"{len(used)} host{'s' * (len(used) > 1)} fit, {ranks} ranks", flush=True)
     return network
+
+
+def _answer(host: Host, ending: Ending, program: str) -> Answer | str:
+    """Returns what `launching.host` answered there, or why there is no answer."""
+    if ending.code is None:
+        return f"{ending.why}. Is it up, and does `ssh {host.address} true` work here?"
+    try:
+        answer: Answer = json.loads(ending.output.rpartition("\n")[2])
+    except ValueError:
+        if ending.is_of_ssh and not host.is_local:
+            return (
+                f"ssh failed: {ending.why}. `ssh {host.address} true` must work "
+                "without a question: key in authorized_keys, host key in known_hosts."
+            )
+        return (
+            f"{program} has no imagenet-prep of this version there ({ending.why}). "
+            "Install it at the same path on every host."
+        )
+    return answer
+
+
+def _unfit(host: Host, answer: Answer, ranks: int) -> list[str]:
+    """Returns what is wrong with one host by itself, in a job of so many ranks."""
+    found = [answer["problem"]] if answer["problem"] else []
+    if ranks > 1 and answer["versions"]["horovod"] == "none":
+        found.append("no Horovod: run `imagenet-prep install-horovod` there")
+    if ranks > 1 and not answer["address"]:
+        found.append(
+            "its own name has no address, which Horovod asks for: add a line to /etc/hosts there"
+        )
+    if answer["gpus"] and answer["gpus"] < host.slots:
+        found.append(f"{answer['gpus']} GPUs for {host.slots} ranks: write slots={answer['gpus']}")
+    return found
 
 
 def _network(
@@ -181,35 +194,3 @@ def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[st
     if len({host.slots for host in used}) > 1:
         found.append("the set is partitioned: give all hosts equally many ranks")
     return found
-
-
-def _ask(host: Host, argv: Sequence[str], timeout_s: float) -> Answer | str:
-    """Returns what `launching.host` answers there, or why there is no answer."""
-    line = argv if host.is_local else ssh_argv(host.address, argv)
-    try:
-        done = subprocess.run(
-            line,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {timeout_s:g} s. Is it up, and does ssh reach it?"
-    except OSError as error:
-        return f"{line[0]} cannot be started: {error.strerror}"
-    try:
-        answer: Answer = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
-        said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
-        if done.returncode == 255 and not host.is_local:
-            return (
-                f"ssh failed: {said or 'it printed nothing'}. `ssh {host.address} true` must work "
-                "without a question: key in authorized_keys, host key in known_hosts."
-            )
-        return (
-            f"{argv[0]} has no imagenet-prep of this version there ({said or 'no output'}). "
-            "Install it at the same path on every host."
-        )
-    return answer

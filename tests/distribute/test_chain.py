@@ -18,8 +18,8 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.distribute.chain import Chain, Limits, Member, State
 from imagenet_prep.distribute.messages import FROM_GIVER, BrokenError, Cause
-from imagenet_prep.distribute.process import Ending
 from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.hosts.process import Ending
 from tests.hostile import peers
 
 FILES = {"index/a": 10, "a": 100, "b": 200}

@@ -1,0 +1,218 @@
+"""Commands on other hosts, through ssh, and here: started, read with a bound, and how they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+from imagenet_prep.hosts.hosts_file import LOCAL
+from imagenet_prep.hosts.ssh import ssh_argv
+
+# Exit code of ssh itself.
+_SSH_FAILED = 255
+
+# What is kept of an output. The result of a run with --json has some hundred bytes.
+_OUTPUT_BYTES = 1 << 20
+_STDERR_BYTES = 4096
+# What it said is in the pipe by then, unless somebody else holds the pipe open.
+_LAST_WORDS_S = 10.0
+_POLL_S = 0.02
+
+# What ssh says where trying again cannot help.
+_FINAL = ("Host key verification failed", "Permission denied", "Could not resolve hostname")
+_ADVICE = (
+    "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
+    "changed without a reason is somebody else's host."
+)
+
+# AES in hardware is three times as fast as ssh's first choice. No connection is shared with
+# other ssh commands: a master would stay behind. 4 x 5 s without an answer end it.
+SSH_OPTIONS = (
+    "Ciphers=^aes128-gcm@openssh.com",
+    "Compression=no",
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ClearAllForwardings=yes",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=4",
+)
+
+
+def command_on(
+    address: str, argv: Sequence[str], options: Sequence[str] = SSH_OPTIONS
+) -> list[str]:
+    """Returns what runs `argv` on a host, which may be this one; options are ssh's."""
+    return list(argv) if address in LOCAL else ssh_argv(address, argv, options=options)
+
+
+def plain(text: str) -> str:
+    """Returns a text of another host as one line, with question marks for control characters."""
+    line = " ".join(text.splitlines())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+class Ending(NamedTuple):
+    """How a command on some host ended.
+
+    Attributes:
+      code: its exit code, or ssh's; None where it could not be started, or was given up.
+      said: the last lines that it left on its standard error, or why there is no code.
+      output: the last 1 MiB of its standard output.
+      seconds: that it took.
+    """
+
+    code: int | None
+    said: str
+    output: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_of_ssh(self) -> bool:
+        """Whether ssh itself failed: the host was not reached, or the connection broke."""
+        return self.code == _SSH_FAILED
+
+    @property
+    def is_final(self) -> bool:
+        """Whether ssh will say the same again."""
+        return _is_final(self.said)
+
+    @property
+    def why(self) -> str:
+        """The last line that ssh or the program left, or the exit code."""
+        if "REMOTE HOST IDENTIFICATION HAS CHANGED" in self.said:
+            return "the host's key has changed: Host key verification failed"
+        # A shell that lets nobody in says so on its standard output.
+        lines = [line for line in (self.said or self.output).splitlines() if line.strip()]
+        final = [line for line in lines if _is_final(line)]
+        last = (final or lines or [f"its process ended with code {self.code}"])[-1]
+        return plain(last).rstrip(".")
+
+    @property
+    def explained(self) -> str:
+        """Why a host cannot be worked with, and what to do where that is known."""
+        return f"{self.why}. {_ADVICE}" if self.is_final else f"{self.why}."
+
+
+def _is_final(text: str) -> bool:
+    return any(words in text for words in _FINAL)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Starts a process with pipes; Ctrl-C at a terminal does not reach it: we end it in order.
+
+    Raises:
+      OSError: this machine cannot start it.
+    """
+    return subprocess.Popen(
+        argv,
+        env=environment,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+class Tail:
+    """The last bytes of a pipe, which a thread of its own reads to the end, and closes."""
+
+    def __init__(self, pipe: IO[bytes] | None, num_bytes: int = _STDERR_BYTES) -> None:
+        """Begins to read; without a pipe there is nothing."""
+        self._kept = bytearray()
+        self._num_bytes = num_bytes
+        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """Returns them; call it when the process has ended."""
+        self._thread.join(_LAST_WORDS_S)
+        return bytes(self._kept).decode(errors="replace").rstrip()
+
+    def _read(self, pipe: IO[bytes] | None) -> None:
+        if pipe is not None:
+            with pipe:
+                while data := os.read(pipe.fileno(), 1 << 16):
+                    self._kept += data
+                    del self._kept[: -self._num_bytes]
+
+
+class _Running:
+    """A command without input, on its way to its end."""
+
+    def __init__(self, argv: Sequence[str], *, together: bool) -> None:
+        self._begun_s = time.monotonic()
+        self._seconds = 0.0
+        self._failed = ""
+        self._popen: subprocess.Popen[bytes] | None = None
+        stderr = subprocess.STDOUT if together else subprocess.PIPE
+        try:
+            self._popen = start(argv, stdin=subprocess.DEVNULL, stderr=stderr)
+        except OSError as error:
+            self._failed = f"{argv[0]} cannot be started: {error.strerror}"
+            return
+        self._output = Tail(self._popen.stdout, _OUTPUT_BYTES)
+        self._said = Tail(self._popen.stderr)
+
+    def has_ended(self, timeout_s: float | None) -> bool:
+        """Returns whether it has, and kills it where its time is over."""
+        if self._popen is None or self._popen.poll() is not None:
+            return True
+        self._seconds = time.monotonic() - self._begun_s
+        if timeout_s is None or self._seconds < timeout_s:
+            return False
+        self.kill()
+        self._failed = f"no answer in {timeout_s:g} s"
+        return True
+
+    def kill(self) -> None:
+        """Does nothing where it has ended."""
+        if self._popen is not None:
+            self._popen.kill()
+            self._popen.wait()
+
+    def ending(self) -> Ending:
+        """Returns how it ended."""
+        if self._popen is None or self._failed:
+            return Ending(None, self._failed, seconds=self._seconds)
+        said, output = self._said.text(), self._output.text()
+        return Ending(self._popen.returncode, said, output, self._seconds)
+
+
+def run_all(
+    commands: Sequence[Sequence[str]], *, timeout_s: float | None = None, together: bool = False
+) -> list[Ending]:
+    """Runs commands at once, e.g. one a host; kills all where it is interrupted, as by Ctrl-C.
+
+    Args:
+      commands: as of `command_on`; they have no input.
+      timeout_s: after which each is killed; None waits.
+      together: standard error comes in `output`, in its place between the other lines.
+
+    Returns:
+      How each ended, in their order.
+    """
+    running: list[_Running] = []
+    try:
+        for argv in commands:
+            running.append(_Running(argv, together=together))  # noqa: PERF401 - each is to be killed
+        while [each for each in running if not each.has_ended(timeout_s)]:
+            time.sleep(_POLL_S)
+    finally:
+        for each in running:
+            each.kill()
+    return [each.ending() for each in running]
+
+
+def run(argv: Sequence[str], *, timeout_s: float | None = None) -> Ending:
+    """Runs one command as `run_all` does, and returns how it ended."""
+    return run_all([argv], timeout_s=timeout_s)[0]

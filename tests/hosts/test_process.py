@@ -1,0 +1,75 @@
+"""Commands on hosts: their output is bounded, and none outlives what asked for it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from imagenet_prep.hosts import process
+from imagenet_prep.hosts.process import Ending, run, run_all
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_what_all_said_comes_in_their_order_with_their_codes() -> None:
+    program = "import sys; print('out', {0}); print('err', {0}, file=sys.stderr); sys.exit({0})"
+    endings = run_all([python(program.format(number)) for number in (3, 0)])
+
+    assert [each[:3] for each in endings] == [(3, "err 3", "out 3"), (0, "err 0", "out 0")]
+
+
+def test_the_end_of_an_endless_output_is_kept() -> None:
+    megabytes = "import sys; sys.{0}.write('x' * (3 << 20) + 'end')"
+    out, err = run_all([python(megabytes.format(name)) for name in ("stdout", "stderr")])
+
+    assert (len(out.output), len(err.said)) == (1 << 20, 4096)
+    assert out.output.endswith("xend")
+    assert err.said.endswith("xend")
+
+
+def test_standard_error_may_come_between_the_other_lines() -> None:
+    (ending,) = run_all([["sh", "-c", "echo one; echo two >&2; echo three"]], together=True)
+
+    assert ending[:3] == (0, "", "one\ntwo\nthree")
+
+
+def test_what_cannot_be_started_and_what_does_not_end_have_no_code() -> None:
+    missing, late = run(["no-such-program"]), run(["sleep", "600"], timeout_s=0.1)
+
+    assert missing[:2] == (None, "no-such-program cannot be started: No such file or directory")
+    assert late[:2] == (None, "no answer in 0.1 s")
+
+
+def test_a_command_has_no_input() -> None:
+    assert run(python("import sys; print(repr(sys.stdin.read()))")).output == "''"
+
+
+def test_an_interrupt_ends_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    begin = process.start
+
+    def start(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*words, **options))
+        return started[-1]
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "start", start)
+    monkeypatch.setattr(process._Running, "has_ended", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([["sleep", "600"]] * 2)
+    assert [each.returncode for each in started] == [-signal.SIGKILL] * 2
+
+
+def test_the_last_words_of_a_host_are_one_plain_line() -> None:
+    assert Ending(1, "first\n\x1b[31mlast.\n").why == "?[31mlast"
+    assert Ending(1, "", "This account is not available.").why == "This account is not available"
+    assert Ending(255, "Host key verification failed.\nlost connection").is_final
+    assert Ending(7, "").why == "its process ended with code 7"

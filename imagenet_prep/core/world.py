@@ -18,6 +18,10 @@ _LOCAL = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 
+# A rank that ends because it has lost another one writes this line to its standard error. It is for
+# the launcher, which then looks for the cause elsewhere, and does not show it.
+LEFT = "@imagenet-prep left-by-another-rank"
+
 
 @dataclass(frozen=True)
 class World:

@@ -235,6 +235,7 @@ class Crew:
 
     def _told_by_mpi(self, line: str) -> bool:
         rank = mpi.left_rank(line)
-        if rank is not None:
-            self.outcome.left.add(rank)
-        return False
+        if rank is None:
+            return False
+        self.outcome.left.add(rank)
+        return True

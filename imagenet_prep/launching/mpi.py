@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.ssh import ssh_options
 from imagenet_prep.launching.fit import Network
-from imagenet_prep.launching.ranks import LEFT
 
 # As horovodrun has them: no InfiniBand verbs, and threads may run on all cores.
 _FLAGS = ("-mca", "pml", "ob1", "-mca", "btl", "^openib", "-bind-to", "none", "-map-by", "slot")
@@ -47,6 +47,6 @@ def mpirun(
 
 
 def left_rank(line: str) -> int | None:
-    """Returns the rank that says in this line that another one left it."""
+    """Returns the rank whose line `LEFT` this is, None where it is any other line."""
     rank = _FROM_RANK.match(line)
-    return int(rank[1]) if rank and line.startswith(LEFT, rank.end()) else None
+    return int(rank[1]) if rank and line[rank.end() :].rstrip() == LEFT else None

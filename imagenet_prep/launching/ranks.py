@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from imagenet_prep.core import children
-
-# What ranks say that were left by another (imagenet_prep.trainer.comm).
-LEFT = "imagenet-prep: another rank died"
+from imagenet_prep.core.world import LEFT
 
 _POLL_S = 0.1
 # Its last lines are there when it has ended; a child of it may hold the pipe open.
@@ -28,6 +26,7 @@ class Rank:
     Attributes:
       number: of the rank, over all hosts.
       error: the last line in which the program said why it fails, "" if none.
+      left: whether it failed because another rank did.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -43,22 +42,23 @@ class Rank:
             errors="replace",
         )
         self.error = self._last = ""
+        self.left = False
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()
 
     def _pass_on(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with contextlib.suppress(OSError):  # nobody reads any more; the rank must not notice
-                print(f"[{self.number}] {line}", end="", file=sys.stderr, flush=True)
-            self._last = line.strip() or self._last
-            if line.startswith(_OURS):
-                self.error = self._last
-
-    @property
-    def left(self) -> bool:
-        """Whether it failed because another rank did."""
-        return self.error.startswith(LEFT)
+        with self.process.stderr as lines:
+            for line in lines:
+                if line.rstrip() == LEFT:
+                    self.left = True
+                    continue
+                # Where nobody reads any more the rank must not notice.
+                with contextlib.suppress(OSError):
+                    print(f"[{self.number}] {line}", end="", file=sys.stderr, flush=True)
+                self._last = line.strip() or self._last
+                if line.startswith(_OURS):
+                    self.error = self._last
 
     def send(self, signum: signal.Signals) -> None:
         """Signals it once, and what it has started."""

@@ -7,13 +7,14 @@ but average nothing. tests/trainer/test_two_ranks.py holds two real ranks agains
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.world import World
+from imagenet_prep.core.world import LEFT, World
 
 # The position of the reader, or an error's message: a few hundred bytes.
 _MAX_OBJECT_BYTES = 1 << 20
@@ -176,6 +177,7 @@ def lost_rank() -> Iterator[None]:
         where = type(error).__module__.partition(".")[0]
         if where not in ("horovod", "tensorflow") or "horovod" not in str(error).lower():
             raise
+        print(LEFT, file=sys.stderr, flush=True)
         time.sleep(_LEFT_S)
         raise ImagenetPrepError(
             "another rank died or stalled; its own lines say why. The last checkpoint is kept: "

@@ -17,10 +17,12 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import mpi
 from imagenet_prep.launching.crew import Outcome
 from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.ranks import Rank
 from imagenet_prep.launching.variables import travelling
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
@@ -269,5 +271,23 @@ def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
     assert agent.startswith("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes ")
     assert words[words.index("-H") + 1] == "node1:2,node2:1"
     assert words[-2:] == ["python", "train"]
-    assert mpi.left_rank("[1,3]<stderr>:imagenet-prep: another rank died or") == 3
-    assert mpi.left_rank("[1,3]<stderr>:Step 4") is None
+
+
+def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert mpi.left_rank(f"[1,3]<stderr>:{LEFT}\n") == 3
+    assert mpi.left_rank(f"[1,3]<stderr>:it said {LEFT}\n") is None
+    assert mpi.left_rank("[1,3]<stderr>:imagenet-prep: another rank died\n") is None
+
+    says = (
+        "import sys; print(sys.argv[1], 'imagenet-prep: why', sep='\\n', file=sys.stderr); exit(1)"
+    )
+    left, cause = [
+        Rank([sys.executable, "-c", says, line], {"HOROVOD_RANK": number})
+        for number, line in (("0", LEFT), ("1", "imagenet-prep: another rank died"))
+    ]
+    assert (left.code(), cause.code()) == (1, 1)
+    assert (left.left, cause.left) == (True, False)
+    assert left.reason() == "rank 0: why"
+    assert LEFT not in capfd.readouterr().err

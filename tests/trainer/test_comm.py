@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, Horovod
+from imagenet_prep.core.world import LEFT, World
+from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank
 
 pytestmark = [pytest.mark.tf, pytest.mark.usefixtures("tf")]
 
@@ -111,3 +111,19 @@ def test_what_is_no_json_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(TypeError):
             comm.broadcast_object(ValueError("an object"))
     assert wire.sent == {}
+
+
+def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("imagenet_prep.trainer.comm._LEFT_S", 0.0)
+    lost = type("HorovodInternalError", (Exception,), {"__module__": "horovod.common"})
+
+    for error in (ValueError("horovod"), ImagenetPrepError("no such thing")):
+        with pytest.raises(type(error)), lost_rank():
+            raise error
+    assert capsys.readouterr().err == ""
+
+    with pytest.raises(ImagenetPrepError, match="another rank died or stalled"), lost_rank():
+        raise lost("Horovod has been shut down")
+    assert capsys.readouterr().err == f"{LEFT}\n"

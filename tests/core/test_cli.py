@@ -52,6 +52,17 @@ def parse(*argv: str) -> Settings:
     )
 
 
+def ended(program: str) -> subprocess.CompletedProcess[str]:
+    """Returns what a program of its own left."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """Returns what is said on stderr to a command line that must end with exit code 2."""
     with pytest.raises(SystemExit) as ending:
@@ -227,13 +238,7 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
         f"def main():\n    print('so far')\n    {body}\n"
         "cli.finish(main)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = ended(program)
 
     assert done.returncode == code
     assert says in done.stderr
@@ -284,13 +289,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Thread(target=time.sleep, args=(30,)).start()
 cli.finish(main)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = ended(program)
 
     assert (done.returncode, done.stderr) == (130, "")
 
@@ -310,13 +309,7 @@ def main():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 cli.finish(main)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = ended(program)
 
     assert done.returncode == 130
     assert "interrupted" in done.stderr

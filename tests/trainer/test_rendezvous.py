@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -57,7 +58,12 @@ def say(place: Place, words: bytes) -> bytes:
         contextlib.suppress(ConnectionError),  # refused before all was said
     ):
         stranger.sendall(words)
-        stranger.shutdown(socket.SHUT_WR)
+        try:
+            stranger.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            # Refused meanwhile, which this call alone does not name a ConnectionError.
+            if error.errno != errno.ENOTCONN:
+                raise
         return b"".join(iter(lambda: stranger.recv(65536), b""))
     return b""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
 from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.shared import made_once
@@ -35,6 +37,15 @@ def demo(shared_cache: Path) -> Demo:
 
     folder = made_once(shared_cache / "demo", make)
     return Demo(folder / "dataset-400-256", folder / "archives-400")
+
+
+@pytest.fixture(scope="session")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Figures as `bench-train` leaves them, of 1 and of 8 ranks."""
+    measured = [Measured(ranks, Run(90.0 * ranks, 9.0), None) for ranks in (1, 8)]
+    path = tmp_path_factory.mktemp("training") / FIGURES
+    path.write_text(json.dumps({"rows": figures(measured, [8], 24.5)}))
+    return path
 
 
 @pytest.fixture

@@ -47,6 +47,14 @@ def comparison(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def trained(demo: Demo, training: Path) -> Path:
+    """The demo's report, with figures of training."""
+    out = training.with_name(REPORT)
+    assert command.run("report", demo.out, "--training", training, "--out", out).code == 0
+    return out
+
+
 def violations(shown: Any) -> list[str]:
     """Returns what axe finds wrong."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
@@ -153,11 +161,12 @@ def test_the_tab_key_reaches_everything_once(
 
 
 @pytest.mark.parametrize("width", [320, *WIDTHS])
-@pytest.mark.parametrize("which", ["report", "comparison"])
+@pytest.mark.parametrize("which", ["report", "comparison", "training"])
 def test_nothing_sticks_out_to_the_side(
-    demo: Demo, comparison: Path, open_page: OpenPage, which: str, width: int
+    demo: Demo, comparison: Path, trained: Path, open_page: OpenPage, which: str, width: int
 ) -> None:
-    shown, _ = open_page(demo.out / REPORT if which == "report" else comparison, width=width)
+    pages = {"report": demo.out / REPORT, "comparison": comparison, "training": trained}
+    shown, _ = open_page(pages[which], width=width)
 
     for summary in shown.locator("summary").all():
         summary.click()
@@ -171,11 +180,17 @@ def test_nothing_sticks_out_to_the_side(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("which", ["report", "comparison", "dialog", "damaged"])
+@pytest.mark.parametrize("which", ["report", "comparison", "training", "dialog", "damaged"])
 def test_axe_finds_nothing_wrong(
-    demo: Demo, comparison: Path, tmp_path: Path, open_page: OpenPage, which: str, scheme: str
+    demo: Demo,
+    comparison: Path,
+    trained: Path,
+    tmp_path: Path,
+    open_page: OpenPage,
+    which: str,
+    scheme: str,
 ) -> None:
-    path = comparison if which == "comparison" else demo.out / REPORT
+    path = {"comparison": comparison, "training": trained}.get(which, demo.out / REPORT)
     if which == "damaged":
         copy = Path(shutil.copytree(demo.out, tmp_path / "copy"))
         (copy / "labels.txt").unlink()

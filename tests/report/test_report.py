@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.bench_train import Measured, Run, figures
 from tests.kit import command
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
@@ -53,12 +52,9 @@ def test_the_page_tells_what_the_manifest_does(demo: Demo, report: Report) -> No
 
 
 def test_figures_of_training_are_shown_where_they_are_given(
-    demo: Demo, tmp_path: Path, report: Report
+    demo: Demo, training: Path, report: Report
 ) -> None:
-    measured = [Measured(ranks, Run(90.0 * ranks, 9.0), None) for ranks in (1, 8)]
-    path = tmp_path / "bench-train.json"
-    path.write_text(json.dumps({"rows": figures(measured, [8], 24.5)}))
-    page = report(demo.out, "--training", path)
+    page = report(demo.out, "--training", training)
 
     assert "8 ranks train 720.0 images/s" in page
     assert '<td class="number">90.0</td>' in page

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 # started the process, so that thread has to live as long as the child may.
 _BOUND = """\
 import ctypes, os, sys
-os.setpgid(0, 0)
+if os.getpgrp() != os.getpid():
+    os.setpgid(0, 0)
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[3], sys.argv[3:])

@@ -71,8 +71,10 @@ class _Member:
         self.name = name
         self._news = news
         self.process = start(argv, environment=environment)
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
+        self._orders = self.process.stdin
         self._readers = [
             threading.Thread(target=_pass_on, args=arguments, daemon=True)
             for arguments in (
@@ -88,14 +90,15 @@ class _Member:
         for reader in self._readers:
             # What a rank has started may outlive it, and hold the pipe open.
             reader.join(_LAST_WORDS_S)
+        with contextlib.suppress(OSError):
+            self._orders.close()
         self._news.put((self, code))
 
     def tell(self, order: dict[str, Any]) -> None:
         """Sends an order; one that has ended needs none."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(json.dumps(order).encode() + b"\n")
-            self.process.stdin.flush()
+        with contextlib.suppress(OSError, ValueError):
+            self._orders.write(json.dumps(order).encode() + b"\n")
+            self._orders.flush()
 
 
 def _pass_on(source: IO[bytes], target: IO[str], hear: Callable[[str], bool] | None) -> None:

@@ -20,7 +20,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import mpi
-from imagenet_prep.launching.crew import Outcome
+from imagenet_prep.launching.crew import Crew, Outcome
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.ranks import Rank
 from imagenet_prep.launching.variables import travelling
@@ -272,6 +272,12 @@ def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
     assert agent.startswith("ssh -o BatchMode=yes -o StrictHostKeyChecking=yes ")
     assert words[words.index("-H") + 1] == "node1:2,node2:1"
     assert words[-5:] == [*more, "python", "train"]
+
+
+def test_the_exit_code_of_mpirun_is_that_of_the_launch() -> None:
+    for code in (0, 7):
+        starter = [sys.executable, "-c", f"raise SystemExit({code})"]
+        assert Crew([], "mark-of-this-launch", 1).run([], starter).code == code
 
 
 def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(

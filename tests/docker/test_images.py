@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 DOCKERFILE = rehearse.DOCKERFILE.read_text("utf-8")
 STEPS = rehearse.steps(DOCKERFILE)
-TARGETS = ("prep", "beam", "train", "node")
+TARGETS = ("prep", "beam", "train", "train-mxnet", "node")
 _PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==([^ ;]+)", re.MULTILINE)
 
 
@@ -127,13 +127,25 @@ def test_beam_and_cuda_are_one_version_in_base_and_lock() -> None:
 def test_horovod_is_the_version_that_install_horovod_builds() -> None:
     from imagenet_prep import install_horovod
 
-    tools = pinned("docker/horovod-tools.lock")
+    assert pinned("imagenet_prep/horovod.lock") == {"horovod": install_horovod.VERSION}
+    for lock in ("docker/train.lock", "docker/mxnet.lock"):
+        assert set(install_horovod._NEEDS) <= set(pinned(lock))
 
-    assert pinned("docker/horovod.lock") == {"horovod": install_horovod.VERSION}
-    assert {f"{name}=={tools[name]}" for name in ("cmake", "setuptools")} <= set(
-        install_horovod._TOOLS
-    )
-    assert set(install_horovod._NEEDS) <= set(pinned("docker/train.lock"))
+
+def test_locks_hold_what_the_groups_ask_for() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text("utf-8")
+    groups = tomllib.loads(text)["dependency-groups"]
+    locks = {
+        "mxnet": "docker/mxnet.lock",
+        "horovod": "imagenet_prep/horovod.lock",
+        "horovod-tools": "imagenet_prep/horovod-tools.lock",
+    }
+
+    for group, lock in locks.items():
+        versions = pinned(lock)
+        for requirement in map(Requirement, groups[group]):
+            version = versions.get(canonicalize_name(requirement.name), "missing")
+            assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
 
 
 def test_every_debian_package_has_that_name() -> None:

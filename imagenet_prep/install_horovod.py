@@ -43,6 +43,7 @@ _NCCL = "nvidia-nccl-cu12"
 _GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 _IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
 _INTERFACE = "  gloo_iface_ = global_context.gloo_iface_;\n"
+_MXNET_LOADERS = ("horovod/common/basics.py", "horovod/mxnet/mpi_ops.py")
 _XLA_OPERATIONS = "horovod/tensorflow/xla_mpi_ops.cc"
 _TENSORFLOW_OPERATIONS = "horovod/tensorflow/mpi_ops.cc"
 _STREAM = """
@@ -195,8 +196,8 @@ def _cached(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def mend(source: Path) -> None:
-    """Changes Horovod's source in three places.
+def mend(source: Path, framework: str) -> None:
+    """Changes Horovod's source in four places.
 
     - Its data goes through the interface that HOROVOD_GLOO_IFACE names. Horovod sends tensors in a
       process set, whose own `gloo_iface_` is never set. So Gloo would take the address that the
@@ -204,21 +205,29 @@ def mend(source: Path) -> None:
     - Its operations for XLA, which are off by default, are left out: TensorFlow's wheels do not
       have the headers that they want.
     - It calls a function that TensorFlow 2.21 no longer has; with a GPU only.
+    - For MXNet, its library and MXNet's, which comes with it, are loaded for it alone. MXNet's has
+      a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
 
     Raises:
-      ImagenetPrepError: the source has not the place at which the first is mended.
+      ImagenetPrepError: the source has not the place at which the first or the last is mended.
     """
-    path = source / _GLOO_CONTEXT
-    text = path.read_text("utf-8")
-    if text.count(_IN_PROCESS_SET) != 1:
-        raise ImagenetPrepError(
-            f"{_GLOO_CONTEXT}: expected {_IN_PROCESS_SET.strip()!r} once, found "
-            f"{text.count(_IN_PROCESS_SET)}. This is not Horovod {VERSION}."
-        )
-    path.write_text(text.replace(_IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE), "utf-8")
+    _replace(source / _GLOO_CONTEXT, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
+    if framework == "mxnet":
+        for loader in _MXNET_LOADERS:
+            _replace(source / loader, "ctypes.RTLD_GLOBAL", "ctypes.RTLD_LOCAL")
     (source / _XLA_OPERATIONS).write_text("", "utf-8")
     with open(source / _TENSORFLOW_OPERATIONS, "a", encoding="utf-8") as operations:
         operations.write(_STREAM)
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    if text.count(old) != 1:
+        raise ImagenetPrepError(
+            f"{path}: expected {old.strip()!r} once, found {text.count(old)}. "
+            f"This is not Horovod {VERSION}."
+        )
+    path.write_text(text.replace(old, new), "utf-8")
 
 
 def _build(config: Config, folder: Path) -> Path:
@@ -249,7 +258,7 @@ def _build(config: Config, folder: Path) -> Path:
         with tarfile.open(Path(scratch) / f"horovod-{VERSION}.tar.gz") as archive:
             archive.extractall(scratch, filter="data")
         source = Path(scratch) / f"horovod-{VERSION}"
-        mend(source)
+        mend(source, config.framework)
         build = ["wheel", *wanted, "--no-deps", "-w", str(made), str(source)]
         environment["HOROVOD_LOCAL_VERSION"] = LOCAL_VERSION
         _pip(build, log, "building Horovod", environment)

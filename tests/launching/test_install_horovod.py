@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -13,12 +14,17 @@ import pytest
 
 from imagenet_prep import install_horovod
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.world import World
 from imagenet_prep.install_horovod import Config
+from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S
-from tests.trainer.conftest import horovod
+from tests.kit.command import PATIENCE_S, started
+from tests.launching.mxnet_rank import batches
+from tests.trainer.conftest import horovod, shades
 
-__all__ = ["horovod"]
+__all__ = ["horovod", "shades"]
+
+RANK_OF_MXNET = Path(__file__).with_name("mxnet_rank.py")
 
 # Tells which addresses this process is connected to while all ranks hold their connections.
 RANK = """\
@@ -45,25 +51,20 @@ print(json.dumps([hvd.rank(), total, sorted(peers)]), flush=True)
 
 
 def source(folder: Path, text: str) -> Path:
-    """Writes the three files that `mend` changes; returns the one with this text."""
-    path, *others = (
-        folder / "horovod" / name
-        for name in (
-            "common/gloo/gloo_context.cc",
-            "tensorflow/xla_mpi_ops.cc",
-            "tensorflow/mpi_ops.cc",
-        )
-    )
-    for each in (path, *others):
-        each.parent.mkdir(parents=True, exist_ok=True)
-        each.write_text(f"of {each.name}\n")
-    path.write_text(text)
+    """Writes the files that `mend` changes; returns the one with this text."""
+    for name in ("tensorflow/xla_mpi_ops.cc", "tensorflow/mpi_ops.cc"):
+        layouts.write(folder / "horovod" / name, b"of %s\n" % Path(name).name.encode())
+    for name in ("common/basics.py", "mxnet/mpi_ops.py"):
+        loads = f"of {Path(name).name}\nctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
+        layouts.write(folder / "horovod" / name, loads.encode())
+    path = folder / "horovod" / "common" / "gloo" / "gloo_context.cc"
+    layouts.write(path, text.encode())
     return path
 
 
 def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
     path = source(tmp_path, "{\n  assert(global_context.IsEnabled());\n\n  device_attr")
-    install_horovod.mend(tmp_path)
+    install_horovod.mend(tmp_path, "tensorflow")
 
     assert path.read_text() == (
         "{\n  assert(global_context.IsEnabled());\n"
@@ -71,9 +72,21 @@ def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("framework", "mode"), [("tensorflow", "RTLD_GLOBAL"), ("mxnet", "RTLD_LOCAL")]
+)
+def test_mxnets_libjpeg_stays_its_own(tmp_path: Path, framework: str, mode: str) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    install_horovod.mend(tmp_path, framework)
+
+    for name in ("common/basics.py", "mxnet/mpi_ops.py"):
+        loads = f"ctypes.CDLL(path, ctypes.{mode})"
+        assert (tmp_path / "horovod" / name).read_text() == f"of {Path(name).name}\n{loads}\n"
+
+
 def test_what_tensorflow_no_longer_has_is_left_out_or_put_back(tmp_path: Path) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n")
-    install_horovod.mend(tmp_path)
+    install_horovod.mend(tmp_path, "tensorflow")
 
     folder = tmp_path / "horovod" / "tensorflow"
     assert (folder / "xla_mpi_ops.cc").read_text() == ""
@@ -87,7 +100,7 @@ def test_a_source_that_is_another_one_is_refused(tmp_path: Path, times: int) -> 
     source(tmp_path, "  assert(global_context.IsEnabled());\n" * times)
 
     with pytest.raises(ImagenetPrepError, match=rf"once, found {times}\. This is not Horovod"):
-        install_horovod.mend(tmp_path)
+        install_horovod.mend(tmp_path, "tensorflow")
 
 
 @pytest.fixture
@@ -168,6 +181,31 @@ def test_the_proof_is_a_program(
     compile(program, "proof", "exec")
     assert f"import horovod.{framework} as hvd\n" in program
     assert "(2, 3.0, False)" in program
+
+
+@pytest.mark.slow
+@pytest.mark.mxnet
+def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(
+    mxnet_python: Path, shades: Path
+) -> None:
+    folder = mxnet_python.parent
+    program = (
+        str(folder / "horovodrun"),
+        "-np",
+        "2",
+        "--gloo",
+        str(mxnet_python),
+        str(RANK_OF_MXNET),
+    )
+    env = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    with started(shades, program=program, python=mxnet_python, env=env) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished.err
+    told = re.findall(r"TOLD (.*)", finished.out)
+    assert sorted(map(json.loads, told)) == [
+        [rank, "1.23.5", [3.0, 30.0], batches(str(shades), World(rank, 2))] for rank in (0, 1)
+    ]
 
 
 @pytest.mark.root

@@ -8,14 +8,17 @@ MAKEFLAGS += --no-print-directory
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
 
 # A change of any of these installs again; only then.
 KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] | sha256sum | cut -c1-16)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
-HOROVOD := $(VENV)/.installed-horovod-$(shell sha256sum < imagenet_prep/install_horovod.py | cut -c1-16)-$(KEY)
+RECIPE := imagenet_prep/install_horovod.py imagenet_prep/horovod*.lock
+HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
+MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
@@ -33,12 +36,12 @@ help: ## list the targets
 demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
@@ -51,7 +54,7 @@ picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the test
 	@cp build/airflow/dag.svg docs/airflow.svg
 
 quick: lint ## lint and the tests of single rooms, without frameworks: a minute
-	@$(BIN)/python -m pytest -m "not (slow or tf or dali or horovod or browser)" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not (slow or tf or dali or horovod or mxnet or browser)" $(PYTEST_ARGS)
 
 lint: $(TEST) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet .
@@ -75,14 +78,15 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index
 PROJECT = --group build pyproject.toml
 HERE = --group compiler $(PROJECT)
 
-locks: $(BIN)/pip ## renew .ci/*.lock and docker/*.lock from pyproject.toml, with packages at least a week old
+locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from pyproject.toml, with packages at least a week old
 	@$(BIN)/python -m pip install --quiet uv
 	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
 	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
-	@for part in horovod horovod-tools; do $(LOCK) --no-deps docker/$$part.in --output-file docker/$$part.lock > /dev/null; done
+	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
+	@for group in horovod horovod-tools; do $(LOCK) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
 
 # Builds every target of docker/Dockerfile in chroots, from Debian's and Python's packages alone, and tries it.
 images-rehearsal: $(TEST) ## the images without Docker, built and tried; root on Debian, 20 GB, half an hour
@@ -102,13 +106,14 @@ $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@touch $@
 
 # Tests without their program are skipped, and say so: the report's want a browser, replication over
-# a network sshd and tc, the DAG's picture dot, benchmarks rsync and curl.
+# a network sshd and tc, the DAG's picture dot, benchmarks rsync and curl. MXNet wants two libraries.
 debian: ## the programs that tests use, from Debian where root may install; else say which are missing
 	@missing=; PATH=$$PATH:/usr/sbin:/sbin; \
 	for each in chromium,chromium-browser,google-chrome:chromium sshd:openssh-server ssh:openssh-client \
-	    ip:iproute2 tc:iproute2 dot:graphviz rsync:rsync curl:curl $(LONG); do \
+	    ip:iproute2 tc:iproute2 dot:graphviz rsync:rsync curl:curl \
+	    $(LIBRARIES)/libgomp.so.1:libgomp1 $(LIBRARIES)/libquadmath.so.0:libquadmath0 $(LONG); do \
 	  found=; for program in $$(tr , ' ' <<< "$${each%:*}"); do \
-	    if command -v "$$program" > /dev/null; then found=1; fi; \
+	    if command -v "$$program" > /dev/null || test -e "$$program"; then found=1; fi; \
 	  done; \
 	  [ -n "$$found" ] || missing="$$missing $${each#*:}"; \
 	done; \
@@ -150,6 +155,15 @@ $(AIRFLOW): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/airflow && \
 	  $(VENV)/airflow/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/airflow.lock && touch $@ || \
 	  { rm -rf $(VENV)/airflow; echo 'Going on without Airflow: its tests will be skipped, see above why.' >&2; }
+
+# MXNet wants an older NumPy. Its Horovod is built once a machine, as ours. Without it its tests are skipped.
+$(MXNET): $(TEST) | debian
+	@echo "Installing docker/mxnet.lock into $(VENV)/mxnet (once; 330 MB, half a minute)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/mxnet && \
+	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --require-hashes -r docker/mxnet.lock && \
+	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
+	  $(VENV)/mxnet/bin/imagenet-prep install-horovod --framework mxnet >&2 && touch $@ || \
+	  { rm -rf $(VENV)/mxnet; echo 'Going on without MXNet: its tests will be skipped, see above why.' >&2; }
 
 $(GPU_KEY): | $(BIN)/pip
 	@echo "Installing docker/prep.lock and docker/train.lock into $(GPU) (once; about 9 GB)" >&2

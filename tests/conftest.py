@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,3 +110,12 @@ def tf() -> ModuleType:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         warnings.simplefilter("ignore")  # of its own dependencies
         return pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+
+@pytest.fixture(scope="session")
+def mxnet_python() -> Path:
+    """The interpreter of MXNet's environment, beside ours."""
+    python = Path(sys.prefix) / "mxnet" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("MXNet is not installed; make test installs it into .venv/mxnet")
+    return python

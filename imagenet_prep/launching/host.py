@@ -164,11 +164,12 @@ def _obey(orders: IO[str], ranks: Ranks) -> None:
 
 def _tell(mark: str, rank: Rank) -> None:
     # The code first: by then its last line has come, which tells who left whom.
-    if rank.number < 0:
-        # Ranks that wait for a server wait for ever, and say nothing.
+    code = rank.code()
+    if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
+        # It says nothing itself, and ranks that wait for a server wait for ever.
         with contextlib.suppress(OSError):
             print(f"imagenet-prep: {rank.reason()}", file=sys.stderr, flush=True)
-    told = {"rank": rank.number, "code": rank.code(), "left": rank.left}
+    told = {"rank": rank.number, "code": code, "left": rank.left}
     with contextlib.suppress(OSError):
         print(f"{mark} {json.dumps(told)}", file=sys.stderr, flush=True)
 

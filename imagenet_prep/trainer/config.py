@@ -247,7 +247,7 @@ class Config(cli.Settings):
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that would have no effect."""
         super().__post_init__()
-        if self.recipe is None:
+        if not self.recipe:
             object.__setattr__(self, "recipe", "article" if self.framework == "mxnet" else "v1.5")
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")

@@ -16,15 +16,15 @@ from imagenet_prep.trainer.recipe import Run
 
 
 class Learner(Protocol):
-    """One rank of a run; all ranks call the same methods in the same order.
+    """One rank of a run; all ranks call the same methods in the same order."""
 
-    Attributes:
-      comm: the other ranks.
-      fast_half: whether the device computes faster in float16 than in float32.
-    """
+    @property
+    def comm(self) -> Comm:
+        """The other ranks."""
 
-    comm: Comm
-    fast_half: bool
+    @property
+    def fast_half(self) -> bool:
+        """Whether the device computes faster in float16 than in float32."""
 
     def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch of NumPy arrays, channels last, as the framework holds it."""

@@ -236,7 +236,8 @@ class Config(cli.Settings):
     no_evaluation: bool = cli.flag(False, help="do not evaluate; for a set without validation")
     export: str | None = cli.flag(
         None,
-        help="write the model here at the end: FILE.keras, or a folder for a SavedModel",
+        help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
+        "the two files of Gluon",
         metavar="PATH",
     )
     seed: int = cli.flag(0, least=0, help="decides first weights, order and crops")
@@ -296,7 +297,7 @@ class Config(cli.Settings):
             "--backend": self.backend == "tfdata" and "tfdata",
             "--jit": self.jit,
             "--fp16-compression": self.fp16_compression,
-            "--export": self.export,
+            "--export": Path(self.export or "").suffix == ".keras" and self.export,
             "--tensorboard-dir": self.tensorboard_dir,
         }
         for name, value in others.items():

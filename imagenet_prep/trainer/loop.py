@@ -159,7 +159,7 @@ class _Training:
                 failure = _as_json(error)
         place = self._reader.state() if found is None else found["reader"]
         found, place, failure = self._comm.broadcast_object((found, place, failure))
-        _raise(failure)
+        self._raise(failure)
         # Also at the start, since this refuses a rank that would read another set or order.
         self._reader.restore(place)
         if found is not None:
@@ -299,7 +299,7 @@ class _Training:
             except ImagenetPrepError as error:
                 failure = _as_json(error)
         self._saved_at, failure = self._comm.broadcast_object((time.time(), failure))
-        _raise(failure)
+        self._raise(failure)
         self._saved_step = self._step
         self._flush()
 
@@ -307,6 +307,13 @@ class _Training:
         if self._mirror is not None:
             self._log.flush()
             self._mirror.flush()
+
+    def _raise(self, failure: list[str] | None) -> None:
+        """Raises the error of rank 0, if any, so that all ranks end with the same exit code."""
+        if failure is not None:
+            self._comm.close()
+            name, message = failure
+            raise errors.by_name(name)(message)
 
     def _end_together(self) -> None:
         """Makes all ranks wait for the mirror: launchers kill the others when one ends."""
@@ -330,13 +337,6 @@ class _Training:
 def _as_json(error: ImagenetPrepError) -> list[str]:
     """Returns an error for the other ranks: its class and its message."""
     return [type(error).__name__, str(error)]
-
-
-def _raise(failure: list[str] | None) -> None:
-    """Raises the error of rank 0, if any, so that all ranks end with the same exit code."""
-    if failure is not None:
-        name, message = failure
-        raise errors.by_name(name)(message)
 
 
 @contextlib.contextmanager

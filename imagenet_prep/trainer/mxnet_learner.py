@@ -148,8 +148,13 @@ class MxnetLearner:
         return self._network(self._array(images)).asnumpy()
 
     def export(self, path: Path) -> None:
-        """Refused by Config."""
-        raise NotImplementedError
+        """Writes a folder with model-symbol.json and model-0000.params."""
+        import numpy as np
+
+        # Gluon writes what it has computed once.
+        self.logits(np.zeros((1, 3, self._plan.image_size, self._plan.image_size), np.float32))
+        path.mkdir(parents=True, exist_ok=True)
+        self._network.export(str(path / "model"))
 
 
 def _decays(parameter: Any) -> bool:

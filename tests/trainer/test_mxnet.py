@@ -17,7 +17,6 @@ from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
 
 RANK = Path(__file__).with_name("mxnet_rank.py")
 SAVED, FATAL, LAST = 10, 15, 33
-SERVERS = {"framework": "mxnet", "comm": "dist_sync"}
 
 mxnet = pytest.mark.mxnet
 
@@ -49,7 +48,8 @@ def runs(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
 
     def make(folder: Path) -> None:
         one, ring, servers = (folder / name for name in ("one", "ring", "servers"))
-        run(mxnet_python, "train", *settings(shades, one, batch_size=16))
+        export = str(folder / "exported")
+        run(mxnet_python, "train", *settings(shades, one, batch_size=16, export=export))
         ranks = ("launch", "-np", "2")
         script = ("--", "python", RANK, ring)
         ring.mkdir()
@@ -119,6 +119,17 @@ def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> N
     ours, ring = (rows(runs / each, "train")[-1] for each in (name, "ring"))
     assert (ours["step"], ours["learning_rate"]) == (ring["step"], ring["learning_rate"])
     assert ours["loss"] == pytest.approx(ring["loss"], abs=1e-5)
+
+
+@mxnet
+def test_what_is_exported_holds_the_weights(runs: Path) -> None:
+    files = {path.name: path.read_bytes() for path in (runs / "exported").iterdir()}
+
+    assert sorted(files) == ["model-0000.params", "model-symbol.json"]
+    weights = list(arrays(runs / "one").values())[:8]
+    assert [
+        each.shape for each in weights if each.tobytes() not in files["model-0000.params"]
+    ] == []
 
 
 def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,8 @@ class Rank:
             return f"{self.name}: {self.error.removeprefix(_OURS)}"
         if self.process.returncode < 0:
             number = -self.process.returncode
-            return f"{self.name}: ended by signal {number}; its last line: {self._last}"
+            last = f"; its last line: {self._last}" if self._last else ""
+            return f"{self.name}: ended by signal {number}{last}"
         return f"{self.name}: {self._last}"
 
 

@@ -56,17 +56,6 @@ class Comm:
         Raises:
           ImagenetPrepError: the received bytes are not JSON, or more than 1 MiB.
         """
-        return canonical.loads(canonical.dumps(value))
-
-    def close(self) -> None:
-        """Waits for all ranks and parts from them."""
-
-
-class Several(Comm):
-    """Ranks of which rank 0 can tell the others something, as arrays."""
-
-    def broadcast_object(self, value: Any) -> Any:
-        """Returns what `value` is on rank 0, as JSON has it."""
         import numpy as np
 
         data = canonical.dumps(value) if self.world.rank == 0 else b""
@@ -86,12 +75,15 @@ class Several(Comm):
                 "network where nobody else can speak to the ranks."
             ) from error
 
-    def from_first(self, name: str, array: Any) -> Any:
+    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - for several ranks
         """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
-        raise NotImplementedError
+        return array
+
+    def close(self) -> None:
+        """Waits for all ranks and parts from them."""
 
 
-class Horovod(Several):
+class Horovod(Comm):
     """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:

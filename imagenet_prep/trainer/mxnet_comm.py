@@ -17,7 +17,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, Several, launched
+from imagenet_prep.trainer.comm import Comm, launched
 
 # Numbers of one message; what rank 0 tells the others has a few hundred bytes. The servers want
 # arrays of one name to have one shape.
@@ -46,7 +46,7 @@ class Alone(Comm):
         """Sets each array to its mean over the ranks, and waits for it."""
 
 
-class _Together(Several, Alone):
+class _Together(Alone):
     """Several ranks that add up."""
 
     # Of numbers that are counted.

@@ -20,7 +20,9 @@ EXAMPLES = """\
   imagenet-prep train --synthetic --num-epochs 0.1
   imagenet-prep launch -np 16 --hosts hosts -- train --data-dir /data/imagenet-480
   imagenet-prep train --data-dir cifar10 --recipe cifar10
-  imagenet-prep train --data-dir mnist --recipe mnist"""
+  imagenet-prep train --data-dir mnist --recipe mnist
+  imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \\
+      --framework mxnet --comm dist_sync"""
 
 
 def train(config: Config) -> Score | None:
@@ -33,8 +35,12 @@ def train(config: Config) -> Score | None:
 
     from imagenet_prep.core.errors import UsageError
 
-    if importlib.util.find_spec("tensorflow") is None:
-        raise UsageError("training needs TensorFlow: pip install 'imagenet-prep[tf]'")
+    if importlib.util.find_spec(config.framework) is None:
+        name, remedy = {
+            "tensorflow": ("TensorFlow", "pip install 'imagenet-prep[tf]'"),
+            "mxnet": ("MXNet", "docs/mxnet.md says how to make its environment"),
+        }[config.framework]
+        raise UsageError(f"training needs {name}: {remedy}")
     from imagenet_prep.trainer import loop, recipe
 
     config = recipe.settled(config)
@@ -53,7 +59,8 @@ def train(config: Config) -> Score | None:
             world=world,
             seed=config.seed,
             backend=config.backend,
-            recipe="resnet" if config.recipe == "v1.5" else config.recipe,
+            recipe="resnet" if config.recipe in ("v1.5", "article") else config.recipe,
+            **({"framework": "numpy", "layout": "NCHW"} if config.framework == "mxnet" else {}),
             colour=training and recipe.increased_aug(config, world.size),
         )
 

@@ -58,6 +58,12 @@ class Config(cli.Settings):
         "on this machine",
         metavar="FILE",
     )
+    servers: int = cli.flag(
+        0,
+        least=0,
+        help="start so many of MXNet's parameter servers, on the hosts in turn, for train "
+        "--comm dist_sync or a script of your own; 0: none, ranks use Horovod",
+    )
     mpi: bool = cli.flag(
         False, help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
     )
@@ -158,6 +164,8 @@ class Config(cli.Settings):
             raise ValueError("--dry-run has nothing to --detach")
         if self.mpi_args and not self.mpi:
             raise ValueError("--mpi-args is for --mpi")
+        if self.servers and (self.mpi or self.horovod()):
+            raise ValueError("--servers: leave out --mpi, and what is told to Horovod")
 
     def horovod(self) -> dict[str, str]:
         """Returns the variables by which Horovod is told what was asked for."""
@@ -184,6 +192,11 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     """
     assert config.num_processes is not None
     asked = _work(config.command)
+    if not asked.is_own and asked.by_servers != (config.servers > 0):
+        raise UsageError(
+            "train --framework mxnet --comm dist_sync, or dist_device_sync, needs launch "
+            f"--servers N, and nothing else does; here it is --servers {config.servers}"
+        )
     hosts = [Host("localhost", config.num_processes)]
     if config.hosts is not None:
         hosts = read_hosts(Path(config.hosts))
@@ -216,7 +229,8 @@ def _work(words: Sequence[str]) -> Work:
     from imagenet_prep import train
 
     asked = train.parse(words[1:])
-    return work.of_train(words, asked.data_dir, asked.log_dir)
+    by_servers = asked.comm != "horovod"
+    return work.of_train(words, asked.data_dir, asked.log_dir, by_servers=by_servers)
 
 
 def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
@@ -257,6 +271,10 @@ class _Job:
             last = first + host.slots - 1
             print(f"{host.address}, ranks {first} to {last}: {words}")
             first += host.slots
+        for host, others in zip(self.used, self._of_servers()[1], strict=True):
+            for told in others:
+                name = f"{told['DMLC_ROLE']} {told.get('DMLC_SERVER_ID', '')}".rstrip()
+                print(f"{host.address}, {name}: {words}")
 
     def run(self) -> int:
         """Runs all ranks to their end and returns the exit code of the first that failed, or 0."""
@@ -299,10 +317,24 @@ class _Job:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(stall_s, _MEETING_S)),
         }
 
+    def _of_servers(self) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
+        """Returns, for each host, what its ranks are told of servers, and what each server is."""
+        if not self.config.servers:
+            return [{} for _ in self.used], [[] for _ in self.used]
+        return variables.of_servers(
+            self.used, self.network.interfaces, *self.network.first, self.config.servers
+        )
+
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
-        """Yields, for each host, what makes each of its ranks the one it is."""
+        """Yields, for each host, what makes each of its ranks, and servers, the one it is."""
         ranks = variables.of_torchrun(self.used, self.network.interfaces, *self.network.first)
+        if self.config.servers:
+            told = zip(ranks, *self._of_servers(), strict=True)
+            yield [
+                [*(rank | of_ranks for rank in each), *others] for each, of_ranks, others in told
+            ]
+            return
         needs_horovod = self.config.num_processes != 1
         if self.work.is_own:
             needs_horovod &= importlib.util.find_spec("horovod") is not None

@@ -112,7 +112,11 @@ def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
     """Returns what is wrong with one host by itself, in a job of so many ranks."""
     found = [answer["problem"]] if answer["problem"] else []
     # A script of the user's own may be PyTorch's.
-    if ranks > 1 and not work.is_own and answer["versions"]["horovod"] == "none":
+    if (
+        ranks > 1
+        and not (work.is_own or work.by_servers)
+        and answer["versions"]["horovod"] == "none"
+    ):
         found.append("no Horovod: run `imagenet-prep install-horovod` there")
     if answer["gpus"] and answer["gpus"] < host.slots:
         found.append(f"{answer['gpus']} GPUs for {host.slots} ranks: write slots={answer['gpus']}")

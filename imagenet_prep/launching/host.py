@@ -33,7 +33,9 @@ from imagenet_prep.launching.ranks import Rank, Ranks
 # In the environment of every rank of one launch, and of nothing else.
 MARK = "IMAGENET_PREP_LAUNCH"
 
-PACKAGES = ("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "horovod", "numpy")
+PACKAGES = (
+    *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "horovod", "numpy"),
+)
 _RANK = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _POLL_S = 0.2
 # What ranks have left when `launch` is gone without a word: killed, or its machine is.
@@ -130,8 +132,8 @@ def run(orders: IO[str]) -> None:
 
     Args:
       orders: lines of JSON. The first has "mark", "folder" (to be in, where it is there),
-        "command", "shared" (variables of all ranks), "ranks" (those of each; none where mpirun
-        starts them) and "logs" (the folder of their outputs, or None). Then
+        "command", "shared" (variables of all ranks), "ranks" (those of each, and of each server;
+        none where mpirun starts them) and "logs" (the folder of their outputs, or None). Then
         {"ask": seconds}: ask the ranks to end, and kill them after that time; {"limit": seconds}:
         kill what lives then.
     """
@@ -162,7 +164,12 @@ def _obey(orders: IO[str], ranks: Ranks) -> None:
 
 def _tell(mark: str, rank: Rank) -> None:
     # The code first: by then its last line has come, which tells who left whom.
-    told = {"rank": rank.number, "code": rank.code(), "left": rank.left}
+    code = rank.code()
+    if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
+        # It says nothing itself, and ranks that wait for a server wait for ever.
+        with contextlib.suppress(OSError):
+            print(f"imagenet-prep: {rank.reason()}", file=sys.stderr, flush=True)
+    told = {"rank": rank.number, "code": code, "left": rank.left}
     with contextlib.suppress(OSError):
         print(f"{mark} {json.dumps(told)}", file=sys.stderr, flush=True)
 

@@ -1,4 +1,8 @@
-"""The ranks of one host: started, followed, ended; none of them outlives the process that did."""
+"""The ranks of one host: started, followed, ended; none of them outlives the process that did.
+
+Beside ranks there may be parameter servers, and the scheduler by which all of them meet. They end
+when the ranks part from them in order, and are killed where the ranks cannot.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ class Rank:
     """One running process, whose stderr is passed on with its number before each line.
 
     Attributes:
-      number: of the rank, over all hosts.
+      number: of the rank, over all hosts; -1: it is no rank.
+      name: "rank 3", "server 0" or "scheduler".
       error: the last line in which the program said why it fails, "" if none.
       left: whether it failed because another rank did.
     """
@@ -36,13 +41,20 @@ class Rank:
     ) -> None:
         """Starts it; to be called by a thread that lives as long as the rank may.
 
-        With a folder for `logs`, all that it says is also written to `rank-NUMBER.log` there.
+        With a folder for `logs`, all that it says is also written to a file of its name there:
+        `rank-3.log`.
         """
-        self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
+        role = environment.get("DMLC_ROLE", "worker")
+        if role == "worker":
+            self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
+            self.name, self._mark = f"rank {self.number}", str(self.number)
+        else:
+            self.number = -1
+            self.name = self._mark = f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
         self._log: IO[str] | None = None
         if logs is not None:
             Path(logs).mkdir(parents=True, exist_ok=True)
-            path = Path(logs) / f"rank-{self.number}.log"
+            path = Path(logs) / f"{self.name.replace(' ', '-')}.log"
             self._log = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - its life
         self.process = subprocess.Popen(
             children.bound(command),
@@ -85,7 +97,7 @@ class Rank:
                 self._keep(line)
                 # Where nobody reads any more the rank must not notice.
                 with contextlib.suppress(OSError):
-                    print(f"[{self.number}] {line}", end="", file=sys.stderr, flush=True)
+                    print(f"[{self._mark}] {line}", end="", file=sys.stderr, flush=True)
                 self._last = line.strip() or self._last
                 if line.startswith(_OURS):
                     self.error = self._last
@@ -108,11 +120,12 @@ class Rank:
     def reason(self) -> str:
         """Returns why it failed: its own word, or what can be known."""
         if self.error:
-            return f"rank {self.number}: {self.error.removeprefix(_OURS)}"
+            return f"{self.name}: {self.error.removeprefix(_OURS)}"
         if self.process.returncode < 0:
             number = -self.process.returncode
-            return f"rank {self.number}: ended by signal {number}; its last line: {self._last}"
-        return f"rank {self.number}: {self._last}"
+            last = f"; its last line: {self._last}" if self._last else ""
+            return f"{self.name}: ended by signal {number}{last}"
+        return f"{self.name}: {self._last}"
 
 
 class Ranks:
@@ -138,11 +151,15 @@ class Ranks:
             self.ask()
 
     def ask(self, grace_s: float = float("inf")) -> None:
-        """Asks all ranks to save and end; `wait` kills those that live `grace_s` seconds later."""
+        """Asks all ranks to save and end; `wait` kills those that live `grace_s` seconds later.
+
+        Servers are not asked: ranks need them to save.
+        """
         self._asked = True
         self.limit(grace_s)
         for rank in self._ranks:
-            rank.send(signal.SIGTERM)
+            if rank.number >= 0:
+                rank.send(signal.SIGTERM)
 
     def limit(self, seconds: float) -> None:
         """Lets `wait` kill what lives so many seconds from now."""

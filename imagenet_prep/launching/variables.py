@@ -1,4 +1,4 @@
-"""Environment variables: which of this machine's travel to ranks elsewhere, and torchrun's."""
+"""Environment variables: which of this machine's travel to ranks elsewhere; torchrun's, MXNet's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
-# By whole name, or by beginning: what Python, TensorFlow, Horovod, the network and our own
+# By whole name, or by beginning: what Python, TensorFlow, MXNet, Horovod, the network and our own
 # program read. HOME, the shell's own and whatever else is set here stay here.
 _NAMES = {
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
@@ -17,6 +17,7 @@ _NAMES = {
 }
 _BEGINNINGS = (
     *("AWS_", "IMAGENET_PREP_", "PYTHON", "LC_", "MALLOC_", "TF_", "TF2_", "XLA_", "DALI_"),
+    *("MXNET_", "PS_"),
     *("CUDA_", "CUDNN_", "NCCL_", "HOROVOD_", "GLOO_", "UCX_", "FI_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
 )
@@ -82,6 +83,35 @@ def of_torchrun(
         found.append([shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in ranks])
         first += host.slots
     return found
+
+
+def of_servers(
+    hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int, servers: int
+) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
+    """Returns, for each host, what MXNet's parameter servers want its ranks, and themselves, told.
+
+    Args:
+      hosts: where servers are started in turn; the scheduler, by which all meet, on the first.
+      interfaces: of each host, the network interface by which the others reach it.
+      address, port: of the first host, where the scheduler may listen.
+      servers: how many there are.
+    """
+    of_ranks, of_others = [], []
+    for place, (_, interface) in enumerate(zip(hosts, interfaces, strict=True)):
+        shared = {
+            "DMLC_PS_ROOT_URI": address,
+            "DMLC_PS_ROOT_PORT": str(port),
+            "DMLC_NUM_WORKER": str(sum(host.slots for host in hosts)),
+            "DMLC_NUM_SERVER": str(servers),
+            "DMLC_INTERFACE": interface,
+        }
+        here = [
+            shared | {"DMLC_ROLE": "server", "DMLC_SERVER_ID": str(number)}
+            for number in range(place, servers, len(hosts))
+        ]
+        of_ranks.append(shared | {"DMLC_ROLE": "worker"})
+        of_others.append(here if place else [shared | {"DMLC_ROLE": "scheduler"}, *here])
+    return of_ranks, of_others
 
 
 def _is_secret(name: str, value: str) -> bool:

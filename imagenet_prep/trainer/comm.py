@@ -1,4 +1,4 @@
-"""How ranks communicate: by Horovod, or not at all if there is only one.
+"""How ranks communicate: what every framework's ranks do, and TensorFlow's by Horovod.
 
 Horovod with Keras 3 wants raw variables (`v.value`): its optimizer wrapper and callbacks run,
 but average nothing. tests/trainer/test_two_ranks.py holds two real ranks against one.
@@ -29,6 +29,10 @@ class Comm:
 
     world = World()
 
+    def totals(self, sums: Any) -> list[float]:
+        """Returns the sums over the ranks of a few numbers."""
+        return [float(each) for each in sums]
+
     def tape(self, tape: Any) -> Any:
         """Returns a gradient tape whose gradients are the mean over the ranks."""
         return tape
@@ -52,7 +56,28 @@ class Comm:
         Raises:
           ImagenetPrepError: the received bytes are not JSON, or more than 1 MiB.
         """
-        return canonical.loads(canonical.dumps(value))
+        import numpy as np
+
+        data = canonical.dumps(value) if self.world.rank == 0 else b""
+        num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
+        if not 0 < num_bytes <= _MAX_OBJECT_BYTES:
+            raise ImagenetPrepError(
+                f"rank 0 announces an object of {num_bytes:,} bytes, expected 1 to "
+                f"{_MAX_OBJECT_BYTES:,}. Run the same version on every host."
+            )
+        room = np.frombuffer(data.ljust(num_bytes, b"\0"), np.uint8)
+        came = self.from_first("object.bytes", room).tobytes()
+        try:
+            return canonical.loads(came)
+        except ValueError as error:
+            raise ImagenetPrepError(
+                f"what rank 0 sent is no JSON: {error}. Run the same version on every host, in a "
+                "network where nobody else can speak to the ranks."
+            ) from error
+
+    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - for several ranks
+        """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
+        return array
 
     def close(self) -> None:
         """Waits for all ranks and parts from them."""
@@ -95,6 +120,13 @@ class Horovod(Comm):
         """Returns the sum over the ranks."""
         return self._hvd.allreduce(tensor, op=self._hvd.Sum)
 
+    def totals(self, sums: Any) -> list[float]:
+        """Returns the sums over the ranks of a few numbers."""
+        import tensorflow as tf
+
+        totals: list[float] = self.sum(tf.convert_to_tensor(sums)).numpy().tolist()
+        return totals
+
     def average_variables(self, variables: Sequence[Any]) -> None:
         """Sets each variable to its mean over the ranks."""
         if not variables:
@@ -107,29 +139,8 @@ class Horovod(Comm):
         """Sets each variable to what it is on rank 0."""
         self._hvd.broadcast_variables(variables, root_rank=0)
 
-    def broadcast_object(self, value: Any) -> Any:
-        """Returns what `value` is on rank 0, as JSON has it."""
-        import numpy as np
-
-        data = canonical.dumps(value) if self.world.rank == 0 else b""
-        num_bytes = int(self._from_first("object.size", np.array([len(data)], np.int32))[0])
-        if not 0 < num_bytes <= _MAX_OBJECT_BYTES:
-            raise ImagenetPrepError(
-                f"rank 0 announces an object of {num_bytes:,} bytes, expected 1 to "
-                f"{_MAX_OBJECT_BYTES:,}. Run the same version on every host."
-            )
-        room = np.frombuffer(data.ljust(num_bytes, b"\0"), np.uint8)
-        came = self._from_first("object.bytes", room).tobytes()
-        try:
-            return canonical.loads(came)
-        except ValueError as error:
-            raise ImagenetPrepError(
-                f"what rank 0 sent is no JSON: {error}. Run the same version on every host, in a "
-                "network where nobody else can speak to the ranks."
-            ) from error
-
-    def _from_first(self, name: str, array: Any) -> Any:
-        """Returns what an array is on rank 0; it has the same shape on every rank."""
+    def from_first(self, name: str, array: Any) -> Any:
+        """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
         import tensorflow as tf
 
         return self._hvd.broadcast(tf.constant(array), root_rank=0, name=name).numpy()
@@ -142,17 +153,26 @@ class Horovod(Comm):
         self._hvd.shutdown()
 
 
+def launched() -> World:
+    """Returns which rank this is, as the launcher says.
+
+    Raises:
+      ImagenetPrepError: the launcher's environment cannot be.
+    """
+    try:
+        return World.from_environment()
+    except ValueError as error:
+        raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
+
+
 def connect(*, fp16_compression: bool) -> Comm:
-    """Returns the way to the other ranks that the launcher has started.
+    """Returns the way to the other ranks that the launcher has started, for TensorFlow.
 
     Raises:
       UsageError: there should be several, and Horovod is not installed.
       ImagenetPrepError: the launcher's environment cannot be.
     """
-    try:
-        world = World.from_environment()
-    except ValueError as error:
-        raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
+    world = launched()
     return Horovod(world, fp16_compression=fp16_compression) if world.size > 1 else Comm()
 
 
@@ -173,9 +193,9 @@ def lost_rank() -> Iterator[None]:
     except ImagenetPrepError:
         raise
     except Exception as error:
-        # HorovodInternalError, or TensorFlow's errors around what Horovod's operations said.
+        # HorovodInternalError, or the framework's errors around what Horovod's operations said.
         where = type(error).__module__.partition(".")[0]
-        if where not in ("horovod", "tensorflow") or "horovod" not in str(error).lower():
+        if where not in ("horovod", "mxnet", "tensorflow") or "horovod" not in str(error).lower():
             raise
         print(LEFT, file=sys.stderr, flush=True)
         time.sleep(_LEFT_S)

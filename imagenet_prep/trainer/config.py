@@ -14,6 +14,10 @@ MODELS = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
 )
+# Of these, what Gluon's model zoo has, and a small net of our own.
+GLUON_MODELS = ("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny")
+FRAMEWORKS = ("tensorflow", "mxnet")
+COMMS = ("horovod", "dist_sync", "dist_device_sync")
 OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
 PRECISIONS = ("float32", "bfloat16", "float16")
 # What each recipe says before ranks and data set are known; trainer.recipe has the rest.
@@ -21,6 +25,7 @@ _IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_e
 RECIPES: dict[str, dict[str, Any]] = {
     "tutorial": _IMAGENET,
     "v1.5": _IMAGENET,
+    "article": _IMAGENET | {"model": "resnet50-v1"},
     "cifar10": {"model": "cifar", "image_size": 32, "num_epochs": 100.0, "eval_every": 1.0},
     "mnist": {"model": "mnist", "image_size": 28, "num_epochs": 2.0, "eval_every": 0.0},
 }
@@ -39,6 +44,16 @@ class Config(cli.Settings):
 
     data_dir: str | None = cli.flag(
         None, help="the data set: a folder, s3:// or http(s)://", aliases=("--data_dir",)
+    )
+    framework: str = cli.flag(
+        "tensorflow", choices=FRAMEWORKS, help="what trains; mxnet has an environment of its own"
+    )
+    comm: str = cli.flag(
+        "horovod",
+        choices=COMMS,
+        help="how ranks sum gradients: by Horovod's ring, or, with --framework mxnet, by the "
+        "parameter servers that `launch --servers` starts; dist_device_sync adds up the GPUs of a "
+        "process on a GPU",
     )
     synthetic: bool = cli.flag(False, help="train on random images; this needs no data set")
     model: str | None = cli.flag(
@@ -96,10 +111,11 @@ class Config(cli.Settings):
         metavar="URL",
     )
     recipe: str = cli.flag(
-        "v1.5",
+        None,
         choices=tuple(RECIPES),
         help="defaults of many flags, and crops; tutorial: AWS's tutorial of 2018; v1.5: NVIDIA's; "
-        "cifar10: the SageMaker guide's; mnist: an epoch in seconds",
+        "article: AWS's article of 2019 on MXNet; cifar10: the SageMaker guide's; mnist: an epoch "
+        "in seconds; default: v1.5, of mxnet article",
     )
     optimizer: str | None = cli.flag(
         None, choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
@@ -170,10 +186,11 @@ class Config(cli.Settings):
         help="epochs in which the rate rises; default: the recipe's",
         aliases=("--warmup_epochs",),
     )
-    warmup_lr: float = cli.flag(
-        WARMUP_START,
+    warmup_lr: float | None = cli.flag(
+        None,
         least=0,
-        help="learning rate at which the warm-up begins",
+        help=f"learning rate at which the warm-up begins (default: {WARMUP_START}, of recipe "
+        "article 0.1)",
         aliases=("--warmup_lr",),
     )
     increased_aug: bool = cli.flag(
@@ -184,8 +201,8 @@ class Config(cli.Settings):
     precision: str | None = cli.flag(
         None,
         choices=PRECISIONS,
-        help="type of activations; weights stay float32 (default: float32; of recipe tutorial "
-        "float16 on a GPU that is fast at it)",
+        help="type of activations; weights stay float32 (default: float32; of recipes tutorial "
+        "and article float16 on a GPU that is fast at it)",
     )
     loss_scale: float | None = cli.flag(
         None,
@@ -219,7 +236,8 @@ class Config(cli.Settings):
     no_evaluation: bool = cli.flag(False, help="do not evaluate; for a set without validation")
     export: str | None = cli.flag(
         None,
-        help="write the model here at the end: FILE.keras, or a folder for a SavedModel",
+        help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
+        "the two files of Gluon",
         metavar="PATH",
     )
     seed: int = cli.flag(0, least=0, help="decides first weights, order and crops")
@@ -230,6 +248,8 @@ class Config(cli.Settings):
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that would have no effect."""
         super().__post_init__()
+        if not self.recipe:
+            object.__setattr__(self, "recipe", "article" if self.framework == "mxnet" else "v1.5")
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
         if self.synthetic and (self.evaluate or self.eval_every):
@@ -256,8 +276,34 @@ class Config(cli.Settings):
                     f"--{name.replace('_', '-')} {getattr(self, name)}: expected a folder of this "
                     "machine; --mirror s3://bucket/prefix keeps a copy of all in a bucket"
                 )
+        self._check_framework()
         self._check_length()
         self._check_schedule()
+
+    def _check_framework(self) -> None:
+        if self.framework != "mxnet":
+            if self.comm != "horovod":
+                raise ValueError(f"--comm {self.comm} is for --framework mxnet")
+            return
+        chosen = self.model or RECIPES[self.recipe]["model"]
+        if chosen not in GLUON_MODELS:
+            raise ValueError(
+                f"--framework mxnet: Gluon has no {chosen}; --model is one of "
+                f"{', '.join(GLUON_MODELS)}"
+            )
+        others = {
+            "--optimizer": self.optimizer not in (None, "sgd") and self.optimizer,
+            "--precision": self.precision == "bfloat16" and "bfloat16",
+            "--backend": self.backend == "tfdata" and "tfdata",
+            "--jit": self.jit,
+            "--fp16-compression": self.fp16_compression,
+            "--export": Path(self.export or "").suffix == ".keras" and self.export,
+            "--tensorboard-dir": self.tensorboard_dir,
+        }
+        for name, value in others.items():
+            if value:
+                word = name if value is True else f"{name} {value}"
+                raise ValueError(f"{word} is for --framework tensorflow alone: leave it out")
 
     def _check_length(self) -> None:
         if self.num_batches is not None and self.num_epochs is not None:
@@ -294,7 +340,7 @@ class Config(cli.Settings):
     @property
     def half_if_fast(self) -> bool:
         """Whether a device that is fast at float16 is to use it."""
-        return self.recipe == "tutorial" and self.precision is None
+        return self.recipe in ("tutorial", "article") and self.precision is None
 
     @property
     def decay_epochs(self) -> tuple[float, ...]:

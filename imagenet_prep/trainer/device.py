@@ -1,4 +1,4 @@
-"""Chooses the GPU or the cores of a rank, before TensorFlow uses them."""
+"""Chooses the GPU or the cores of a rank, before a framework uses them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,24 @@ def fast_half(world: World) -> bool:
     return any(each.get("compute_capability", (0, 0)) >= _FAST_HALF for each in details)
 
 
+def cores(world: World) -> int:
+    """Returns a rank's share of the cores: with all of them, ranks would wait for each other."""
+    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+
+
+def check(local_rank: int, gpus: int) -> None:
+    """Refuses more ranks than GPUs, where there are any.
+
+    Raises:
+      ImagenetPrepError: the host has GPUs, but fewer than ranks.
+    """
+    if 0 < gpus <= local_rank:
+        raise ImagenetPrepError(
+            f"local rank {local_rank}: {os.uname().nodename} has {gpus} GPUs. "
+            f"Write slots={gpus} into the hosts file, or start fewer ranks."
+        )
+
+
 def settle(world: World, precision: str, seed: int) -> None:
     """Takes a GPU or a share of the cores, sets the precision, and seeds first weights.
 
@@ -39,16 +57,10 @@ def settle(world: World, precision: str, seed: int) -> None:
 
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
-        if world.local_rank >= len(gpus):
-            raise ImagenetPrepError(
-                f"local rank {world.local_rank}: {os.uname().nodename} has {len(gpus)} GPUs. "
-                f"Write slots={len(gpus)} into the hosts file, or start fewer ranks."
-            )
+        check(world.local_rank, len(gpus))
         tf.config.set_visible_devices(gpus[world.local_rank], "GPU")
         tf.config.experimental.set_memory_growth(gpus[world.local_rank], True)
     elif world.local_size > 1:
-        # Each rank would take all cores, and they would wait for each other.
-        threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_intra_op_parallelism_threads(cores(world))
     keras.config.set_dtype_policy(_POLICIES[precision])
     keras.utils.set_random_seed(seed)

@@ -54,16 +54,21 @@ class Noise:
     num_examples = _NUM_EXAMPLES
     splits = (schema.TRAIN,)
 
-    def __init__(self, batch_size: int, image_size: int, dtype: str, world: World) -> None:
-        import tensorflow as tf
+    def __init__(
+        self, batch_size: int, image_size: int, world: World, hold: Callable[[Any], Any]
+    ) -> None:
+        """Draws the batch, of NumPy arrays; `hold` returns it as a framework holds it."""
+        import numpy as np
 
-        random = tf.random.Generator.from_seed(world.rank)
-        shape = [batch_size, image_size, image_size, 3]
-        self._batch = {
-            "images": tf.cast(random.normal(shape), dtype),
-            "class_index": random.uniform([batch_size], maxval=_NUM_CLASSES, dtype=tf.int32),
-            "mask": tf.ones([batch_size], tf.bool),
-        }
+        random = np.random.default_rng(world.rank)
+        shape = (batch_size, image_size, image_size, 3)
+        self._batch = hold(
+            {
+                "images": random.standard_normal(shape, np.float32),
+                "class_index": random.integers(_NUM_CLASSES, size=batch_size, dtype=np.int32),
+                "mask": np.ones(batch_size, bool),
+            }
+        )
         self._steps = _NUM_EXAMPLES // (batch_size * world.size)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

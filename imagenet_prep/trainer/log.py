@@ -25,11 +25,11 @@ class Log:
 
     Args:
       folder: gets `train.jsonl`.
-      scalars: gets TensorBoard's files.
+      scalars: gets TensorBoard's files, which need TensorFlow; None: there are none.
       speaks: whether this is rank 0.
     """
 
-    def __init__(self, folder: Path, scalars: Path, *, speaks: bool) -> None:
+    def __init__(self, folder: Path, scalars: Path | None, *, speaks: bool) -> None:
         self._folder, self._folder_of_scalars = folder, scalars
         self._speaks = speaks
         self._file: IO[str] | None = None
@@ -43,18 +43,21 @@ class Log:
 
     def clear(self) -> None:
         """Removes the files of an earlier run."""
-        for path in [self._folder / LOG, *self._folder_of_scalars.glob("events.out.tfevents.*")]:
-            path.unlink(missing_ok=True)
+        (self._folder / LOG).unlink(missing_ok=True)
+        if self._folder_of_scalars is not None:
+            for path in self._folder_of_scalars.glob("events.out.tfevents.*"):
+                path.unlink(missing_ok=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
         """Opens both files and writes the numbers of the run."""
         if self._speaks:
-            import tensorflow as tf
-
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / LOG
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - until `close`
-            self._scalars = tf.summary.create_file_writer(str(self._folder_of_scalars))
+            if self._folder_of_scalars is not None:
+                import tensorflow as tf
+
+                self._scalars = tf.summary.create_file_writer(str(self._folder_of_scalars))
         self._keep("start", facts)
 
     def train(
@@ -118,9 +121,9 @@ class Log:
 
     def close(self) -> None:
         """Closes both files."""
-        if self._file is not None and self._scalars is not None:
-            self._scalars.close()
-            self._file.close()
+        for each in (self._scalars, self._file):
+            if each is not None:
+                each.close()
 
     def _keep(self, kind: str, facts: Mapping[str, Any]) -> None:
         if self._file is not None:

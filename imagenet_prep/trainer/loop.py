@@ -16,16 +16,15 @@ from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.trainer import checkpoint, device, evaluation, model, recipe
-from imagenet_prep.trainer.comm import Comm, connect, lost_rank
+from imagenet_prep.trainer import checkpoint, evaluation, recipe
+from imagenet_prep.trainer.comm import lost_rank
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Noise, OpenReader, Reader
+from imagenet_prep.trainer.learner import Learner, connect
 from imagenet_prep.trainer.log import SCALARS, Log, Timer
 from imagenet_prep.trainer.mirror import Mirror
-from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.schedule import Plateau
-from imagenet_prep.trainer.step import make_step
 
 # Images of train that are held out of it: they decide what is tuned, validation is for the end.
 _HOLDOUT = "holdout"
@@ -48,17 +47,14 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
       DataDamagedError: a record, an image, or all checkpoints are damaged.
       ImagenetPrepError: the loss is no longer a number, or another rank died.
     """
-    device.quieten()
-    comm = connect(fp16_compression=config.fp16_compression)
-    half = recipe.precision(config, fast_half=device.fast_half(comm.world))
-    device.settle(comm.world, half, config.seed)
+    learner = connect(config)
     with lost_rank():
-        training = _Training(config, comm, open_reader)
+        training = _Training(config, learner, open_reader)
         try:
             score = training.run()
         finally:
             mirrored = training.close()
-        comm.close()
+        learner.comm.close()
     if not mirrored:
         raise IncompleteError(
             f"the run in {config.log_dir} is finished, but its mirror is not, see above. "
@@ -70,9 +66,10 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
 class _Training:
     """One rank of a run."""
 
-    def __init__(self, config: Config, comm: Comm, open_reader: OpenReader) -> None:
+    def __init__(self, config: Config, learner: Learner, open_reader: OpenReader) -> None:
         self._config = config = recipe.settled(config)
-        self._comm = comm
+        self._learner = learner
+        self._comm = comm = learner.comm
         self._folder = Path(config.log_dir).expanduser()
         self._leads = comm.world.rank == 0
         self._readers: list[Reader] = []
@@ -89,30 +86,18 @@ class _Training:
             comm.world.size,
             self._reader.num_examples,
             self._reader.num_classes,
-            fast_half=device.fast_half(comm.world),
+            fast_half=learner.fast_half,
         )
-        self._model = model.build(plan.model, plan.image_size, plan.num_classes)
-        # Horovod, like the optimizer, wants TensorFlow's own variables, not Keras' around them.
-        self._weights = [v.value for v in self._model.trainable_variables]
-        self._statistics = [v.value for v in self._model.non_trainable_weights]
-        self._dropouts = model.dropout_seeds(self._model)
+        learner.build(plan, jit=config.jit)
         self._plateau = Plateau(plan.schedule)
         self._eval_steps = recipe.eval_steps(config, plan.steps_per_epoch)
-        self._optimizer = Optimizer(
-            plan.optimizer,
-            self._weights,
-            momentum=plan.momentum,
-            nesterov=plan.nesterov,
-            weight_decay=plan.weight_decay,
-            trust_coefficient=plan.trust_coefficient,
-        )
-        self._count = evaluation.counter(self._model)
         self._step = 0
         self._saved_at = 0.0
         self._saved_step = -1
         self._scalars = Path(config.tensorboard_dir or self._folder / SCALARS).expanduser()
         self._export = Path(config.export).expanduser() if config.export is not None else None
-        self._log = Log(self._folder, self._scalars, speaks=self._leads)
+        scalars = self._scalars if config.framework == "tensorflow" else None
+        self._log = Log(self._folder, scalars, speaks=self._leads)
         self._mirror: Mirror | None = None
 
     def run(self) -> Score | None:
@@ -128,7 +113,7 @@ class _Training:
         if score is None and self._test is not None:
             score = self._evaluate(self._test)
         if self._export is not None and self._leads:
-            _export(self._model, self._export)
+            self._learner.export(self._export)
             self._log.say(f"exported: {self._config.export}")
         return score
 
@@ -142,10 +127,9 @@ class _Training:
 
     def _open(self, split: str, open_reader: OpenReader) -> Reader:
         if self._config.synthetic:
-            dtype = "bfloat16" if self._config.precision == "bfloat16" else "float32"
             assert self._config.image_size is not None
-            size = self._config.image_size
-            return Noise(self._config.batch_size, size, dtype, self._comm.world)
+            size, hold = self._config.image_size, self._learner.hold
+            return Noise(self._config.batch_size, size, self._comm.world, hold)
         reader = open_reader(split, split == schema.TRAIN, self._comm.world)
         self._readers.append(reader)
         return reader
@@ -175,7 +159,7 @@ class _Training:
                 failure = _as_json(error)
         place = self._reader.state() if found is None else found["reader"]
         found, place, failure = self._comm.broadcast_object((found, place, failure))
-        _raise(failure)
+        self._raise(failure)
         # Also at the start, since this refuses a rank that would read another set or order.
         self._reader.restore(place)
         if found is not None:
@@ -183,13 +167,9 @@ class _Training:
             self._saved_step = self._step
             self._plateau.restore(found["plateau"])
             self._log.say(f"resumed after step {self._step:,} from {found['name']}")
-        self._comm.broadcast_variables(self._variables)
+        self._learner.share()
         self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step})
         self._flush()
-
-    @property
-    def _variables(self) -> list[Any]:
-        return [*self._weights, *self._statistics, *self._optimizer.slots]
 
     def _restore(self) -> dict[str, Any] | None:
         """Loads the last checkpoint into this rank's variables; returns its other contents."""
@@ -210,13 +190,11 @@ class _Training:
                 f"{self._folder}{source} holds a run with {other}. Choose another --log-dir, or "
                 "the same settings to resume."
             )
-        variables = self._variables
         if evaluates:
             # Any ranks and batch size do; epochs are those of the run that was.
-            variables = [*self._weights, *self._statistics]
             self._plan = dataclasses.replace(self._plan, global_batch=there["global_batch"])
-        for number, variable in enumerate(variables):
-            variable.assign(found.arrays[f"variable_{number:04d}"])
+        values = [found.arrays[f"variable_{number:04d}"] for number in range(len(found.arrays))]
+        self._learner.assign(values, only_model=evaluates)
         return {
             "step": found.step,
             "saved_at": found.saved_at,
@@ -228,34 +206,26 @@ class _Training:
 
     def _train(self, asked: Callable[[], bool]) -> Score | None:
         """Makes the remaining steps, until asked to stop; returns the last evaluation."""
-        import tensorflow as tf
-
         plan, config = self._plan, self._config
-        make = make_step(
-            self._model, self._weights, self._optimizer, self._comm, plan, jit=config.jit
-        )
         # A checkpoint is saved before the evaluation of its step: what came of it is not in there.
         if self._step and plan.plateau_steps and self._is_due():
             self._watch()
         began = time.monotonic()
         score: Score | None = None
         timer = Timer()
-        stop = tf.constant(0.0)
+        stop: Any = 0
         for batch in self._batches():
             step = self._step
             rate = plan.schedule(step) * self._plateau.scale
-            self._draw_dropouts()
-            asks = tf.constant(float(asked()))
             # The value of the step before, so that this does not wait for a GPU. It is the same on
             # all ranks.
             ends = bool(stop > 0)
-            values, stop = make(
-                batch["images"], batch["class_index"], batch["mask"], tf.constant(rate), asks
-            )
+            values, stop = self._learner.step(step, batch, rate, asks=asked())
             self._step += 1
             timer.count += 1
             if step <= 1 or step % config.display_every == 0:
-                loss, total = (self._comm.sum(values) / self._comm.world.size).numpy().tolist()
+                size = self._comm.world.size
+                loss, total = (each / size for each in self._comm.totals(values))
                 speed = plan.global_batch * timer.rate()
                 self._log.train(step, plan.epoch(step), speed, loss, total, rate)
                 if not math.isfinite(loss):
@@ -300,12 +270,6 @@ class _Training:
         self._plateau.see(score.loss)
         return score
 
-    def _draw_dropouts(self) -> None:
-        """Makes what dropouts leave out depend on seed, step and rank alone."""
-        world = self._comm.world
-        for number, seed in enumerate(self._dropouts):
-            seed.assign([self._plan.seed + (number << 32), self._step * world.size + world.rank])
-
     def _batches(self) -> Iterator[dict[str, Any]]:
         """Yields batches, epoch after epoch, until the run has all its steps."""
         while True:
@@ -321,10 +285,10 @@ class _Training:
         """Saves this step; batch norms' statistics of all ranks become their mean first."""
         if self._saved_step == self._step:
             return
-        self._comm.average_variables(self._statistics)
+        self._learner.average_statistics()
         failure: list[str] | None = None
         if self._leads:
-            arrays = {f"variable_{n:04d}": v.numpy() for n, v in enumerate(self._variables)}
+            arrays = {f"variable_{n:04d}": v for n, v in enumerate(self._learner.values())}
             facts = {
                 "run": self._plan.facts(),
                 "reader": self._reader.state(),
@@ -335,7 +299,7 @@ class _Training:
             except ImagenetPrepError as error:
                 failure = _as_json(error)
         self._saved_at, failure = self._comm.broadcast_object((time.time(), failure))
-        _raise(failure)
+        self._raise(failure)
         self._saved_step = self._step
         self._flush()
 
@@ -344,15 +308,22 @@ class _Training:
             self._log.flush()
             self._mirror.flush()
 
+    def _raise(self, failure: list[str] | None) -> None:
+        """Raises the error of rank 0, if any, so that all ranks end with the same exit code."""
+        if failure is not None:
+            self._comm.close()
+            name, message = failure
+            raise errors.by_name(name)(message)
+
     def _end_together(self) -> None:
         """Makes all ranks wait for the mirror: launchers kill the others when one ends."""
         if self._mirror is not None:
             self._mirror.close()
-        self._comm.broadcast_object(None)
+        self._comm.close()
 
     def _evaluate(self, reader: Reader | None) -> Score:
         assert reader is not None
-        score = evaluation.evaluate(self._count, reader, reader.num_examples, self._comm)
+        score = evaluation.evaluate(self._learner.logits, reader, reader.num_examples, self._comm)
         is_test = reader is self._test
         split = schema.VALIDATION if is_test else _HOLDOUT
         epoch = self._plan.epoch(self._step)
@@ -366,23 +337,6 @@ class _Training:
 def _as_json(error: ImagenetPrepError) -> list[str]:
     """Returns an error for the other ranks: its class and its message."""
     return [type(error).__name__, str(error)]
-
-
-def _raise(failure: list[str] | None) -> None:
-    """Raises the error of rank 0, if any, so that all ranks end with the same exit code."""
-    if failure is not None:
-        name, message = failure
-        raise errors.by_name(name)(message)
-
-
-def _export(network: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".keras":
-        partial = path.with_name(f".{path.name}.partial.keras")
-        network.save(partial)
-        partial.replace(path)
-    else:
-        network.export(path, verbose=False)
 
 
 @contextlib.contextmanager

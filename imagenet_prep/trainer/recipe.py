@@ -10,7 +10,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer.config import RECIPES, Config
-from imagenet_prep.trainer.schedule import STEP_EPOCHS, Schedule
+from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
 # With this many GPUs or more, the tutorial's runs used LARC: train_more_aug.sh, for 128 and 256.
 _TUTORIAL_LARGE = 128
@@ -31,6 +31,7 @@ class Run:
       steps_per_epoch: full steps of one pass, by which warm-up and evaluation are counted.
       increased_aug: whether colours are changed at random.
       plateau_steps: steps between the evaluations by which schedule "plateau" goes; else 0.
+      framework: what trains. By which way ranks communicate may change from launch to launch.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Run:
     schedule: Schedule
     increased_aug: bool = False
     plateau_steps: int = 0
+    framework: str = "tensorflow"
 
     def epoch(self, step: int) -> float:
         """Returns how often every image was seen before a step, as the tutorial counts."""
@@ -112,7 +114,7 @@ def precision_in_words(config: Config, plan: Run) -> str:
         scale = f", loss scale {plan.loss_scale:g}" if plan.precision == "float16" else ""
         return plan.precision + scale
     if plan.precision == "float16":
-        return f"precision float16, loss scale {plan.loss_scale:g}: recipe tutorial"
+        return f"precision float16, loss scale {plan.loss_scale:g}: recipe {config.recipe}"
     return "float32: this device has no fast half precision"
 
 
@@ -178,6 +180,7 @@ def resolve(
         schedule=decay,
         increased_aug=increased_aug(config, world_size),
         plateau_steps=eval_steps(config, steps_per_epoch) if decay.kind == "plateau" else 0,
+        framework=config.framework,
     )
 
 
@@ -199,14 +202,21 @@ def _chosen(config: Config, batch: int, world_size: int) -> dict[str, Any]:
     recipe = {
         "tutorial": lambda: _tutorial(batch, world_size, config.optimizer),
         "v1.5": lambda: _v15(batch),
+        "article": lambda: _article(batch),
         "cifar10": lambda: _cifar10(world_size),
         "mnist": lambda: _mnist(world_size),
     }[config.recipe]()
+    recipe.setdefault("warmup_lr", WARMUP_START)
     has_rate = recipe.pop("has_rate", (recipe["optimizer"],))
     if config.lr is None and config.optimizer not in (None, *has_rate):
         raise UsageError(
             f"--optimizer {config.optimizer}: recipe {config.recipe} has no learning rate for it "
             f"on {world_size} ranks. Give --lr."
+        )
+    if config.framework == "mxnet" and recipe["optimizer"] != "sgd" and config.optimizer is None:
+        raise UsageError(
+            f"--framework mxnet has no {recipe['optimizer']}, the optimizer of recipe "
+            f"{config.recipe} on {world_size} ranks: give --optimizer sgd and its --lr"
         )
     # A flag that was not given is None, and a switch is False.
     given = {name: getattr(config, name) for name in recipe if name != "warmup_epochs"}
@@ -232,7 +242,7 @@ def _schedule(
         warmup_steps=min(round(warmup_epochs * steps_per_epoch), total_steps - 1),
         total_steps=total_steps,
         drops=tuple(round(epoch * steps_per_epoch) for epoch in drops),
-        start=config.warmup_lr,
+        start=chosen["warmup_lr"],
         rates=config.decay_rates,
     )
     if kind != "plateau":
@@ -279,6 +289,24 @@ def _v15(batch: int) -> dict[str, Any]:
         "nesterov": False,
         "schedule": "cosine",
         "warmup_epochs": 8.0,
+    }
+
+
+def _article(batch: int) -> dict[str, Any]:
+    """AWS's article of 2019 on MXNet with Horovod: 0.1 a GPU, 6.4 on its 64.
+
+    It has its decay from Horovod's example for MXNet, as its other numbers.
+    """
+    return {
+        "optimizer": "sgd",
+        "lr": 0.1 * batch / 256,
+        "warmup_lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "label_smoothing": 0.0,
+        "nesterov": False,
+        "schedule": "poly",
+        "warmup_epochs": 5.0,
     }
 
 

@@ -22,7 +22,7 @@ from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import mpi
 from imagenet_prep.launching.crew import Crew, Outcome
 from imagenet_prep.launching.fit import Network
-from imagenet_prep.launching.ranks import Rank
+from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.launching.variables import travelling
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
@@ -298,3 +298,21 @@ def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
     assert (left.left, cause.left) == (True, False)
     assert left.reason() == "rank 0: why"
     assert LEFT not in capfd.readouterr().err
+
+
+def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time;"
+        "open(os.path.join(sys.argv[1], os.environ['DMLC_ROLE']), 'w').close(); time.sleep(600)"
+    )
+    roles = [{"RANK": "0", "DMLC_ROLE": "worker"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "1"}]
+    ranks = Ranks()
+    ranks.start([sys.executable, "-c", code, str(tmp_path)], roles)
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both run")
+    failed: list[tuple[str, int]] = []
+    ranks.ask(1.0)
+    ranks.wait(lambda rank: failed.append((rank.name, rank.code())))
+
+    # Who is killed here has not failed.
+    assert failed == [("rank 0", 128 + signal.SIGTERM)]
+    assert [rank.name for rank in ranks._ranks] == ["rank 0", "server 1"]

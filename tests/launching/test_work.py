@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import work
-from imagenet_prep.launching.variables import of_torchrun
+from imagenet_prep.launching.variables import of_servers, of_torchrun
 
 
 @pytest.fixture
@@ -87,3 +87,17 @@ def test_ranks_have_torchruns_names_and_are_the_world_that_we_read() -> None:
     ]
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in ranks} == {("10.0.0.1", "4711")}
     assert [one["GLOO_SOCKET_IFNAME"] for one in ranks] == ["eth0", "eth0", "eth1"]
+
+
+def test_servers_stand_on_the_hosts_in_turn_and_the_scheduler_on_the_first() -> None:
+    hosts = [Host("node1", 2), Host("node2", 1)]
+    ranks, others = of_servers(hosts, ("eth0", "eth1"), "10.0.0.1", 4711, 3)
+
+    said = [[f"{one['DMLC_ROLE']} {one.get('DMLC_SERVER_ID')}" for one in each] for each in others]
+    assert said == [["scheduler None", "server 0", "server 2"], ["server 1"]]
+    assert [one["DMLC_ROLE"] for one in ranks] == ["worker", "worker"]
+    assert [{one["DMLC_INTERFACE"] for one in each} for each in others] == [{"eth0"}, {"eth1"}]
+    assert [one["DMLC_INTERFACE"] for one in ranks] == ["eth0", "eth1"]
+    told = [*ranks, *others[0], *others[1]]
+    names = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+    assert {tuple(one[name] for name in names) for one in told} == {("10.0.0.1", "4711", "3", "3")}

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.manifest import loads
 from imagenet_prep.launching import host
+from pipelines import launch as program
 from pipelines.launch import Config
 from tests.kit.command import Finished, started
 
@@ -188,6 +190,7 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
     [
         (("--", "prepare"), "-- train --data-dir DIR ..., or a script of your own"),
         (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args is for --mpi"),
+        (("--servers", "1", "--mpi", "--", "train", "--synthetic"), "--servers: leave out --mpi"),
         (("--fusion-threshold-mb", "-1", "--", "train"), "--fusion-threshold-mb -1: expected"),
         (("--timeline", "no/such", "--", "train", "--synthetic"), "its folder is not there"),
         (("--detach", "--", "script.py"), "so say by --rank-logs DIR where launch.log goes"),
@@ -201,6 +204,15 @@ def test_what_cannot_be_launched_is_refused(
 
     assert finished.code == 2
     assert said in finished.err
+
+
+@pytest.mark.parametrize(
+    ("servers", "comm"), [(2, ()), (0, ("--framework", "mxnet", "--comm", "dist_sync"))]
+)
+def test_servers_and_what_needs_them_come_together(servers: int, comm: tuple[str, ...]) -> None:
+    asked = Config(num_processes=2, servers=servers, command=("train", "--synthetic", *comm))
+    with pytest.raises(UsageError, match=f"needs launch --servers N.* it is --servers {servers}"):
+        program.launch(asked)
 
 
 def test_the_flags_are_horovods_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

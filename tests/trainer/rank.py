@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.trainer import comm as comms
-from imagenet_prep.trainer import device, loop
+from imagenet_prep.trainer import loop
 from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
 
 def gradients(comm: comms.Comm, file: str) -> None:
@@ -37,13 +39,13 @@ def gradients(comm: comms.Comm, file: str) -> None:
     )
 
 
-def weights(comm: comms.Comm, file: str, config: Config) -> list[float]:
+def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float]:
     """Trains, saves this rank's variables as they are at the end; returns the last score."""
     from imagenet_prep.read import make_dataset
 
     training = loop._Training(
         config,
-        comm,
+        learner,
         lambda split, training, world: make_dataset(
             config.data_dir,
             split,
@@ -55,8 +57,8 @@ def weights(comm: comms.Comm, file: str, config: Config) -> list[float]:
         ),
     )
     score = training.run()
-    values = {f"v{n:03d}": v.numpy() for n, v in enumerate(training._variables)}
-    np.savez(file.format(comm.world.rank), **values)
+    values = {f"v{n:03d}": value for n, value in enumerate(learner.values())}
+    np.savez(file.format(learner.comm.world.rank), **values)
     training.close()
     return score
 
@@ -64,9 +66,11 @@ def weights(comm: comms.Comm, file: str, config: Config) -> list[float]:
 def main(folder: Path, settings: dict[str, Any]) -> None:
     """Does all that the tests compare, in one start of Horovod."""
     config = Config(**settings, log_dir=str(folder / "two"))
-    comm = comms.connect(fp16_compression=False)
-    device.settle(comm.world, "float32", config.seed + comm.world.rank)
-    score = weights(comm, str(folder / "weights-{}.npz"), config)
+    # Each rank begins with weights of its own.
+    seed = config.seed + comms.launched().rank
+    learner = TensorFlowLearner(dataclasses.replace(config, seed=seed))
+    comm = learner.comm
+    score = weights(learner, str(folder / "weights-{}.npz"), config)
     (folder / f"score-{comm.world.rank}.json").write_text(json.dumps(score))
     gradients(comm, str(folder / "gradients-{}.npz"))
     gradients(comms.connect(fp16_compression=True), str(folder / "gradients-fp16-{}.npz"))

@@ -11,6 +11,8 @@ from imagenet_prep.train import parse
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.config import Config
 
+MXNET = {"framework": "mxnet", "synthetic": True}
+
 
 @pytest.mark.parametrize(
     ("settings", "named"),
@@ -43,6 +45,16 @@ from imagenet_prep.trainer.config import Config
         ({"data_dir": "x", "clear_log": True, "mirror": "s3://a/b"}, "--clear-log"),
         ({"synthetic": True, "keep": 0}, "--keep 0"),
         ({"synthetic": True, "export": "model.h5"}, "model.h5"),
+        ({"synthetic": True, "comm": "dist_sync"}, "is for --framework mxnet"),
+        (MXNET | {"model": "resnet50"}, "Gluon has no resnet50; --model is one of resnet18"),
+        (MXNET | {"recipe": "mnist"}, "Gluon has no mnist"),
+        (MXNET | {"optimizer": "lars"}, "--optimizer lars is for --framework tensorflow alone"),
+        (MXNET | {"precision": "bfloat16"}, "--precision bfloat16 is for"),
+        (MXNET | {"jit": True}, "--jit is for"),
+        (MXNET | {"fp16_compression": True}, "--fp16-compression is for"),
+        (MXNET | {"export": "model.keras"}, "--export model.keras is for"),
+        (MXNET | {"tensorboard_dir": "scalars"}, "--tensorboard-dir scalars is for"),
+        ({"framework": "mxnet", "data_dir": "x", "backend": "tfdata"}, "--backend tfdata is for"),
     ],
 )
 def test_what_cannot_be_or_has_no_effect_is_refused(settings: dict[str, Any], named: str) -> None:
@@ -84,6 +96,29 @@ def test_recipe_v15_is_nvidias() -> None:
     assert (run.schedule.kind, run.momentum, run.weight_decay, run.label_smoothing) == (
         *("cosine", 0.875, 3.0517578125e-5, 0.1),
     )
+
+
+def test_mxnets_recipe_is_the_articles() -> None:
+    config = Config(framework="mxnet", synthetic=True)
+    run = recipe.resolve(config, 64, 1_281_167, 1000, fast_half=True)
+
+    assert (run.model, run.global_batch, run.precision) == ("resnet50-v1", 64 * 256, "float16")
+    assert run.schedule.peak == pytest.approx(6.4)
+    assert [run.schedule(step) for step in (0, run.schedule.warmup_steps)] == [0.1, 6.4]
+    assert run.schedule.warmup_steps == 5 * run.steps_per_epoch
+    assert (run.optimizer, run.momentum, run.weight_decay, run.label_smoothing, run.nesterov) == (
+        *("sgd", 0.9, 1e-4, 0.0, False),
+    )
+    # A checkpoint of TensorFlow's is another run.
+    assert run.facts()["framework"] == "mxnet"
+    assert "framework" not in recipe.resolve(Config(synthetic=True), 1, 1_281_167, 1000).facts()
+
+
+def test_mxnet_has_no_optimizer_of_ours() -> None:
+    tutorial = Config(framework="mxnet", synthetic=True, recipe="tutorial", model="resnet18")
+    assert recipe.resolve(tutorial, 8, 1_281_167, 1000).optimizer == "sgd"
+    with pytest.raises(UsageError, match="has no larc, the optimizer of recipe tutorial on 128"):
+        recipe.resolve(tutorial, 128, 1_281_167, 1000)
 
 
 def test_what_is_given_goes_before_the_recipe() -> None:

@@ -19,7 +19,7 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     UsageError,
 )
-from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer import checkpoint, evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from tests.kit.lengths import long_but
@@ -338,13 +338,21 @@ def test_what_is_exported_gives_the_models_answers(
     np.testing.assert_allclose(answers, network(images, training=False).numpy(), atol=1e-5)
 
 
-def test_evaluation_refuses_to_leave_an_example_out(tf: Any) -> None:
-    from imagenet_prep.trainer.comm import Comm
-    from imagenet_prep.trainer.evaluation import evaluate
-
-    batch = {"images": None, "class_index": None, "mask": None}
+def test_evaluation_refuses_to_leave_an_example_out() -> None:
+    batch = {"images": None, "class_index": [0, 1, 1, 0], "mask": [True, True, True, False]}
     with pytest.raises(DataDamagedError, match="counted 3 examples, expected 4"):
-        evaluate(lambda *_: tf.constant([3.0, 1, 1, 1], tf.float64), [batch], 4, Comm())
+        evaluation.evaluate(lambda _: np.zeros((4, 2)), [batch], 4, Comm())
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_counted_is_what_the_logits_say() -> None:
+    logits = [[2.0, 1, 0], [2, 1, 0], [0, 0, 0], [9, 1, 0]]
+    examples, top1, top5, loss = evaluation.count(logits, [0, 1, 2, 0], [True, True, True, False])
+
+    assert (examples, top1, top5) == (3, 2, 3)  # who is level with the first is first
+    shares = np.exp([2.0, 1, 0]) / np.exp([2.0, 1, 0]).sum()
+    assert loss == pytest.approx(-np.log([shares[0], shares[1], 1 / 3]).sum())
+    assert evaluation.count([[np.nan, 9, 0]], [1], [True])[:3].tolist() == [1, 0, 0]
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(

@@ -1,0 +1,75 @@
+"""What a framework does for the training loop: one rank's network and optimizer, and its ranks.
+
+The loop, the recipes, the log and the checkpoints know no framework. TensorFlow's learner and
+MXNet's are never imported together: each has an environment of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.recipe import Run
+
+
+class Learner(Protocol):
+    """One rank of a run; all ranks call the same methods in the same order."""
+
+    @property
+    def comm(self) -> Comm:
+        """The other ranks."""
+
+    @property
+    def fast_half(self) -> bool:
+        """Whether the device computes faster in float16 than in float32."""
+
+    def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns a batch of NumPy arrays, channels last, as the framework holds it."""
+
+    def build(self, plan: Run, *, jit: bool) -> None:
+        """Makes the network and its optimizer; to be called before all that follows."""
+
+    def values(self) -> list[Any]:
+        """Returns weights, statistics of batch norms, and the optimizer's own, as NumPy arrays."""
+
+    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
+        """Sets them, or those of the model alone, to what `values` returned."""
+
+    def share(self) -> None:
+        """Sets all variables to what they are on rank 0."""
+
+    def average_statistics(self) -> None:
+        """Sets the statistics of batch norms to their mean over the ranks."""
+
+    def step(
+        self, number: int, batch: dict[str, Any], rate: float, *, asks: bool
+    ) -> tuple[Any, Any]:
+        """Makes a step and returns [loss, total loss] of this rank, and how many ranks ask to end.
+
+        Both may still be on their way; who reads them waits.
+        """
+
+    def logits(self, images: Any) -> Any:
+        """Returns what the network says of images, as a NumPy array [batch, classes]."""
+
+    def export(self, path: Path) -> None:
+        """Writes the model."""
+
+
+def connect(config: Config) -> Learner:
+    """Returns the learner of the framework that is asked for; it has met the other ranks.
+
+    Raises:
+      UsageError: the framework, or its way to the other ranks, is not there.
+      ImagenetPrepError: the launcher's environment cannot be, or GPUs are too few.
+    """
+    if config.framework == "mxnet":
+        from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+
+        return MxnetLearner(config)
+    from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
+
+    return TensorFlowLearner(config)

@@ -1,0 +1,200 @@
+"""How MXNet's ranks communicate: by Horovod's ring, or by MXNet's parameter servers.
+
+Both do one thing, adding arrays up in place, and all else is made of it. So ranks have the same
+weights either way, to the bit where there are two of them, and a run may change from one to the
+other.
+
+The servers only add. Gluon's way, with the optimizer on the servers, keeps the first learning rate
+for ever (apache/mxnet issue 15919), and gives no momentum back for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.trainer.comm import Comm, launched
+
+# Numbers of one message; what rank 0 tells the others has a few hundred bytes. The servers want
+# arrays of one name to have one shape.
+_PIECE = 4096
+
+
+class Alone(Comm):
+    """The only rank."""
+
+    def totals(self, sums: Any) -> list[float]:
+        """Returns the sums over the ranks of a few numbers."""
+        return _numbers(sums)
+
+    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to its sum over the ranks, as soon as it is known.
+
+        Args:
+          arrays: MXNet's; the same number and shapes each time.
+          what: one word. What bears the same word must be waited for in between.
+        """
+
+    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to what it is on rank 0, and waits for it."""
+
+    def average(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to its mean over the ranks, and waits for it."""
+
+
+class _Together(Alone):
+    """Several ranks that add up."""
+
+    # Of numbers that are counted.
+    _dtype = "float64"
+
+    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to what it is on rank 0, as its sum with zeros, and waits for it."""
+        import mxnet as mx
+
+        if self.world.rank:
+            for array in arrays:
+                array[:] = 0
+        mx.nd.waitall()
+        self.add_up(arrays, what)
+        mx.nd.waitall()
+
+    def average(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to its mean over the ranks, and waits for it."""
+        import mxnet as mx
+
+        mx.nd.waitall()
+        self.add_up(arrays, what)
+        for array in arrays:
+            array /= self.world.size
+        mx.nd.waitall()
+
+    def totals(self, sums: Any) -> list[float]:
+        """Returns the sums over the ranks of at most four numbers."""
+        import mxnet as mx
+        import numpy as np
+
+        numbers = np.zeros(4)
+        numbers[: len(sums)] = _numbers(sums)
+        array = mx.nd.array(numbers, dtype=self._dtype)
+        self.add_up([array], "totals")
+        return _numbers(array)[: len(sums)]
+
+    def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
+        """Returns what a NumPy array of small whole numbers is on rank 0."""
+        import mxnet as mx
+        import numpy as np
+
+        room = np.zeros(-(-array.size // _PIECE) * _PIECE, np.float32)
+        room[: array.size] = array
+        # Exact: what is told are bytes, and their number.
+        pieces = [mx.nd.array(piece) for piece in room.reshape(-1, _PIECE)]
+        for piece in pieces:
+            self.broadcast([piece], "object")
+        came = np.concatenate([piece.asnumpy() for piece in pieces])
+        return came[: array.size].astype(array.dtype)
+
+
+class Ring(_Together):
+    """Horovod: started by `imagenet-prep launch`, horovodrun or mpirun."""
+
+    def __init__(self, world: World) -> None:
+        """Meets the other ranks.
+
+        Raises:
+          UsageError: Horovod is not installed for MXNet.
+        """
+        # Horovod makes all symbols of MXNet global, and among them an old libjpeg. Pillow's, which
+        # our reader uses too, keeps to its own functions if it is loaded before; else it crashes.
+        import PIL.Image  # noqa: F401
+
+        try:
+            import horovod.mxnet as hvd
+
+            hvd.init()
+        except ImportError as error:
+            raise UsageError(
+                f"{world.size} ranks were started, but Horovod is missing here: {error}. "
+                "Run `imagenet-prep install-horovod --framework mxnet` on every host."
+            ) from error
+        self._hvd = hvd
+        self.world = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+
+    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to its sum over the ranks, as soon as it is known."""
+        for number, array in enumerate(arrays):
+            name = f"{what}.{number}"
+            self._hvd.allreduce_(array, average=False, name=name, priority=-number)
+
+    def close(self) -> None:
+        """Waits for all ranks and parts from them."""
+        self.totals([0.0])  # returns when all ranks are here
+        self._hvd.shutdown()
+
+
+class Servers(_Together):
+    """MXNet's parameter servers: started by `imagenet-prep launch --servers`."""
+
+    # They add up in float32, whatever they are given: counts are exact to 16 million.
+    _dtype = "float32"
+
+    def __init__(self, world: World, kind: str) -> None:
+        """Meets servers and ranks.
+
+        Raises:
+          UsageError: there are no servers.
+        """
+        if "DMLC_PS_ROOT_URI" not in os.environ:
+            raise UsageError(
+                f"--comm {kind} needs parameter servers: start it by `imagenet-prep launch "
+                "-np N --servers N -- train ...`"
+            )
+        import mxnet as mx
+
+        self._store: Any = mx.kv.create(kind)
+        # Servers number the ranks as they come. Ours are as launched: rank 0 is on the first host.
+        self.world = world
+        self._known: set[str] = set()
+
+    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array to its sum over the ranks, as soon as it is known."""
+        import mxnet as mx
+
+        for number, array in enumerate(arrays):
+            name = f"{what}.{number}"
+            if name not in self._known:
+                self._known.add(name)
+                self._store.init(name, mx.nd.zeros(array.shape, dtype=array.dtype))
+            # Without an optimizer a server keeps the sum of what all ranks have pushed.
+            self._store.push(name, array, priority=-number)
+            self._store.pull(name, out=array, priority=-number)
+
+    def close(self) -> None:
+        """Waits for all ranks, parts from them, and ends the servers."""
+        self._store = None
+        gc.collect()
+
+
+def connect(kind: str) -> Alone:
+    """Returns the way to the other ranks that the launcher has started.
+
+    Args:
+      kind: as `--comm` has it.
+
+    Raises:
+      UsageError: there should be several, and what they communicate by is not there.
+      ImagenetPrepError: the launcher's environment cannot be.
+    """
+    world = launched()
+    if kind != "horovod":
+        return Servers(world, kind)
+    return Ring(world) if world.size > 1 else Alone()
+
+
+def _numbers(few: Any) -> list[float]:
+    """Returns what an array of MXNet or NumPy holds, or a list."""
+    return [float(each) for each in (few.asnumpy() if hasattr(few, "asnumpy") else few)]

@@ -1,0 +1,59 @@
+"""`train` as one rank of MXNet's, whose weights are seen: `python mxnet_rank.py FOLDER STEP FLAGS`.
+
+At the end each rank saves its variables in FOLDER. Rank 1 is killed before STEP; -1: it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import mxnet as mx  # of a server, or of the scheduler, this is the whole life
+import numpy as np
+
+from imagenet_prep.core import cli
+from imagenet_prep.trainer import loop
+from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+
+FOLDER, FATAL_STEP = sys.argv[1], int(sys.argv[2])
+forwards = 0
+call, share, step = mx.gluon.Block.__call__, MxnetLearner.share, MxnetLearner.step
+close = loop._Training.close
+
+
+def counted(self: Any, *images: Any) -> Any:
+    """A forward pass of a network, or of a layer."""
+    global forwards
+    forwards += isinstance(images[0], mx.nd.NDArray)  # not a symbol, by which shapes are inferred
+    return call(self, *images)
+
+
+def shared(self: MxnetLearner) -> None:
+    """Before weights are shared, each rank has others, and none has computed anything."""
+    assert not forwards, forwards
+    for array in self._groups()[0]:
+        array += self.comm.world.rank
+    share(self)
+
+
+def fatal(self: MxnetLearner, number: int, *batch: Any, **how: Any) -> Any:
+    """The step that rank 1 does not survive."""
+    if number == FATAL_STEP and self.comm.world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, number, *batch, **how)
+
+
+def closed(self: loop._Training) -> bool:
+    """All has been trained."""
+    learner = self._learner
+    values = {f"variable_{n:04d}": value for n, value in enumerate(learner.values())}
+    np.savez(f"{FOLDER}/weights-{learner.comm.world.rank}.npz", **values)
+    return close(self)
+
+
+mx.gluon.Block.__call__ = counted
+MxnetLearner.share, MxnetLearner.step = shared, fatal  # type: ignore[method-assign]
+loop._Training.close = closed  # type: ignore[method-assign]
+cli.main("imagenet_prep.train", sys.argv[3:])

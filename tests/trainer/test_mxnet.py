@@ -1,0 +1,138 @@
+"""MXNet's ranks, real ones: by a ring, by one server and by two, and one process on all images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.trainer import checkpoint, mxnet_comm
+from tests.kit.command import PATIENCE_S, Finished, started
+from tests.kit.shared import made_once
+from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
+
+RANK = Path(__file__).with_name("mxnet_rank.py")
+SAVED, FATAL, LAST = 10, 15, 33
+
+mxnet = pytest.mark.mxnet
+
+
+def settings(shades: Path, run: Path, **more: Any) -> list[str]:
+    """Returns the flags of 33 steps of 16 images over all ranks."""
+    small = flags(shades, run, num_epochs=8.0, lr=0.02, backend="native", keep=9)
+    return arguments(small | {"framework": "mxnet", "checkpoint_every": SAVED} | more)
+
+
+def run(python: Path, *words: str | Path, code: int = 0) -> Finished:
+    """Runs a verb in MXNet's environment, whose processes have one thread each."""
+    # With two servers, all arrays of more than 99 numbers are divided between them.
+    variables = {"OMP_NUM_THREADS": "1", "MXNET_KVSTORE_BIGARRAY_BOUND": "100"}
+    with started(*words, python=python, env=variables) as running:
+        finished = running.finish(PATIENCE_S)
+        assert running.workers() == []
+    assert finished.code == code, finished.err
+    return finished
+
+
+@pytest.fixture(scope="session")
+def runs(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
+    """Runs of the same 16 images a step.
+
+    `one`: of one process. `ring`: of two ranks. `servers`: of two ranks and one server, of which
+    rank 1 is killed, and then of two servers.
+    """
+
+    def make(folder: Path) -> None:
+        one, ring, servers = (folder / name for name in ("one", "ring", "servers"))
+        export = str(folder / "exported")
+        run(mxnet_python, "train", *settings(shades, one, batch_size=16, export=export))
+        ranks = ("launch", "-np", "2")
+        script = ("--", "python", RANK, ring)
+        ring.mkdir()
+        run(mxnet_python, *ranks, *script, "-1", *settings(shades, ring, eval_every=4.0))
+        flags_of_servers = settings(shades, servers, comm="dist_sync")
+        script = ("--grace", "1", "--", "python", RANK, folder, str(FATAL))
+        killed = run(
+            mxnet_python, *ranks, "--servers", "1", *script, *flags_of_servers, code=128 + 9
+        )
+        (folder / "killed").write_text(killed.err)
+        steps = checkpoint.steps(servers)
+        assert steps == [SAVED]
+        resumed = run(mxnet_python, *ranks, "--servers", "2", "--", "train", *flags_of_servers)
+        (folder / "resumed").write_text(resumed.out)
+
+    return made_once(shared_cache / "mxnet-runs", make)
+
+
+def arrays(run: Path, step: int = LAST) -> dict[str, Any]:
+    return dict(checkpoint.load(run / checkpoint.name(step)).arrays)
+
+
+def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    assert len(one) == 16  # weights and biases of four layers, and their momenta
+    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
+
+
+@mxnet
+def test_two_ranks_end_with_equal_weights_which_are_those_of_one_process(runs: Path) -> None:
+    """Trap 2: what divides by the batch is the mean loss, and the number of ranks."""
+    first, second = (dict(np.load(runs / "ring" / f"weights-{rank}.npz")) for rank in (0, 1))
+
+    assert_same_bits(first, second)
+    assert_same_bits(first, arrays(runs / "ring"))
+    # Each rank began with others, see mxnet_rank: without the broadcast they would differ.
+    one = arrays(runs / "one")
+    assert max(np.abs(one[name] - first[name]).max() for name in one) < 1e-6
+    moved = arrays(runs / "one", SAVED)
+    assert max(np.abs(one[name] - moved[name]).max() for name in one) > 0.01
+
+
+@mxnet
+def test_parameter_servers_one_or_two_make_the_bits_of_the_ring(runs: Path) -> None:
+    """Trap 3: servers only add, and do so for arrays that are divided between them."""
+    assert_same_bits(arrays(runs / "ring", SAVED), arrays(runs / "servers", SAVED))
+    assert_same_bits(arrays(runs / "ring"), arrays(runs / "servers"))
+
+
+@mxnet
+def test_a_dead_rank_ends_ranks_and_servers_and_the_same_command_goes_on(runs: Path) -> None:
+    """Trap 4: the other rank would wait for ever. That nothing was left is seen by `run`."""
+    said = (runs / "killed").read_text()
+    assert "imagenet-prep: rank 1: ended by signal 9" in said
+    assert f"resumed after step {SAVED} from" in (runs / "resumed").read_text()
+    assert [row["resumed_at"] for row in rows(runs / "servers", "start")] == [0, SAVED]
+
+
+@mxnet
+@pytest.mark.parametrize("name", ["one", "ring", "servers"])
+def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> None:
+    evaluations = rows(runs / name, "evaluation")
+
+    assert [row["examples"] for row in evaluations] == [NUM_VALIDATION] * len(evaluations)
+    assert len(evaluations) == (3 if name == "ring" else 1)
+    assert evaluations[-1]["top1"] > 0.9  # of four classes
+    ours, ring = (rows(runs / each, "train")[-1] for each in (name, "ring"))
+    assert (ours["step"], ours["learning_rate"]) == (ring["step"], ring["learning_rate"])
+    assert ours["loss"] == pytest.approx(ring["loss"], abs=1e-5)
+
+
+@mxnet
+def test_what_is_exported_holds_the_weights(runs: Path) -> None:
+    files = {path.name: path.read_bytes() for path in (runs / "exported").iterdir()}
+
+    assert sorted(files) == ["model-0000.params", "model-symbol.json"]
+    weights = list(arrays(runs / "one").values())[:8]
+    assert [
+        each.shape for each in weights if each.tobytes() not in files["model-0000.params"]
+    ] == []
+
+
+def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
+    with pytest.raises(UsageError, match="--comm dist_sync needs parameter servers: start it by"):
+        mxnet_comm.Servers(World(), "dist_sync")

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from imagenet_prep.codec import planes
-from imagenet_prep.codec.planes import Look, Window
+from imagenet_prep.codec.planes import Look, Values, Window
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.dlpack import Bfloat16
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # Steps that are decoded before they are asked for.
 _STEPS_AHEAD = 2
-_SAME = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
 
 
 class NativeBackend:
@@ -40,11 +39,11 @@ class NativeBackend:
         """Takes what to make of each batch."""
         side = wanted.image_size
         self._wanted = wanted
-        self._values = values_of(wanted)
+        self._values = Values(wanted.dtype, wanted.recipe.mean, wanted.recipe.std)
         # What is not made in one go is made from bytes.
         self._in_one_go = not wanted.colour and wanted.recipe.padding is None
         channels_first = self._in_one_go and wanted.layout == "NCHW"
-        values = self._values if self._in_one_go else _SAME
+        values = self._values if self._in_one_go else planes.BYTES
         kernel = planes.LINEAR if wanted.antialias else planes.NEIGHBOURS
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._pool = ThreadPoolExecutor(wanted.num_threads, thread_name_prefix="decode")
@@ -89,7 +88,7 @@ class NativeBackend:
         """Lets threads fill the batch's images, each several of them."""
         side, size = self._wanted.image_size, self._wanted.batch_size
         shape = (3, side, side) if self._wanted.layout == "NCHW" else (side, side, 3)
-        images = np.empty((size, *shape), self._values.dtype)
+        images = np.empty((size, *shape), self._values.table.dtype)
         # Fewer tasks than images, since handing them over takes the interpreter's lock.
         count = min(size, 4 * self._wanted.num_threads)
         parts = [range(first, size, count) for first in range(count)]
@@ -135,7 +134,7 @@ class NativeBackend:
             shift = colours[:, 3:6] @ flat.mean(axis=0) + colours[:, 6]
             flat = np.clip(flat @ colours[:, :3].T + shift, 0, 255)
             pixels = np.rint(flat).astype(np.uint8).reshape(pixels.shape)
-        shown = np.stack([self._values[c][pixels[:, :, c]] for c in range(3)])
+        shown = np.stack([self._values.table[c][pixels[:, :, c]] for c in range(3)])
         to[...] = shown if self._wanted.layout == "NCHW" else shown.transpose(1, 2, 0)
 
 
@@ -146,24 +145,6 @@ def _crop(data: bytes, box: list[int], *, inside: bool) -> Image.Image:
         if inside and (top + height > image.height or left + width > image.width):
             raise ValueError(f"the image is {image.width} x {image.height}, its record says larger")
         return image.convert("RGB").crop((left, top, left + width, top + height))
-
-
-def values_of(wanted: Decoding) -> npt.NDArray[Any]:
-    """Returns [3, 256]: what each value of R, G and B becomes.
-
-    bfloat16, which NumPy does not know, is uint16 here.
-    """
-    if wanted.dtype == "uint8":
-        return _SAME
-    values = _SAME.astype(np.float32)
-    mean, std = (np.array(each)[:, None] for each in (wanted.recipe.mean, wanted.recipe.std))
-    shown: npt.NDArray[Any] = ((values - mean) / std).astype(np.float32)
-    if wanted.dtype != "bfloat16":
-        return shown.astype(wanted.dtype)
-    bits = shown.view(np.uint32)
-    # To the nearest, and to the even one of two.
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype(np.uint16)
 
 
 def interpolate(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:

@@ -106,8 +106,10 @@ def test_every_sound_file_of_the_codecs_corpus_is_shown() -> None:
 
 @pytest.mark.tf
 def test_bfloat16_is_rounded_to_the_nearest_and_travels_by_dlpack(tf: Any) -> None:
-    values = native.values_of(wanted(dtype="bfloat16"))
-    full = native.values_of(wanted(dtype="float32"))
+    recipe = RECIPES["resnet"]
+    values, full = (
+        planes.Values(dtype, recipe.mean, recipe.std).table for dtype in ("bfloat16", "float32")
+    )
 
     found = tf.experimental.dlpack.from_dlpack(Bfloat16(values).__dlpack__())
 

@@ -75,11 +75,22 @@ class Window(NamedTuple):
     width: int
 
 
+class UnavailableError(UsageError):
+    """This codec does not work here; `why` says what is missing and what to do."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"--codec planes: {why}. Or give --codec portable, which is slower and makes other "
+            "bytes."
+        )
+        self.why = why
+
+
 def require() -> None:
     """Makes sure that this codec works here.
 
     Raises:
-      UsageError: what is missing, and what to do.
+      UnavailableError: what is missing, and what to do.
     """
     _libraries()
 
@@ -315,7 +326,7 @@ def _libraries() -> _Libraries:
         kernel = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
         why = str(error).removeprefix(f"{_LIBRARY}: ")
-        raise _unavailable(
+        raise UnavailableError(
             f"{_LIBRARY} cannot be loaded ({why}): it is compiled when imagenet-prep is "
             "installed. Install a C compiler, or `pip install ziglang`, and then imagenet-prep "
             "again"
@@ -324,7 +335,7 @@ def _libraries() -> _Libraries:
     try:
         pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
     except AttributeError as error:
-        raise _unavailable(f"the libjpeg-turbo of Pillow is another one ({error})") from error
+        raise UnavailableError(f"the libjpeg-turbo of Pillow is another one ({error})") from error
     functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
     _declare(kernel)
     libraries = _Libraries(kernel, libjpeg, functions)
@@ -339,18 +350,18 @@ def _load_libjpeg() -> ctypes.CDLL:
     folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
     paths = sorted(folder.glob("libjpeg-*.so.62*"))
     if not paths:
-        raise _unavailable(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
+        raise UnavailableError(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
     from PIL import features
 
     version = features.version_feature("libjpeg_turbo") or "0"
     if tuple(map(int, version.split(".")[:2])) < _LEAST_VERSION:
-        raise _unavailable(
+        raise UnavailableError(
             f"{paths[0]} is libjpeg-turbo {version}, expected 3.0 or newer: {advice}"
         )
     try:
         return ctypes.CDLL(str(paths[0]))
     except OSError as error:
-        raise _unavailable(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
+        raise UnavailableError(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
 
 
 def _declare(kernel: ctypes.CDLL) -> None:
@@ -375,13 +386,7 @@ def _prove(libraries: _Libraries) -> None:
     workspace = _Workspace(libraries, "best")
     made = workspace.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b""
     if hashlib.sha256(made).hexdigest() != _PROOF:
-        raise _unavailable(
+        raise UnavailableError(
             f"{libraries.libjpeg._name} makes other bytes than it should"
             f" ({workspace.message or 'wrong sha256'})"
         )
-
-
-def _unavailable(why: str) -> UsageError:
-    return UsageError(
-        f"--codec planes: {why}. Or give --codec portable, which is slower and makes other bytes."
-    )

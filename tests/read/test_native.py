@@ -237,6 +237,15 @@ def test_memory_that_does_not_fit_is_named(scenes: Path, memory: Any, words: str
         next(iter(opened(scenes, out=lambda: memory)))
 
 
-def test_only_this_backend_takes_memory_and_no_framework_then(scenes: Path) -> None:
+def test_no_framework_is_chosen_for_memory_of_the_users(scenes: Path) -> None:
     with pytest.raises(UsageError, match="leave framework= away"):
         opened(scenes, out=bytearray, framework="numpy")
+
+
+@pytest.mark.parametrize("other", ["tfdata", "dali"])
+def test_the_other_backends_take_no_memory(
+    monkeypatch: pytest.MonkeyPatch, scenes: Path, other: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)  # as if it were installed
+    with pytest.raises(UsageError, match=f"needs backend='native', but the backend is '{other}'"):
+        opened(scenes, out=bytearray, backend=other)

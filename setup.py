@@ -86,7 +86,7 @@ class BuildPlanes(build_ext):
 PLANES = Extension(
     "imagenet_prep.codec._planes",
     ["imagenet_prep/codec/planes.c"],
-    depends=["imagenet_prep/codec/libjpeg.h"],
+    depends=[f"imagenet_prep/codec/{name}.h" for name in ("libjpeg", "kernels", "pixels")],
     optional=True,
 )
 

@@ -32,6 +32,8 @@ TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
 MEMORY_BAR_MB, MEMORY_BAR_MB_A_WORKER = 400, 150
 
 _SAMPLE_EVERY_S = 0.2
+# Vector units as Linux calls them, of x86-64 and of ARM.
+VECTORS = ("sse2", "avx2", "avx512f", "asimd", "sve")
 
 T = TypeVar("T")
 
@@ -210,8 +212,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """Returns where and when, in one line; a busy machine shows in its load."""
-    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    cpu = Path("/proc/cpuinfo").read_text()
+    models = re.findall(r"model name\s*: (.*)", cpu)
     model = models[0] if models else platform.machine()
+    # Which reader is the fastest depends on them.
+    vectors = [name for name in VECTORS if re.search(rf"\b{name}\b", cpu)]
+    model += f" ({', '.join(vectors)})" if vectors else ""
     load = os.getloadavg()[0]
     today = dt.datetime.now(tz=dt.UTC).date()
     cores = len(os.sched_getaffinity(0))

@@ -34,6 +34,7 @@ SETS = {"256 px": ("--short-side", "256"), "original": ("--keep-original",)}
 
 PLAIN, PLAIN_ROWS, OURS_TF = "tf.data, plain", "tf.data, plain, by rows", "tf.data, ours"
 BARE, OURS_DALI = "DALI, bare", "DALI, ours"
+NATIVE = "native"
 PEERS = ("MDS, Pillow", "WebDataset, Pillow", "LitData, Pillow", "FFCV")
 
 
@@ -66,7 +67,11 @@ class Job:
 
 
 # At least so much of the other's speed.
-BARS = ((OURS_TF, PLAIN, 1.0), (OURS_TF, PLAIN_ROWS, 1.0), (OURS_DALI, BARE, 0.95))
+BARS = ((OURS_TF, PLAIN, 1.0), (OURS_TF, PLAIN_ROWS, 1.0), (OURS_DALI, BARE, 1.0))
+# So much of the images a CPU second that the best of the others makes.
+NATIVE_BAR, NATIVE_OTHERS = 1.25, (PLAIN, PLAIN_ROWS, OURS_TF, BARE)
+# Of a native reader, without the batches that it and the trainer hold: as many float32 images.
+NATIVE_MB, NATIVE_BATCHES = 200, 4
 
 # A tool's start-up returns what reads one epoch and tells how many images each batch held.
 Epoch = Callable[[], Iterable[int]]
@@ -103,7 +108,16 @@ class Bench:
     def rows(self) -> dict[str, Callable[[], Result]]:
         """Returns what is measured, by the name of its row."""
         tools: dict[str, Path | None] = dict.fromkeys(
-            (PLAIN, PLAIN_ROWS, OURS_TF, BARE, OURS_DALI, "DALI, ours, to TensorFlow", "Pillow"),
+            (
+                NATIVE,
+                PLAIN,
+                PLAIN_ROWS,
+                OURS_TF,
+                BARE,
+                OURS_DALI,
+                "DALI, ours, to TensorFlow",
+                "Pillow",
+            ),
             None,
         )
         if self.peers_venv:
@@ -186,7 +200,8 @@ def render(results: dict[str, list[Result]]) -> str:
                         _verdict(found >= at_least),
                     )
                 )
-        for ours in (OURS_TF, OURS_DALI):
+        bars += _native_bars(kind, results)
+        for ours in (NATIVE, OURS_TF, OURS_DALI):
             mine = results.get(f"{kind}: {ours}")
             if mine and len(mine[0].pss_mb) > 1:
                 grown = measure.median([r.pss_mb[-1] - r.pss_mb[0] for r in mine])
@@ -202,6 +217,43 @@ def render(results: dict[str, list[Result]]) -> str:
     header = ("", "images/s", "a CPU second", "of plain", "of bare", "PSS MB, epoch by epoch")
     text = measure.table(header, rows)
     return f"{text}\n\n{measure.table(('bar', 'wanted', 'found', ''), bars)}" if bars else text
+
+
+def _native_bars(kind: str, results: dict[str, list[Result]]) -> list[tuple[str, ...]]:
+    """Returns what became of the native reader's bars: its speed, and its memory."""
+    mine = results.get(f"{kind}: {NATIVE}")
+    if not mine:
+        return []
+    batches = NATIVE_BATCHES * BATCH * SIDE * SIDE * 3 * 4 / 1e6
+    beyond = max(max(r.pss_mb) for r in mine) - batches
+    bars = [
+        (
+            f"{kind}: {NATIVE}, PSS MB beyond {NATIVE_BATCHES} batches",
+            f"<= {NATIVE_MB}",
+            f"{beyond:.0f}",
+            _verdict(beyond <= NATIVE_MB),
+        )
+    ]
+    others = [results[name] for o in NATIVE_OTHERS if (name := f"{kind}: {o}") in results]
+    if others:
+        found = min(
+            measure.median(
+                [
+                    (r.images / r.cpu_s) / (o.images / o.cpu_s)
+                    for r, o in zip(mine, other, strict=True)
+                ]
+            )
+            for other in others
+        )
+        bars.append(
+            (
+                f"{kind}: {NATIVE}, images a CPU second against the best of the others",
+                f">= {NATIVE_BAR:.2f}",
+                f"{found:.2f}",
+                _verdict(found >= NATIVE_BAR),
+            )
+        )
+    return bars
 
 
 def _ratio(rounds: Sequence[Result], others: Sequence[Result]) -> float:
@@ -527,6 +579,7 @@ def _ffcv(job: Job) -> Epoch:
 TOOLS: dict[str, Tool] = {
     PLAIN: partial(_plain, by_rows=False),
     PLAIN_ROWS: partial(_plain, by_rows=True),
+    NATIVE: partial(_ours, backend="native", framework="numpy"),
     OURS_TF: partial(_ours, backend="tfdata", framework="tensorflow"),
     BARE: _bare,
     OURS_DALI: partial(_ours, backend="dali", framework="dlpack"),

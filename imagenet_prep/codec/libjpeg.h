@@ -117,6 +117,7 @@ typedef struct {
   void (*mem_src)(struct decompress *, const uint8_t *data, unsigned long size);
   int (*read_header)(struct decompress *, int require_image);
   int (*start_decompress)(struct decompress *);
+  void (*crop_scanline)(struct decompress *, unsigned *left, unsigned *width);
   unsigned (*read_raw_data)(struct decompress *, sample_rows *planes, unsigned num_rows);
   int (*finish_decompress)(struct decompress *);
   void (*set_defaults)(struct compress *);

@@ -19,18 +19,12 @@
 #include <string.h>
 
 #include "libjpeg.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "kernels.h"
+#include "pixels.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
 enum status { DONE = 0, DECLINED = 1, NO_MEMORY = 2 };
-enum simd { PLAIN = 0, SSE2 = 1, AVX2 = 2, NEON = 3 };
 /* How input samples are weighed. The first two are stretched over what an output sample stands
  * for; NEAREST_TWO interpolates between neighbours whatever the scale, as readers that do not
  * filter do. */
@@ -39,11 +33,8 @@ enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2 };
 enum {
   MAX_SIDE = 65500,             /* libjpeg's */
   MAX_SCANS = 100,              /* as dataset/jpeg.py, which looks first */
-  WEIGHT_BITS = 14,             /* weights of a filter sum to 1 << 14 */
   SLACK = 64,                   /* bytes around a buffer that vector code may touch */
-  VECTOR = 32,                  /* samples that the widest kernel writes at once */
   MAX_ROWS = 4 * 8,             /* of a component that libjpeg hands out at once */
-  TILE = 16,                    /* side of the squares that are transposed */
   STRIP = 64,                   /* rows that are made before they are transposed */
   NUM_FILTERS = 256,            /* kept: photographs have few sizes, and four filters each */
   KEPT_BYTES = 4 << 20,         /* of a buffer between images; one huge image must not stay */
@@ -51,7 +42,6 @@ enum {
 };
 
 typedef struct { uint8_t *start; size_t size; } buffer;
-typedef struct { uint8_t *samples; ptrdiff_t stride; int width, height; } plane;
 
 /* Where the samples of an output lie in those of an input, along one axis: output i lies at
  * (origin + (2 i + 1) * step) / (2 * unit), counted in input samples from the edge of the first. */
@@ -241,191 +231,6 @@ static const filter *filter_for(workspace *w, const mapping *m) {
   return oldest;
 }
 
-/* ---- Kernels: one output row is the weighted sum of `taps` input rows ---- */
-
-/* Each writes `width` samples, rounded up to its vector, and reads as many of each row. */
-typedef void blend_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
-                        int taps, int width);
-
-static void blend_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
-                        int taps, int width) {
-  for (int x = 0; x < width; x++) {
-    int sum = 1 << (WEIGHT_BITS - 1);
-    for (int k = 0; k < taps; k++) sum += weights[k] * in[k * stride + x];
-    /* Of a negative sum only its sign counts. */
-    out[x] = sum < 0 ? 0 : sum >> WEIGHT_BITS > 255 ? 255 : (uint8_t)(sum >> WEIGHT_BITS);
-  }
-}
-
-#if defined(__x86_64__)
-/* Two rows at a time: their samples are interleaved, so that one multiply-add takes a pair of
- * samples and a pair of weights. Packing saturates, which is the clamp of the plain code. */
-static void blend_sse2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
-                       int taps, int width) {
-  const __m128i zero = _mm_setzero_si128(), half = _mm_set1_epi32(1 << (WEIGHT_BITS - 1));
-  for (int x = 0; x < width; x += 16) {
-    __m128i sum0 = half, sum1 = half, sum2 = half, sum3 = half;
-    const uint8_t *row = in + x;
-    for (int k = 0; k < taps; k += 2, row += 2 * stride) {
-      int pair = k + 1 < taps;
-      __m128i a = _mm_loadu_si128((const __m128i *)row);
-      __m128i b = pair ? _mm_loadu_si128((const __m128i *)(row + stride)) : zero;
-      uint32_t both = (uint16_t)weights[k] | (pair ? (uint32_t)(uint16_t)weights[k + 1] << 16 : 0);
-      __m128i weight = _mm_set1_epi32((int)both);
-      __m128i low = _mm_unpacklo_epi8(a, b), high = _mm_unpackhi_epi8(a, b);
-      sum0 = _mm_add_epi32(sum0, _mm_madd_epi16(_mm_unpacklo_epi8(low, zero), weight));
-      sum1 = _mm_add_epi32(sum1, _mm_madd_epi16(_mm_unpackhi_epi8(low, zero), weight));
-      sum2 = _mm_add_epi32(sum2, _mm_madd_epi16(_mm_unpacklo_epi8(high, zero), weight));
-      sum3 = _mm_add_epi32(sum3, _mm_madd_epi16(_mm_unpackhi_epi8(high, zero), weight));
-    }
-    sum0 = _mm_packs_epi32(_mm_srai_epi32(sum0, WEIGHT_BITS), _mm_srai_epi32(sum1, WEIGHT_BITS));
-    sum2 = _mm_packs_epi32(_mm_srai_epi32(sum2, WEIGHT_BITS), _mm_srai_epi32(sum3, WEIGHT_BITS));
-    _mm_storeu_si128((__m128i *)(out + x), _mm_packus_epi16(sum0, sum2));
-  }
-}
-
-/* As above, 32 samples wide: unpacking and packing stay within the halves of a register, and so
- * undo each other. */
-__attribute__((target("avx2"))) static void blend_avx2(uint8_t *out, const uint8_t *in,
-                                                       ptrdiff_t stride, const int16_t *weights,
-                                                       int taps, int width) {
-  const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (WEIGHT_BITS - 1));
-  for (int x = 0; x < width; x += 32) {
-    __m256i sum0 = half, sum1 = half, sum2 = half, sum3 = half;
-    const uint8_t *row = in + x;
-    for (int k = 0; k < taps; k += 2, row += 2 * stride) {
-      int pair = k + 1 < taps;
-      __m256i a = _mm256_loadu_si256((const __m256i *)row);
-      __m256i b = pair ? _mm256_loadu_si256((const __m256i *)(row + stride)) : zero;
-      uint32_t both = (uint16_t)weights[k] | (pair ? (uint32_t)(uint16_t)weights[k + 1] << 16 : 0);
-      __m256i weight = _mm256_set1_epi32((int)both);
-      __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpackhi_epi8(a, b);
-      sum0 = _mm256_add_epi32(sum0, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), weight));
-      sum1 = _mm256_add_epi32(sum1, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), weight));
-      sum2 = _mm256_add_epi32(sum2, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), weight));
-      sum3 = _mm256_add_epi32(sum3, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), weight));
-    }
-    sum0 = _mm256_packs_epi32(_mm256_srai_epi32(sum0, WEIGHT_BITS),
-                              _mm256_srai_epi32(sum1, WEIGHT_BITS));
-    sum2 = _mm256_packs_epi32(_mm256_srai_epi32(sum2, WEIGHT_BITS),
-                              _mm256_srai_epi32(sum3, WEIGHT_BITS));
-    _mm256_storeu_si256((__m256i *)(out + x), _mm256_packus_epi16(sum0, sum2));
-  }
-}
-
-/* Not __builtin_cpu_supports: in a library that zig has built it knows nothing. */
-static int has_avx2(void) {
-  unsigned a, b, c, d, enabled, high;
-  const unsigned os_saves_registers = 1u << 27, avx = 1u << 28, ymm_state = 6;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
-  if (!(c & os_saves_registers) || !(c & avx)) return 0;
-  __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
-  if ((enabled & ymm_state) != ymm_state) return 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 5 & 1);
-}
-
-typedef __m128i bytes16;
-static bytes16 load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
-static void store16(uint8_t *p, bytes16 v) { _mm_storeu_si128((__m128i *)p, v); }
-static bytes16 zip_low(bytes16 a, bytes16 b) { return _mm_unpacklo_epi8(a, b); }
-static bytes16 zip_high(bytes16 a, bytes16 b) { return _mm_unpackhi_epi8(a, b); }
-#define ZIPS 1
-
-#elif defined(__aarch64__)
-static void blend_neon(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
-                       int taps, int width) {
-  for (int x = 0; x < width; x += 16) {
-    int32x4_t sum0 = vdupq_n_s32(1 << (WEIGHT_BITS - 1)), sum1 = sum0, sum2 = sum0, sum3 = sum0;
-    const uint8_t *row = in + x;
-    for (int k = 0; k < taps; k++, row += stride) {
-      uint8x16_t v = vld1q_u8(row);
-      int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(v)));
-      int16x8_t high = vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(v)));
-      sum0 = vmlal_n_s16(sum0, vget_low_s16(low), weights[k]);
-      sum1 = vmlal_n_s16(sum1, vget_high_s16(low), weights[k]);
-      sum2 = vmlal_n_s16(sum2, vget_low_s16(high), weights[k]);
-      sum3 = vmlal_n_s16(sum3, vget_high_s16(high), weights[k]);
-    }
-    int16x8_t low = vcombine_s16(vqmovn_s32(vshrq_n_s32(sum0, WEIGHT_BITS)),
-                                 vqmovn_s32(vshrq_n_s32(sum1, WEIGHT_BITS)));
-    int16x8_t high = vcombine_s16(vqmovn_s32(vshrq_n_s32(sum2, WEIGHT_BITS)),
-                                  vqmovn_s32(vshrq_n_s32(sum3, WEIGHT_BITS)));
-    vst1q_u8(out + x, vcombine_u8(vqmovun_s16(low), vqmovun_s16(high)));
-  }
-}
-
-typedef uint8x16_t bytes16;
-static bytes16 load16(const uint8_t *p) { return vld1q_u8(p); }
-static void store16(uint8_t *p, bytes16 v) { vst1q_u8(p, v); }
-static bytes16 zip_low(bytes16 a, bytes16 b) { return vzip1q_u8(a, b); }
-static bytes16 zip_high(bytes16 a, bytes16 b) { return vzip2q_u8(a, b); }
-#define ZIPS 1
-#endif
-
-static void transpose_plain(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
-                            ptrdiff_t stride) {
-  for (int y = 0; y < TILE; y++)
-    for (int x = 0; x < TILE; x++) out[x * out_stride + y] = in[y * stride + x];
-}
-
-#if defined(ZIPS)
-/* Four rounds, each of which zips rows i and i + 8, transpose 16 x 16. Written out, because
- * compilers keep arrays of vectors in memory. */
-static void transpose_zips(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
-                           ptrdiff_t stride) {
-#define LOAD(i) bytes16 a##i = load16(in + i * stride)
-#define STORE(i) store16(out + i * out_stride, e##i)
-#define EACH(f) \
-  f(0); f(1); f(2); f(3); f(4); f(5); f(6); f(7); f(8); f(9); f(10); f(11); f(12); f(13); f(14); \
-  f(15)
-#define ZIP(to, low, high, from, i, j) \
-  bytes16 to##low = zip_low(from##i, from##j), to##high = zip_high(from##i, from##j)
-#define ROUND(to, from) \
-  ZIP(to, 0, 1, from, 0, 8); ZIP(to, 2, 3, from, 1, 9); \
-  ZIP(to, 4, 5, from, 2, 10); ZIP(to, 6, 7, from, 3, 11); \
-  ZIP(to, 8, 9, from, 4, 12); ZIP(to, 10, 11, from, 5, 13); \
-  ZIP(to, 12, 13, from, 6, 14); ZIP(to, 14, 15, from, 7, 15)
-  EACH(LOAD);
-  ROUND(b, a);
-  ROUND(c, b);
-  ROUND(d, c);
-  ROUND(e, d);
-  EACH(STORE);
-}
-#endif
-
-static int is_supported(enum simd simd) {
-#if defined(__x86_64__)
-  return simd == PLAIN || simd == SSE2 || (simd == AVX2 && has_avx2());
-#elif defined(__aarch64__)
-  return simd == PLAIN || simd == NEON;
-#else
-  return simd == PLAIN;
-#endif
-}
-
-static blend_rows *blend_of(enum simd simd) {
-#if defined(__x86_64__)
-  if (simd != PLAIN) return simd == AVX2 ? blend_avx2 : blend_sse2;
-#elif defined(__aarch64__)
-  if (simd != PLAIN) return blend_neon;
-#endif
-  (void)simd;
-  return blend_plain;
-}
-
-static void transpose(const workspace *w, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
-                      ptrdiff_t stride) {
-#if defined(ZIPS)
-  if (w->simd != PLAIN) {
-    transpose_zips(out, out_stride, in, stride);
-    return;
-  }
-#endif
-  (void)w;
-  transpose_plain(out, out_stride, in, stride);
-}
-
 /* ---- Resizing a plane ---- */
 
 /* Transposes `rows` x `columns`, both rounded up to whole tiles. The inner loop fills lines of the
@@ -434,17 +239,20 @@ static void transpose_all(const workspace *w, uint8_t *out, ptrdiff_t out_stride
                           ptrdiff_t stride, int rows, int columns) {
   for (int x = 0; x < columns; x += TILE)
     for (int y = 0; y < rows; y += TILE)
-      transpose(w, out + x * out_stride + y, out_stride, in + y * stride + x, stride);
+      transpose(w->simd, out + x * out_stride + y, out_stride, in + y * stride + x, stride);
 }
 
-/* Makes up to STRIP rows of the output of a filter, from `top` on. */
+/* Makes up to STRIP rows of the output of a filter, from `top` on; of the last ones, backwards, if
+ * `mirrored`. */
 static void blend_strip(const workspace *w, uint8_t *strip, ptrdiff_t strip_stride,
                         const uint8_t *in, ptrdiff_t stride, const filter *f, int top, int rows,
-                        int width) {
+                        int width, int mirrored) {
   blend_rows *blend = blend_of(w->simd);
-  for (int y = 0; y < rows; y++)
-    blend(strip + y * strip_stride, in + f->first[top + y] * stride, stride,
-          f->weights + (size_t)(top + y) * (size_t)f->taps, f->taps, width);
+  for (int y = 0; y < rows; y++) {
+    int made = mirrored ? f->map.num_out - 1 - (top + y) : top + y;
+    blend(strip + y * strip_stride, in + f->first[made] * stride, stride,
+          f->weights + (size_t)made * (size_t)f->taps, f->taps, width);
+  }
 }
 
 static int smaller(int a, int b) { return a < b ? a : b; }
@@ -453,7 +261,7 @@ static int smaller(int a, int b) { return a < b ? a : b; }
  * axes run through the same kernel, and what lies between is 8 bits and stays in the cache.
  * `out` must have room for whole tiles: width and height rounded up to 16. */
 static void resize_plane(workspace *w, const plane *in, const mapping *across, const mapping *down,
-                         const plane *out) {
+                         const plane *out, int mirrored) {
   /* The second may not evict the first: there are more than two. */
   const filter *fy = filter_for(w, down), *fx = filter_for(w, across);
   ptrdiff_t wide = round_up(in->width, VECTOR), high = round_up(out->height, VECTOR);
@@ -461,12 +269,12 @@ static void resize_plane(workspace *w, const plane *in, const mapping *across, c
   uint8_t *strip = room(w, &w->strip, (size_t)((wide > high ? wide : high) * STRIP));
   for (int top = 0; top < out->height; top += STRIP) {
     int rows = smaller(STRIP, out->height - top);
-    blend_strip(w, strip, wide, in->samples, in->stride, fy, top, rows, in->width);
+    blend_strip(w, strip, wide, in->samples, in->stride, fy, top, rows, in->width, 0);
     transpose_all(w, turned + top, high, strip, wide, rows, in->width);
   }
   for (int left = 0; left < out->width; left += STRIP) {
     int rows = smaller(STRIP, out->width - left);
-    blend_strip(w, strip, high, turned, high, fx, left, rows, out->height);
+    blend_strip(w, strip, high, turned, high, fx, left, rows, out->height, mirrored);
     transpose_all(w, out->samples + left, out->stride, strip, high, rows, out->height);
   }
 }
@@ -526,6 +334,39 @@ static void choose_scale(struct decompress *d, int rows, int columns, int height
   d->scale_denom = 8;
 }
 
+/* Lets libjpeg make pixels of those columns of MCUs only that a window reaches, and counts `across`
+ * from the first of them. Its function for this is meant for scanlines and refuses planes, but what
+ * it notes is obeyed where blocks become samples, which both have in common. */
+static void crop_columns(workspace *w, span *across) {
+  enum { STATE_SCANLINES = 205, STATE_PLANES = 206, LEAST = 8 };
+  struct decompress *d = &w->in;
+  unsigned side = (unsigned)d->min_block_side, first = d->output_width, last = 0;
+  int samples_of[3]; /* of a column of MCUs */
+  if (d->num_components > 1) side *= (unsigned)d->max_h_samp;
+  for (int i = 0; i < d->num_components; i++) {
+    const component *c = &d->components[i];
+    samples_of[i] = c->block_side * (d->num_components > 1 ? c->h_samp : 1);
+    unsigned begin = (unsigned)(across[i].begin / samples_of[i]);
+    unsigned end = (unsigned)((across[i].end - 1) / samples_of[i]) + 1;
+    if (begin < first) first = begin;
+    if (end > last) last = end;
+  }
+  /* Of fewer columns it would make its upsampler anew, and there is none. */
+  while (first && last * side - first * side < LEAST + side) first--;
+  unsigned left = first * side, width = last * side - left;
+  if (width > d->output_width - left) width = d->output_width - left;
+  if (width < LEAST || d->common.state != STATE_PLANES) return;
+  d->common.state = STATE_SCANLINES;
+  d->planes_out = 0;
+  w->api.crop_scanline(d, &left, &width);
+  d->common.state = STATE_PLANES;
+  d->planes_out = 1;
+  for (int i = 0; i < d->num_components; i++) {
+    across[i].begin -= (int)first * samples_of[i];
+    across[i].end -= (int)first * samples_of[i];
+  }
+}
+
 /* Decodes the planes into `decoded`. Rows of blocks that no window reaches are decompressed, as
  * the format demands, but not turned into pixels; what lies below the windows is not read at all,
  * unless `whole`: only the end of a file tells that it is sound. */
@@ -560,7 +401,8 @@ static void read_planes(workspace *w, plane *decoded, const span *down, int whol
 /* Decodes an image and resizes a window of it to planes of height x width pixels, of which one
  * chroma sample stands for `sub` x `sub`. Returns whether there is chroma. */
 static int shrink(workspace *w, const uint8_t *data, size_t size, const window *from, int height,
-                  int width, int sub, enum kernel kernel, int64_t max_pixels, plane *shrunk) {
+                  int width, int sub, enum kernel kernel, int mirrored, int64_t max_pixels,
+                  plane *shrunk) {
   struct decompress *d = &w->in;
   begin_decoding(w, data, size);
   int rows = (int)d->image_height, columns = (int)d->image_width;
@@ -586,6 +428,7 @@ static int shrink(workspace *w, const uint8_t *data, size_t size, const window *
     down[i] = span_of(part.top, part.height, c->v_samp * c->block_side, d->max_v_samp * 8,
                       (int)c->height, height, per, kernel);
   }
+  if (from) crop_columns(w, across);
   read_planes(w, decoded, down, from == NULL);
   for (int i = 0; i < d->num_components; i++) {
     plane *p = &decoded[i];
@@ -593,7 +436,7 @@ static int shrink(workspace *w, const uint8_t *data, size_t size, const window *
     p->width = across[i].map.num_in;
     p->height = down[i].map.num_in;
     shrunk[i] = new_plane(w, &w->shrunk[i], across[i].map.num_out, down[i].map.num_out);
-    resize_plane(w, p, &across[i].map, &down[i].map, &shrunk[i]);
+    resize_plane(w, p, &across[i].map, &down[i].map, &shrunk[i], mirrored);
   }
   return d->num_components == 3;
 }
@@ -669,58 +512,6 @@ static plane no_chroma(workspace *w, int i, int height, int width) {
   return p;
 }
 
-/* ---- RGB, for readers ---- */
-
-/* Where pixels go and what becomes of them: each value of R, G and B is looked up in a table of
- * 256 items of 1, 2 or 4 bytes. So any type and any normalisation costs the same. */
-typedef struct {
-  uint8_t *to;           /* [height, width, 3], or [3, height, width] if `planar` */
-  const uint8_t *tables; /* [3, 256] items, aligned to their size as `to` is */
-  int item_bytes, planar, mirrored;
-} output;
-
-static uint8_t clamp(int v) { return v < 0 ? 0 : v > 255 ? 255 : (uint8_t)v; }
-
-/* JFIF's conversion in 16-bit fixed point, as libjpeg has it: a row of each of R, G and B. */
-static void to_rgb(const uint8_t *luma, const uint8_t *blues, const uint8_t *reds, int width,
-                   uint8_t *r, uint8_t *g, uint8_t *b) {
-  enum { HALF = 1 << 15, LIFT = 512 << 16 }; /* lifted, so that nothing negative is shifted */
-  for (int x = 0; x < width; x++) {
-    int blue = blues[x] - 128, red = reds[x] - 128;
-    r[x] = clamp(luma[x] + ((91881 * red + HALF + LIFT) >> 16) - 512);
-    g[x] = clamp(luma[x] + ((-22554 * blue - 46802 * red + HALF + LIFT) >> 16) - 512);
-    b[x] = clamp(luma[x] + ((116130 * blue + HALF + LIFT) >> 16) - 512);
-  }
-}
-
-/* Writes a row of one colour through its table, `step` items apart. */
-#define PUT(type) \
-  static void put_##type(uint8_t *to, ptrdiff_t step, const uint8_t *row, int width, \
-                         const uint8_t *table) { \
-    type *out = (type *)(void *)to; \
-    const type *values = (const type *)(const void *)table; \
-    for (int x = 0; x < width; x++) out[x * step] = values[row[x]]; \
-  }
-PUT(uint8_t)
-PUT(uint16_t)
-PUT(uint32_t)
-
-static void write_rgb(workspace *w, const plane *planes, const output *o) {
-  int height = planes[0].height, width = planes[0].width;
-  void (*put)(uint8_t *, ptrdiff_t, const uint8_t *, int, const uint8_t *) =
-      o->item_bytes == 4 ? put_uint32_t : o->item_bytes == 2 ? put_uint16_t : put_uint8_t;
-  ptrdiff_t across = o->planar ? 1 : 3, channel = o->planar ? (ptrdiff_t)height * width : 1;
-  uint8_t *rows = room(w, &w->strip, 3 * (size_t)width);
-  for (int y = 0; y < height; y++) {
-    to_rgb(planes[0].samples + y * planes[0].stride, planes[1].samples + y * planes[1].stride,
-           planes[2].samples + y * planes[2].stride, width, rows, rows + width, rows + 2 * width);
-    ptrdiff_t first = (ptrdiff_t)y * width * across + (o->mirrored ? (width - 1) * across : 0);
-    for (int c = 0; c < 3; c++)
-      put(o->to + (first + c * channel) * o->item_bytes, o->mirrored ? -across : across,
-          rows + c * width, width, o->tables + (ptrdiff_t)c * 256 * o->item_bytes);
-  }
-}
-
 /* ---- What is called from outside ---- */
 
 EXPORT void planes_free(workspace *w) {
@@ -776,7 +567,7 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
-  if (!shrink(w, data, size, NULL, height, width, 2, BICUBIC, max_pixels, planes))
+  if (!shrink(w, data, size, NULL, height, width, 2, BICUBIC, 0, max_pixels, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, (height + 1) / 2, (width + 1) / 2);
   encode(w, planes, quality);
   return end(w);
@@ -794,9 +585,10 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
-  if (!shrink(w, data, size, from, height, width, 1, (enum kernel)kernel, max_pixels, planes))
+  if (!shrink(w, data, size, from, height, width, 1, (enum kernel)kernel, to->mirrored, max_pixels,
+              planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
-  write_rgb(w, planes, to);
+  write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(width)));
   return end(w);
 }
 

@@ -12,15 +12,17 @@ import functools
 import hashlib
 import threading
 import weakref
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 # `libjpeg` in libjpeg.h, field by field.
@@ -32,6 +34,7 @@ _FUNCTIONS = (
     "jpeg_mem_src",
     "jpeg_read_header",
     "jpeg_start_decompress",
+    "jpeg_crop_scanline",
     "jpeg_read_raw_data",
     "jpeg_finish_decompress",
     "jpeg_set_defaults",
@@ -49,6 +52,8 @@ SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3}
 # nothing aliases; linear between neighbours, which is quicker and aliases.
 BICUBIC, LINEAR, NEIGHBOURS = 0, 1, 2
 _DONE, _NO_MEMORY = 0, 2
+# Types of pixels, in the order of `item` in pixels.h.
+_ITEMS = ("uint8", "float32", "float16", "bfloat16")
 # A JPEG of 21 x 17 pixels, 4:2:2, and what it becomes at 16 x 13: the bytes that `planes-1` names.
 _PROBE = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQ"
@@ -70,11 +75,22 @@ class Window(NamedTuple):
     width: int
 
 
+class UnavailableError(UsageError):
+    """This codec does not work here; `why` says what is missing and what to do."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"--codec planes: {why}. Or give --codec portable, which is slower and makes other "
+            "bytes."
+        )
+        self.why = why
+
+
 def require() -> None:
     """Makes sure that this codec works here.
 
     Raises:
-      UsageError: what is missing, and what to do.
+      UnavailableError: what is missing, and what to do.
     """
     _libraries()
 
@@ -118,21 +134,50 @@ def decode(
     Raises:
       UsageError, MemoryError: as for `shrink`.
     """
-    import numpy as np
-
     pixels = np.empty((height, width, 3), np.uint8)
-    values = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
-    made = Look(height, width, values, BICUBIC).decode(data, window, pixels, simd=simd)
+    made = Look(height, width, BYTES, BICUBIC).decode(data, window, pixels, simd=simd)
     return pixels if made else None
 
 
+class Values:
+    """What the values of R, G and B become: bytes, or floats (value - mean) / std.
+
+    Attributes:
+      table: [3, 256] of all of them; bfloat16, which NumPy does not know, is uint16 here.
+    """
+
+    def __init__(self, dtype: str, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Takes "uint8", which stays as it is, "float32", "float16" or "bfloat16"."""
+        self.item = _ITEMS.index(dtype)
+        means = np.array(mean, np.float32)
+        factors = (1 / np.array(std)).astype(np.float32)
+        self.mean, self.factor = tuple(means.tolist()), tuple(factors.tolist())
+        values = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
+        # As pixels.h does it, operation by operation: both must make the same bits.
+        shown = (values.astype(np.float32) - means[:, None]) * factors[:, None]
+        self.table: npt.NDArray[Any]
+        if dtype == "uint8":
+            self.table = values
+        elif dtype == "bfloat16":
+            bits = shown.view(np.uint32)
+            # To the nearest, and to the even one of two.
+            self.table = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        else:
+            self.table = shown.astype(dtype)
+
+
+BYTES = Values("uint8", (0, 0, 0), (1, 1, 1))
+
+
 class _Output(ctypes.Structure):
-    """`output` in planes.c."""
+    """`output` in pixels.h."""
 
     _fields_ = (
         ("to", ctypes.c_void_p),
         ("tables", ctypes.c_void_p),
-        ("item_bytes", ctypes.c_int),
+        ("mean", ctypes.c_float * 3),
+        ("factor", ctypes.c_float * 3),
+        ("item", ctypes.c_int),
         ("planar", ctypes.c_int),
         ("mirrored", ctypes.c_int),
     )
@@ -145,7 +190,7 @@ class Look:
         self,
         height: int,
         width: int,
-        values: npt.NDArray[Any],
+        values: Values,
         kernel: int,
         *,
         channels_first: bool = False,
@@ -154,14 +199,12 @@ class Look:
 
         Args:
           height, width: pixels of the result, 1 ... 65500.
-          values: [3, 256] of a type of 1, 2 or 4 bytes: what each value of R, G and B becomes.
+          values: what those of R, G and B become.
           kernel: BICUBIC, LINEAR or NEIGHBOURS.
           channels_first: [3, height, width] instead of [height, width, 3].
         """
-        import numpy as np
-
         self._size = (height, width)
-        self._values = np.ascontiguousarray(values)
+        self._values = values
         self._kernel = kernel
         self._channels_first = channels_first
 
@@ -196,11 +239,13 @@ class Look:
         height, width = self._size
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * height * width
-        assert pixels.itemsize == self._values.itemsize
+        assert pixels.itemsize == self._values.table.itemsize
         output = _Output(
             pixels.ctypes.data,
-            self._values.ctypes.data,
-            pixels.itemsize,
+            self._values.table.ctypes.data,
+            self._values.mean,
+            self._values.factor,
+            self._values.item,
             self._channels_first,
             mirrored,
         )
@@ -281,7 +326,7 @@ def _libraries() -> _Libraries:
         kernel = ctypes.CDLL(str(_LIBRARY))
     except OSError as error:
         why = str(error).removeprefix(f"{_LIBRARY}: ")
-        raise _unavailable(
+        raise UnavailableError(
             f"{_LIBRARY} cannot be loaded ({why}): it is compiled when imagenet-prep is "
             "installed. Install a C compiler, or `pip install ziglang`, and then imagenet-prep "
             "again"
@@ -290,7 +335,7 @@ def _libraries() -> _Libraries:
     try:
         pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
     except AttributeError as error:
-        raise _unavailable(f"the libjpeg-turbo of Pillow is another one ({error})") from error
+        raise UnavailableError(f"the libjpeg-turbo of Pillow is another one ({error})") from error
     functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
     _declare(kernel)
     libraries = _Libraries(kernel, libjpeg, functions)
@@ -305,18 +350,18 @@ def _load_libjpeg() -> ctypes.CDLL:
     folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
     paths = sorted(folder.glob("libjpeg-*.so.62*"))
     if not paths:
-        raise _unavailable(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
+        raise UnavailableError(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
     from PIL import features
 
     version = features.version_feature("libjpeg_turbo") or "0"
     if tuple(map(int, version.split(".")[:2])) < _LEAST_VERSION:
-        raise _unavailable(
+        raise UnavailableError(
             f"{paths[0]} is libjpeg-turbo {version}, expected 3.0 or newer: {advice}"
         )
     try:
         return ctypes.CDLL(str(paths[0]))
     except OSError as error:
-        raise _unavailable(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
+        raise UnavailableError(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
 
 
 def _declare(kernel: ctypes.CDLL) -> None:
@@ -341,13 +386,7 @@ def _prove(libraries: _Libraries) -> None:
     workspace = _Workspace(libraries, "best")
     made = workspace.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b""
     if hashlib.sha256(made).hexdigest() != _PROOF:
-        raise _unavailable(
+        raise UnavailableError(
             f"{libraries.libjpeg._name} makes other bytes than it should"
             f" ({workspace.message or 'wrong sha256'})"
         )
-
-
-def _unavailable(why: str) -> UsageError:
-    return UsageError(
-        f"--codec planes: {why}. Or give --codec portable, which is slower and makes other bytes."
-    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
@@ -61,6 +63,9 @@ class ReadConfig:
         among the ranks of a host.
       on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or a
         server that fails, and a shard that is damaged as a whole, are raised either way.
+      out: gives the memory for the images of each batch (native): an array of NumPy, or what has
+        the DLPack or buffer protocol, with the shape and type of `images`. It is asked up to three
+        batches ahead, and `images` is then what it gave.
     """
 
     data_dir: str
@@ -83,6 +88,7 @@ class ReadConfig:
     cache_gb: float | None = None
     num_threads: int = 0
     on_bad_record: str = "raise"
+    out: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuses unknown choices, numbers that are too small, and options that contradict."""

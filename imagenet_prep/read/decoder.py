@@ -49,6 +49,8 @@ def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decode
         num_threads=config.num_threads or max(1, cores // world.local_size),
     )
     backend = _backend(config)
+    if config.out and backend != "native":
+        raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
     if backend == "tfdata":
         return _tfdata(config, wanted)
     if backend == "native":
@@ -90,7 +92,11 @@ def _native(config: ReadConfig, wanted: Decoding) -> tuple[Decoder, Convert]:
         raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
     from imagenet_prep.read import native
 
-    return native.NativeBackend(wanted), native.CONVERTERS[config.framework or "numpy"]
+    if config.out and config.framework:
+        raise UsageError("out= decides what batches hold: leave framework= away")
+    # What the user has given comes back as it is.
+    convert = _unchanged if config.out else native.CONVERTERS[config.framework or "numpy"]
+    return native.NativeBackend(wanted, config.out), convert
 
 
 def _dali(

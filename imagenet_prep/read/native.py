@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from imagenet_prep.codec import planes
-from imagenet_prep.codec.planes import Look, Window
+from imagenet_prep.codec.planes import Look, Values, Window
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.config import Decoding
-from imagenet_prep.read.dlpack import Bfloat16
+from imagenet_prep.read.dlpack import Bfloat16, Memory, array_over
 from imagenet_prep.read.feed import EncodedBatch
 
 if TYPE_CHECKING:
@@ -25,7 +26,17 @@ if TYPE_CHECKING:
 
 # Steps that are decoded before they are asked for.
 _STEPS_AHEAD = 2
-_SAME = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
+
+
+class _Lease(Memory):
+    """Memory of a batch; free again when no array of it is left, not even a user's."""
+
+    def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
+        super().__init__(array)
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self._array)
 
 
 class NativeBackend:
@@ -33,29 +44,32 @@ class NativeBackend:
 
     Images are decoded by `codec.planes` in threads, crop, resize, mirroring and type in one go.
     What it declines, CMYK for example, and all images where it cannot be loaded, are decoded by
-    Pillow: slower, and the same pixels but for rounding.
+    Pillow: slower, and with less than one grey level of difference on average over an image.
     """
 
-    def __init__(self, wanted: Decoding) -> None:
-        """Takes what to make of each batch."""
+    def __init__(self, wanted: Decoding, out: Callable[[], Any] | None = None) -> None:
+        """Takes what to make of each batch, and what gives memory for its images, if anything."""
         side = wanted.image_size
         self._wanted = wanted
-        self._values = values_of(wanted)
+        self._out = out
+        shape = (3, side, side) if wanted.layout == "NCHW" else (side, side, 3)
+        self._shape = (wanted.batch_size, *shape)
+        # Memory that batches have had. New memory the kernel must clear, at 5 % of the time.
+        self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
+        self._values = Values(wanted.dtype, wanted.recipe.mean, wanted.recipe.std)
         # What is not made in one go is made from bytes.
         self._in_one_go = not wanted.colour and wanted.recipe.padding is None
         channels_first = self._in_one_go and wanted.layout == "NCHW"
-        values = self._values if self._in_one_go else _SAME
+        values = self._values if self._in_one_go else planes.BYTES
         kernel = planes.LINEAR if wanted.antialias else planes.NEIGHBOURS
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._pool = ThreadPoolExecutor(wanted.num_threads, thread_name_prefix="decode")
-
-    @cached_property
-    def _has_planes(self) -> bool:
+        self._has_planes = True
         try:
             planes.require()
-        except UsageError:
-            return False
-        return True
+        except planes.UnavailableError as error:
+            self._has_planes = False
+            _say_once(f"images are decoded by Pillow, which is slower: {error.why}")
 
     def batches(
         self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
@@ -65,7 +79,7 @@ class NativeBackend:
         Raises:
           Exception: of Pillow, for an image that neither decodes.
         """
-        ahead: deque[tuple[EncodedBatch, npt.NDArray[Any], list[Future[None]]]] = deque()
+        ahead: deque[tuple[EncodedBatch, Any, list[Future[None]]]] = deque()
         encoded = itertools.islice(feed(), steps)
         try:
             while True:
@@ -83,17 +97,36 @@ class NativeBackend:
                 for part in shown:
                     part.cancel()
 
-    def _begin(
-        self, batch: EncodedBatch
-    ) -> tuple[EncodedBatch, npt.NDArray[Any], list[Future[None]]]:
+    def _begin(self, batch: EncodedBatch) -> tuple[EncodedBatch, Any, list[Future[None]]]:
         """Lets threads fill the batch's images, each several of them."""
-        side, size = self._wanted.image_size, self._wanted.batch_size
-        shape = (3, side, side) if self._wanted.layout == "NCHW" else (side, side, 3)
-        images = np.empty((size, *shape), self._values.dtype)
+        size = self._wanted.batch_size
+        given, images = self._memory()
         # Fewer tasks than images, since handing them over takes the interpreter's lock.
         count = min(size, 4 * self._wanted.num_threads)
         parts = [range(first, size, count) for first in range(count)]
-        return batch, images, [self._pool.submit(self._show, batch, images, p) for p in parts]
+        return batch, given, [self._pool.submit(self._show, batch, images, p) for p in parts]
+
+    def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
+        """Returns what the batch's images are for the user, and the array to write them into.
+
+        Raises:
+          UsageError: what the user gives is something else.
+        """
+        dtype = self._values.table.dtype
+        if self._out is None:
+            array = self._free.pop() if self._free else np.empty(self._shape, dtype)
+            leased = np.asarray(_Lease(array, self._free))
+            return leased, leased
+        given = self._out()
+        name = self._wanted.dtype + (" (or uint16)" if dtype == np.uint16 else "")
+        expected = f"expected contiguous {name} {list(self._shape)} in memory of this machine"
+        try:
+            array = array_over(given)
+        except (TypeError, ValueError, BufferError) as error:
+            raise UsageError(f"out() gave what is no memory ({error}): {expected}") from error
+        if array.dtype != dtype or array.shape != self._shape or not array.flags.c_contiguous:
+            raise UsageError(f"out() gave {array.dtype} {list(array.shape)}: {expected}")
+        return given, array
 
     def _show(self, batch: EncodedBatch, images: npt.NDArray[Any], part: range) -> None:
         views = batch.views
@@ -135,8 +168,13 @@ class NativeBackend:
             shift = colours[:, 3:6] @ flat.mean(axis=0) + colours[:, 6]
             flat = np.clip(flat @ colours[:, :3].T + shift, 0, 255)
             pixels = np.rint(flat).astype(np.uint8).reshape(pixels.shape)
-        shown = np.stack([self._values[c][pixels[:, :, c]] for c in range(3)])
+        shown = np.stack([self._values.table[c][pixels[:, :, c]] for c in range(3)])
         to[...] = shown if self._wanted.layout == "NCHW" else shown.transpose(1, 2, 0)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logging.getLogger(__name__).warning(text)
 
 
 def _crop(data: bytes, box: list[int], *, inside: bool) -> Image.Image:
@@ -146,24 +184,6 @@ def _crop(data: bytes, box: list[int], *, inside: bool) -> Image.Image:
         if inside and (top + height > image.height or left + width > image.width):
             raise ValueError(f"the image is {image.width} x {image.height}, its record says larger")
         return image.convert("RGB").crop((left, top, left + width, top + height))
-
-
-def values_of(wanted: Decoding) -> npt.NDArray[Any]:
-    """Returns [3, 256]: what each value of R, G and B becomes.
-
-    bfloat16, which NumPy does not know, is uint16 here.
-    """
-    if wanted.dtype == "uint8":
-        return _SAME
-    values = _SAME.astype(np.float32)
-    mean, std = (np.array(each)[:, None] for each in (wanted.recipe.mean, wanted.recipe.std))
-    shown: npt.NDArray[Any] = ((values - mean) / std).astype(np.float32)
-    if wanted.dtype != "bfloat16":
-        return shown.astype(wanted.dtype)
-    bits = shown.view(np.uint32)
-    # To the nearest, and to the even one of two.
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype(np.uint16)
 
 
 def interpolate(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:

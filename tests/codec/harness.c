@@ -3,7 +3,8 @@
  *   harness fuzz LIBJPEG CORPUS COUNT SEED   damaged files; prints how many were DONE, DECLINED
  *                                            and NO_MEMORY
  *   harness shrink LIBJPEG CORPUS SIMD       writes what all files become; "-" for DECLINED
- *   harness resize SIMD                      the same of planes made here: needs no libjpeg
+ *   harness resize SIMD                      the same of planes made here, and what pixels they
+ *                                            become: needs no libjpeg
  *
  * CORPUS: a number of files; then, of each, the height and width of what it is to become, its
  * size, and its bytes. Numbers have 32 bits.
@@ -14,7 +15,7 @@
 
 static const char *const names[] = {
     "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_CreateCompress", "jpeg_destroy",
-    "jpeg_mem_src", "jpeg_read_header", "jpeg_start_decompress", "jpeg_read_raw_data",
+    "jpeg_mem_src", "jpeg_read_header", "jpeg_start_decompress", "jpeg_crop_scanline", "jpeg_read_raw_data",
     "jpeg_finish_decompress", "jpeg_set_defaults", "jpeg_set_quality", "jpeg_start_compress",
     "jpeg_write_raw_data", "jpeg_finish_compress",
 };
@@ -88,20 +89,24 @@ static void damage(uint8_t *data, size_t *size) {
   }
 }
 
-static int run_damaged(workspace *w, const uint8_t *data, size_t size, uint8_t *rgb) {
+static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
   int height = 1 + (int)below(below(2) ? 200 : 20), width = 1 + (int)below(below(2) ? 200 : 20);
   window from = {(int)below(130) - 5, (int)below(170) - 5, (int)below(130), (int)below(170)};
   if (below(2)) return planes_shrink(w, data, size, height, width, 1 + (int)below(100), 1 << 20);
   static uint32_t tables[3 * 256];
-  output to = {rgb, (const uint8_t *)tables, 1 << below(3), (int)below(2), (int)below(2)};
-  return planes_decode(w, data, size, below(4) ? &from : NULL, height, width, (int)below(3),
-                       1 << 20, &to);
+  enum item item = (enum item)below(4);
+  uint8_t *rgb = malloc((size_t)(3 * height * width * item_bytes(item))); /* exact: a write behind it is seen */
+  output to = {rgb, (const uint8_t *)tables, {0, 0, 0}, {1, 1, 1}, (int)item, (int)below(2),
+               (int)below(2)};
+  int done = planes_decode(w, data, size, below(4) ? &from : NULL, height, width, (int)below(3),
+                           1 << 20, &to);
+  free(rgb);
+  return done;
 }
 
 static void fuzz(const libjpeg *api, const corpus *files, long count) {
   workspace *all[NEON + 1] = {NULL}, *w;
   for (int simd = PLAIN; simd <= NEON; simd++) all[simd] = planes_new(api, simd);
-  uint8_t *rgb = malloc(200 * 200 * 3 * 4);
   long counts[3] = {0};
   for (; count; count--) {
     const file *from = files->files + below(files->num);
@@ -113,12 +118,11 @@ static void fuzz(const libjpeg *api, const corpus *files, long count) {
     memcpy(exact, damaged, size);
     free(damaged);
     while (!(w = all[below(NEON + 1)])) continue;
-    counts[run_damaged(w, exact, size, rgb)]++;
+    counts[run_damaged(w, exact, size)]++;
     free(exact);
   }
   printf("%ld %ld %ld\n", counts[DONE], counts[DECLINED], counts[NO_MEMORY]);
   for (int simd = PLAIN; simd <= NEON; simd++) planes_free(all[simd]);
-  free(rgb);
 }
 
 static void shrink_files(workspace *w, const corpus *files) {
@@ -139,8 +143,37 @@ static void resize_planes(workspace *w) {
     span across = span_of(0, in.width, 1, 1, in.width, width, 1, BICUBIC);
     span down = span_of(0, in.height, 1, 1, in.height, height, 1, BICUBIC);
     plane out = new_plane(w, &w->shrunk[0], width, height);
-    resize_plane(w, &in, &across.map, &down.map, &out);
+    resize_plane(w, &in, &across.map, &down.map, &out, i % 2);
     for (int y = 0; y < height; y++) put(out.samples + y * out.stride, (size_t)width);
+  }
+}
+
+static void fill_table(enum item item, const output *o, void *table) {
+  for (int c = 0; c < 3; c++)
+    for (int v = 0; v < 256; v++) {
+      float f = ((float)v - o->mean[c]) * o->factor[c];
+      uint32_t bits;
+      memcpy(&bits, &f, sizeof bits);
+      if (item == FLOAT32) ((uint32_t *)table)[256 * c + v] = bits;
+      if (item == FLOAT16) ((_Float16 *)table)[256 * c + v] = (_Float16)f;
+      if (item == BFLOAT16)
+        ((uint16_t *)table)[256 * c + v] = (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+static void paint_planes(enum simd simd) {
+  static uint8_t samples[3 * 40 * 256], pixels[40 * 250 * 3 * 4], room[6 * 300];
+  static uint32_t table[3 * 256];
+  for (size_t i = 0; i < sizeof samples; i++) samples[i] = (uint8_t)below(256);
+  for (int i = 0; i < 200; i++) {
+    plane p[3];
+    int height = 1 + (int)below(40), width = 1 + (int)below(250), item = i % 4;
+    for (int c = 0; c < 3; c++) p[c] = (plane){samples + c * 40 * 256, 256, width, height};
+    output o = {pixels, (uint8_t *)table, {123.675f, 116.28f, 103.53f},
+                {0.0171247538f, 0.0175070036f, 0.0174291935f}, item, i / 4 % 2, 0};
+    fill_table((enum item)item, &o, table);
+    write_pixels(simd, &o, p, room);
+    put(pixels, (size_t)(height * width * 3 * item_bytes((enum item)item)));
   }
 }
 
@@ -165,6 +198,7 @@ int main(int argc, char **argv) {
     shrink_files(w, &files);
   } else {
     resize_planes(w);
+    paint_planes(w->simd);
   }
   return fflush(stdout) ? 2 : 0;
 }

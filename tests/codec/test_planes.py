@@ -286,6 +286,53 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
+    values = planes.Values(dtype, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+    shape = (37, 45, 3)  # no multiple of any vector
+    for name, first, mirrored in itertools.product(
+        ("96x128 420", "96x128 444"), *[(False, True)] * 2
+    ):
+        look = planes.Look(*shape[:2], values, planes.NEIGHBOURS, channels_first=first)
+        bytes_ = planes.Look(*shape[:2], planes.BYTES, planes.NEIGHBOURS)
+        data, window = corpus.files()[name], Window(7, 31, 60, 90)
+        pixels = np.empty(shape, np.uint8)
+        assert bytes_.decode(data, window, pixels)
+        expected = np.stack([values.table[c][pixels[..., c]] for c in range(3)])
+        expected = expected if first else expected.transpose(1, 2, 0)
+        expected = expected[..., ::-1] if first and mirrored else expected
+        expected = expected[:, ::-1] if mirrored and not first else expected
+        for simd in supported():
+            found = np.empty_like(expected, order="C")
+            assert look.decode(data, window, found, mirrored=mirrored, simd=simd)
+            assert np.array_equal(found, expected), (simd, name, first, mirrored)
+
+
+@pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive", "grey", "restarts"])
+def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
+    """libjpeg leaves out columns of blocks: what is left lies where it belongs, at any edge."""
+    pixels = corpus.photograph(93, 117)
+    buffer = io.BytesIO()
+    image = Image.fromarray(pixels).convert("L" if sampling == "grey" else "RGB")
+    how = {"progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 3}}
+    if sampling in corpus.SAMPLINGS:
+        buffer.write(simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling))
+    else:
+        image.save(buffer, "JPEG", **how.get(sampling, {}))
+    whole = planes.decode(buffer.getvalue(), 93, 117)
+    assert whole is not None
+    for left, width in itertools.product(
+        (0, 1, 7, 8, 33, 64, 96, 109, 116), (1, 5, 9, 18, 40, 117)
+    ):
+        width = min(width, 117 - left)
+        found = planes.decode(buffer.getvalue(), 70, width, Window(20, left, 70, width))
+        assert found is not None
+        # Around the edge of a window, chroma is enlarged from what lies inside.
+        inside = slice(8 if left else 0, width - 8 if left + width < 117 else width)
+        expected = whole[20:90, left : left + width]
+        assert np.array_equal(found[8:-8, inside], expected[8:-8, inside]), (left, width)
+
+
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive"])
 def test_a_window_is_what_cropping_the_picture_gives(window: Window, sampling: str) -> None:

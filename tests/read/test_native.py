@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,8 @@ from PIL import Image
 
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.read import native
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader, make_dataset, native
 from imagenet_prep.read.augment import RECIPES, Views
 from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.dlpack import Bfloat16
@@ -48,6 +52,10 @@ def jpeg(mode: str, size: tuple[int, int] = (50, 40), **how: Any) -> bytes:
     return out.getvalue()
 
 
+def missing() -> None:
+    raise planes.UnavailableError("no compiler")
+
+
 ODD = {
     "4:2:0": jpeg("RGB", subsampling="4:2:0"),
     "4:2:2": jpeg("RGB", subsampling="4:2:2"),
@@ -66,9 +74,6 @@ ODD = {
 def test_odd_images_show_what_pillow_shows(
     monkeypatch: pytest.MonkeyPatch, kind: str, hidden: bool
 ) -> None:
-    def missing() -> None:
-        raise UsageError("no compiler")
-
     if hidden:
         monkeypatch.setattr(planes, "require", missing)
     with Image.open(io.BytesIO(ODD[kind])) as image:
@@ -85,7 +90,7 @@ def test_odd_images_show_what_pillow_shows(
 def test_the_plain_way_interpolates_as_the_codec_does(monkeypatch: pytest.MonkeyPatch) -> None:
     box = [3, 5, 30, 41]
     quick = shown(ODD["4:4:4"], box, antialias=False)
-    monkeypatch.setattr(native.NativeBackend, "_has_planes", False)
+    monkeypatch.setattr(planes, "require", missing)
 
     assert np.abs(shown(ODD["4:4:4"], box, antialias=False) - quick).mean() < 0.7
 
@@ -106,8 +111,10 @@ def test_every_sound_file_of_the_codecs_corpus_is_shown() -> None:
 
 @pytest.mark.tf
 def test_bfloat16_is_rounded_to_the_nearest_and_travels_by_dlpack(tf: Any) -> None:
-    values = native.values_of(wanted(dtype="bfloat16"))
-    full = native.values_of(wanted(dtype="float32"))
+    recipe = RECIPES["resnet"]
+    values, full = (
+        planes.Values(dtype, recipe.mean, recipe.std).table for dtype in ("bfloat16", "float32")
+    )
 
     found = tf.experimental.dlpack.from_dlpack(Bfloat16(values).__dlpack__())
 
@@ -119,3 +126,126 @@ def test_the_device_of_a_tensor_is_this_machines_memory() -> None:
     tensor = Bfloat16(np.zeros((2, 3), np.uint16))
 
     assert (tensor.shape, tensor.__dlpack_device__()) == ((2, 3), (1, 0))
+
+
+def opened(root: Path, **more: Any) -> Reader:
+    settings = {"world": World(), "backend": "native", "num_threads": 2} | more
+    return make_dataset(root, "train", 4, 24, **settings)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
+@pytest.mark.parametrize("colour", [False, True])
+def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    scenes: Path,
+    dtype: str,
+    colour: bool,
+) -> None:
+    """The same crops and mirrors; of each image the mean differs by less than a grey level."""
+    quick = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
+    monkeypatch.setattr(planes, "require", missing)
+    native._say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        plain = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
+        opened(scenes)
+
+    level = 1.0 if dtype == "uint8" else 1 / 57
+    for ours, pillows in zip(quick, plain, strict=True):
+        assert ours.dtype == pillows.dtype == dtype
+        difference = np.abs(ours.astype(np.float32) - pillows.astype(np.float32))
+        assert difference.mean(axis=(1, 2, 3)).max() < level
+    assert [record.message for record in caplog.records] == [
+        "images are decoded by Pillow, which is slower: no compiler"
+    ]
+
+
+def test_the_memory_of_a_batch_is_used_again_when_nothing_of_it_is_left(scenes: Path) -> None:
+    reader = opened(scenes)
+    kept = [batch["images"][1:, :, ::2] for batch in reader]  # views hold their batch
+    copies = [images.copy() for images in kept]
+    places = {images.ctypes.data for images in kept}
+    rest = [batch["images"] for batch in reader]
+
+    assert len(places) == len(kept)
+    assert all(np.array_equal(*pair) for pair in zip(kept, copies, strict=True))
+    del kept, rest
+    again = {batch["images"].ctypes.data for batch in reader}
+    assert len(again) < reader.steps_per_epoch
+
+
+class Tensor:
+    """Another library's array, which NumPy knows by DLPack alone."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.mark.parametrize("wrap", [lambda array: array, Tensor], ids=["NumPy", "DLPack"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_batches_are_written_into_the_users_memory(
+    scenes: Path, layout: str, wrap: Callable[[Any], Any]
+) -> None:
+    shape = (4, 24, 24, 3) if layout == "NHWC" else (4, 3, 24, 24)
+    given = []
+
+    def out() -> Any:
+        given.append(np.full(shape, 7.0, np.float32))
+        return wrap(given[-1])
+
+    expected = [batch["images"] for batch in opened(scenes, layout=layout)]
+    found = list(opened(scenes, layout=layout, out=out))
+
+    assert len(given) == len(found)
+    for batch, memory, images in zip(found, given, expected, strict=True):
+        assert isinstance(batch["images"], type(wrap(memory)))
+        assert np.array_equal(memory, images)
+
+
+def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
+    given = []
+
+    def out() -> Any:
+        given.append(np.empty((4, 24, 24, 3), np.uint16))
+        return Bfloat16(given[-1])
+
+    reader = opened(scenes, dtype="bfloat16", framework="dlpack")
+    expected = [batch["images"].bits for batch in reader]
+    list(opened(scenes, dtype="bfloat16", out=out))
+
+    assert all(np.array_equal(*pair) for pair in zip(expected, given, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (np.empty((4, 24, 24, 3)), r"gave float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24"),
+        (np.empty((3, 24, 24, 3), np.float32), r"gave float32 \[3, 24, 24, 3\]: expected"),
+        (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "expected contiguous float32"),
+        (np.broadcast_to(np.float32(0), (4, 24, 24, 3)), "it is read-only"),
+        ([1.0, 2.0], r"gave what is no memory \(memoryview"),
+    ],
+)
+def test_memory_that_does_not_fit_is_named(scenes: Path, memory: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        next(iter(opened(scenes, out=lambda: memory)))
+
+
+def test_no_framework_is_chosen_for_memory_of_the_users(scenes: Path) -> None:
+    with pytest.raises(UsageError, match="leave framework= away"):
+        opened(scenes, out=bytearray, framework="numpy")
+
+
+@pytest.mark.parametrize("other", ["tfdata", "dali"])
+def test_the_other_backends_take_no_memory(
+    monkeypatch: pytest.MonkeyPatch, scenes: Path, other: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: True)  # as if it were installed
+    with pytest.raises(UsageError, match=f"needs backend='native', but the backend is '{other}'"):
+        opened(scenes, out=bytearray, backend=other)

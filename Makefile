@@ -16,6 +16,7 @@ TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 HOROVOD := $(VENV)/.installed-horovod-$(shell sha256sum < imagenet_prep/install_horovod.py | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
+LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
@@ -38,7 +39,7 @@ test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) ## everything that m
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(LOADERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
@@ -80,6 +81,7 @@ locks: $(BIN)/pip ## renew .ci/*.lock and docker/*.lock from pyproject.toml, wit
 	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
 	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
+	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
 	@for part in horovod horovod-tools; do $(LOCK) --no-deps docker/$$part.in --output-file docker/$$part.lock > /dev/null; done
@@ -150,6 +152,13 @@ $(AIRFLOW): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/airflow && \
 	  $(VENV)/airflow/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/airflow.lock && touch $@ || \
 	  { rm -rf $(VENV)/airflow; echo 'Going on without Airflow: its tests will be skipped, see above why.' >&2; }
+
+# PyPI has PyTorch for x86 with CUDA only, which it wants on hosts without a GPU too; but not triton, 1 GB.
+$(LOADERS): $(TEST)
+	@echo "Installing .ci/loaders.lock into $(VENV)/loaders (once; 5 GB, some minutes)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
+	  $(VENV)/loaders/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/loaders.lock && touch $@ || \
+	  { rm -rf $(VENV)/loaders; echo 'Going on without PyTorch and JAX: their tests will be skipped, see above why.' >&2; }
 
 $(GPU_KEY): | $(BIN)/pip
 	@echo "Installing docker/prep.lock and docker/train.lock into $(GPU) (once; about 9 GB)" >&2

@@ -216,12 +216,15 @@ class Reader:
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
                 "sampler=reader.sampler(). A single example is reader.example(NUMBER)."
             )
+        ((_, batch),) = self._here()._batches(*position, 1)
+        return batch
+
+    def _here(self) -> Reader:
+        """Returns this reader, or in a forked process one of that process' own."""
         if self._process != os.getpid():
             # A fork has none of the threads, and whoever held a lock never frees it there.
             self._process, self._of_fork = os.getpid(), copy.copy(self)
-        reader = self if self._of_fork is None else self._of_fork
-        ((_, batch),) = reader._batches(*position, 1)
-        return batch
+        return self if self._of_fork is None else self._of_fork
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are opened anew at the same position, with one thread by default."""
@@ -243,7 +246,7 @@ class Reader:
         """
         if not 0 <= number < self.num_examples:
             raise IndexError(f"example {number} of {self.num_examples:,}")
-        return self._feed.records.read(number)
+        return self._here()._feed.records.read(number)
 
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.

@@ -213,6 +213,9 @@ def test_all_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: 
         reader = open_set(colours, "train", 6, name, world=World(2, 3), seed=4)
         numbers.append([seen(batch) for _ in range(2) for batch in reader])
         states.append(reader.state())
+        if name != "native":
+            with pytest.raises(UsageError, match="choose backend='native'"):
+                reader.sampler()
 
     assert numbers[0] == numbers[1] == numbers[2]
     assert states[0] == states[1] == states[2]

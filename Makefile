@@ -19,6 +19,7 @@ RECIPE := imagenet_prep/install_horovod.py imagenet_prep/horovod*.lock
 HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
+LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
@@ -41,7 +42,7 @@ test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everythi
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
@@ -83,6 +84,7 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(LOCK) $(HERE) --extra all --extra test --output-file .ci/test.lock > /dev/null
 	@$(LOCK) $(HERE) --extra demo --extra report --extra tf --constraints .ci/test.lock --output-file .ci/demo.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
+	@$(LOCK) --group loaders --constraints .ci/test.lock --no-emit-package triton --output-file .ci/loaders.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
 	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
@@ -164,6 +166,13 @@ $(MXNET): $(TEST) | debian
 	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
 	  $(VENV)/mxnet/bin/imagenet-prep install-horovod --framework mxnet >&2 && touch $@ || \
 	  { rm -rf $(VENV)/mxnet; echo 'Going on without MXNet: its tests will be skipped, see above why.' >&2; }
+
+# PyPI has PyTorch for x86 with CUDA only, which it wants on hosts without a GPU too; but not triton, 1 GB.
+$(LOADERS): $(TEST)
+	@echo "Installing .ci/loaders.lock into $(VENV)/loaders (once; 5 GB, some minutes)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
+	  $(VENV)/loaders/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/loaders.lock && touch $@ || \
+	  { rm -rf $(VENV)/loaders; echo 'Going on without PyTorch and JAX: their tests will be skipped, see above why.' >&2; }
 
 $(GPU_KEY): | $(BIN)/pip
 	@echo "Installing docker/prep.lock and docker/train.lock into $(GPU) (once; about 9 GB)" >&2

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from imagenet_prep.core import canonical
@@ -161,7 +162,7 @@ class Manifest:
         """Returns the file's bytes, its own digest included."""
         return _render(self._content())
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The sha256 that names this exact data set."""
         return canonical.digest(self._content())

@@ -30,7 +30,7 @@ def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decode
     """Returns the decoder that was asked for, and what turns its arrays into the framework's.
 
     Args:
-      config: the request.
+      config: the request, its backend that of `choose_backend`.
       world: this rank among those of its host.
       split: for the largest sides of its images.
 
@@ -48,18 +48,21 @@ def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decode
         antialias=not config.is_training if config.antialias is None else config.antialias,
         num_threads=config.num_threads or max(1, cores // world.local_size),
     )
-    backend = _backend(config)
-    if config.out and backend != "native":
-        raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
-    if backend == "tfdata":
+    if config.out and config.backend != "native":
+        raise UsageError(f"out= needs backend='native', but the backend is {config.backend!r}")
+    if config.backend == "tfdata":
         return _tfdata(config, wanted)
-    if backend == "native":
+    if config.backend == "native":
         return _native(config, wanted)
     return _dali(config, wanted, world, (split.max_height, split.max_width))
 
 
-def _backend(config: ReadConfig) -> str:
-    """Returns "tfdata", "dali" or "native"."""
+def choose_backend(config: ReadConfig) -> str:
+    """Returns "tfdata", "dali" or "native".
+
+    Raises:
+      UsageError: the backend that was asked for is not installed.
+    """
     installed = {
         "tfdata": importlib.util.find_spec("tensorflow") is not None,
         "dali": importlib.util.find_spec("nvidia") is not None

@@ -15,17 +15,19 @@ _REMEMBERED_STEPS = 12
 class Diagnosis:
     """Remembers the examples that a decoder got, and reads them again if it fails."""
 
-    def __init__(self, feed: Feed, epoch: int, start: int) -> None:
+    def __init__(self, feed: Feed, epoch: int, start: int, steps: int) -> None:
         """Takes the feed of the decoder.
 
         Args:
           feed: of this rank.
           epoch: to read.
           start: examples of the epoch that all ranks have already read.
+          steps: how many of those that are left.
         """
         self._feed = feed
         self._epoch = epoch
         self._start = start
+        self._steps = steps
         self._fed: dict[int, EncodedBatch] = {}
         self._error: ImagenetPrepError | None = None
 
@@ -35,7 +37,8 @@ class Diagnosis:
         The images of a dozen steps would take 100 MB, and they can be read again.
         """
         try:
-            for step, batch in enumerate(self._feed.batches(self._epoch, self._start)):
+            batches = self._feed.batches(self._epoch, self._start, self._steps)
+            for step, batch in enumerate(batches):
                 self._fed[step] = batch._replace(encoded=[])
                 self._fed.pop(step - _REMEMBERED_STEPS, None)
                 yield batch

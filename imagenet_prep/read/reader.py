@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,12 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.decoder import Decoder, open_decoder
+from imagenet_prep.read.decoder import Decoder, choose_backend, open_decoder
 from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
+from imagenet_prep.read.sampler import Position, StepSampler
 
 _STATE_VERSION = 1
 # Default for remote sets: shards whose examples are shuffled with each other.
@@ -38,14 +41,19 @@ class Reader:
       num_classes: class indices are smaller than this.
     """
 
-    def __init__(self, feed: Feed, decoder: Decoder, convert: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, config: ReadConfig, feed: Feed, decoder: Decoder, convert: Callable[[Any], Any]
+    ) -> None:
         """Use make_dataset."""
+        self._config = config
         self._feed = feed
         self._decoder = decoder
         self._convert = convert
         self.epoch = 0
         self.num_classes = len(feed.records.wnids)
         self._examples_read = 0
+        self._process = os.getpid()
+        self._of_fork: Reader | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -95,11 +103,22 @@ class Reader:
         if not left:
             # The state was restored where less than one step of this many ranks is left.
             self._begin_epoch()
-        while left:
-            steps = self._feed.steps(self._examples_read)
-            diagnosis = Diagnosis(self._feed, self.epoch, self._examples_read)
-            batches = self._decoder.batches(diagnosis.batches, steps.count)
-            for step in range(1, steps.count + 1):
+        for read, batch in self._batches(self.epoch, self._examples_read, left):
+            self._examples_read = read
+            left -= 1
+            if not left:
+                # Before the last batch is yielded: a trainer that counts its steps never asks for
+                # another one.
+                self._begin_epoch()
+            yield batch
+
+    def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields `count` batches, each after the number of examples that are read with it."""
+        while count:
+            steps = self._feed.steps(start)
+            diagnosis = Diagnosis(self._feed, epoch, start, count)
+            batches = self._decoder.batches(diagnosis.batches, count)
+            for step in range(1, count + 1):
                 try:
                     batch = next(batches)
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
@@ -107,13 +126,9 @@ class Reader:
                     # continues with the step that failed.
                     diagnosis.explain(error, step - 1)
                     break
-                left -= 1
-                self._examples_read = steps.after(step)
-                if not left:
-                    # Before the last batch is yielded: a trainer that counts its steps never asks
-                    # for another one.
-                    self._begin_epoch()
-                yield {name: self._convert(value) for name, value in batch.items()}
+                count -= 1
+                start = steps.after(step)
+                yield start, {name: self._convert(value) for name, value in batch.items()}
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -145,6 +160,13 @@ class Reader:
         Raises:
           UsageError: the state is of another data set, split, seed, window or partition.
         """
+        self.epoch, self._examples_read = self._position(state)
+
+    # Under the names that PyTorch's loaders ask for.
+    state_dict, load_state_dict = state, restore
+
+    def _position(self, state: dict[str, Any]) -> Position:
+        """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
         for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies"):
             # Older states of sets that all nodes hold whole lack these two.
@@ -162,10 +184,54 @@ class Reader:
                 f"the state is damaged: epoch {epoch!r}, examples_read {read!r} of "
                 f"{self.num_examples:,}. Use another one, or start from epoch 0."
             )
-        self.epoch, self._examples_read = epoch, read
+        return epoch, read
 
-    # Under the names that PyTorch's loaders ask for.
-    state_dict, load_state_dict = state, restore
+    def sampler(self) -> StepSampler:
+        """Returns what lets the workers of a DataLoader of PyTorch make the batches.
+
+            sampler = reader.sampler()
+            loader = DataLoader(reader, batch_size=None, sampler=sampler, num_workers=4)
+
+        It begins where this reader is, and has a position of its own from then on.
+
+        Raises:
+          UsageError: the backend is not "native".
+        """
+        if self._config.backend != "native":
+            raise UsageError(
+                f"backend {self._config.backend!r} has processes or threads that a DataLoader's "
+                "workers cannot have too: choose backend='native'"
+            )
+        return StepSampler(self._feed.steps, self._position, self.state())
+
+    def __getitem__(self, position: Position) -> dict[str, Any]:
+        """Returns the batch at a position that `sampler` gives; the reader's own stays.
+
+        Raises:
+          UsageError: this is no such position.
+          DataDamagedError: as when iterating.
+        """
+        if not isinstance(position, tuple):
+            raise UsageError(
+                f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
+                "sampler=reader.sampler(). A single example is reader.example(NUMBER)."
+            )
+        ((_, batch),) = self._here()._batches(*position, 1)
+        return batch
+
+    def _here(self) -> Reader:
+        """Returns this reader, or in a forked process one of that process' own."""
+        if self._process != os.getpid():
+            # A fork has none of the threads, and whoever held a lock never frees it there.
+            self._process, self._of_fork = os.getpid(), copy.copy(self)
+        return self if self._of_fork is None else self._of_fork
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are opened anew at the same position, with one thread by default."""
+        config = replace(self._config, num_threads=self._config.num_threads or 1)
+        return open_reader, (config,), self.state()
+
+    __setstate__ = restore
 
     def example(self, number: int) -> ImageExample:
         """Returns an example as it is stored, proven: its encoded image, size, class and boxes.
@@ -180,7 +246,7 @@ class Reader:
         """
         if not 0 <= number < self.num_examples:
             raise IndexError(f"example {number} of {self.num_examples:,}")
-        return self._feed.records.read(number)
+        return self._here()._feed.records.read(number)
 
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
@@ -245,6 +311,7 @@ def open_reader(config: ReadConfig) -> Reader:
       UsageError, DataDamagedError: as for `make_dataset`.
     """
     world = config.world or World.from_environment()
+    config = replace(config, world=world, backend=choose_backend(config))
     records = _open_records(config)
     _check_world(world, records.placement, config.data_dir)
     window = config.shuffle_window
@@ -268,7 +335,7 @@ def open_reader(config: ReadConfig) -> Reader:
             f"ranks with {config.batch_size} each. Choose a smaller batch size."
         )
     decoder, convert = open_decoder(config, world, records.manifest.splits[config.split])
-    return Reader(feed, decoder, convert)
+    return Reader(config, feed, decoder, convert)
 
 
 def _open_records(config: ReadConfig) -> Records:

@@ -40,7 +40,7 @@ def test_the_page_has_every_change_of_the_script_and_no_other() -> None:
 
 
 def test_the_example_for_pytorch_asks_the_reader_for_what_it_has() -> None:
-    """PyTorch is not in the tests' environment, so its own calls are not run here."""
+    """tests/frameworks runs it; PyTorch is not in this environment."""
     tree = ast.parse((EXAMPLES / "pytorch.py").read_text("utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     (made,) = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "make_dataset"]

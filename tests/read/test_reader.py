@@ -1,4 +1,4 @@
-"""Each example once, in the order of read.order, and on from anywhere; both backends."""
+"""Each example once, in the order of read.order, and on from anywhere; all backends."""
 
 from __future__ import annotations
 
@@ -207,25 +207,30 @@ def test_the_state_of_another_data_set_is_refused(
         open_set(scenes, "train", 4, backend).restore(state)
 
 
-def test_both_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: Any) -> None:
+def test_all_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: Any) -> None:
     numbers, states = [], []
-    for name in ("tfdata", "dali"):
+    for name in ("tfdata", "dali", "native"):
         reader = open_set(colours, "train", 6, name, world=World(2, 3), seed=4)
         numbers.append([seen(batch) for _ in range(2) for batch in reader])
         states.append(reader.state())
+        if name != "native":
+            with pytest.raises(UsageError, match="choose backend='native'"):
+                reader.sampler()
 
-    assert numbers[0] == numbers[1]
-    assert states[0] == states[1]
+    assert numbers[0] == numbers[1] == numbers[2]
+    assert states[0] == states[1] == states[2]
 
 
-def test_a_state_is_understood_by_the_other_backend(colours: Path, tf: Any, dali: Any) -> None:
-    first = open_set(colours, "train", 6, "tfdata", seed=4)
-    before = [n for batch in itertools.islice(first, 3) for n in seen(batch)]
-    second = open_set(colours, "train", 4, "dali", seed=4)
-    second.restore(first.state())
-    after = [n for batch in second for n in seen(batch)]
+def test_a_state_is_understood_by_the_other_backends(colours: Path, tf: Any, dali: Any) -> None:
+    state, found = None, []
+    for name, batch, most in (("tfdata", 6, 3), ("native", 5, 2), ("dali", 4, 9)):
+        reader = open_set(colours, "train", batch, name, seed=4)
+        if state is not None:
+            reader.restore(state)
+        found += [n for batch in itertools.islice(reader, most) for n in seen(batch)]
+        state = reader.state()
 
-    assert before + after == Order(TRAIN, 4).epoch(0).tolist()
+    assert found == Order(TRAIN, 4).epoch(0).tolist()[: 18 + 10 + 20]
 
 
 def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) -> None:

@@ -1,0 +1,107 @@
+"""JAX on all devices, fed without TensorFlow or DALI; killed, it goes on in the middle of an epoch.
+
+python examples/with_jax.py --data-dir /data/set --batch-size 256
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from imagenet_prep.core.world import World
+from imagenet_prep.read import make_dataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data-dir", required=True)
+parser.add_argument("--image-size", type=int, default=64)
+parser.add_argument("--batch-size", type=int, default=32, help="of all devices of a process")
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
+parser.add_argument("--out", type=Path, default=Path("model.npz"))
+flags = parser.parse_args()
+
+# On several hosts, jax.distributed.initialize() comes first, and the rest stays as it is: one
+# process a host, which reads its share.
+world = World(jax.process_index(), jax.process_count(), local_rank=0, local_size=1)
+rows = NamedSharding(Mesh(jax.devices(), "rows"), PartitionSpec("rows"))
+
+
+def reader(split):
+    """Returns the batches of a split: of this process."""
+    return make_dataset(
+        flags.data_dir, split, flags.batch_size, flags.image_size, backend="native", world=world
+    )
+
+
+def arrays(batch):
+    """Returns images, labels and mask of a batch, divided among the devices."""
+    names = ("images", "class_index", "mask")
+    return [jax.make_array_from_process_local_data(rows, batch[name]) for name in names]
+
+
+def logits(weights, images):
+    """Returns [batch, classes]: two convolutions, the mean over the image, one matrix."""
+    for name in ("first", "second"):
+        layout = ("NHWC", "HWIO", "NHWC")
+        images = jax.lax.conv_general_dilated(
+            images, weights[name], (2, 2), "SAME", None, None, layout
+        )
+        images = jax.nn.relu(images)
+    return images.mean((1, 2)) @ weights["head"]
+
+
+def loss(weights, images, labels):
+    """Returns the mean cross-entropy."""
+    scores = jax.nn.log_softmax(logits(weights, images))
+    return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+
+@jax.jit
+def step(weights, images, labels):
+    """Returns the loss, and the weights after a step down its slope."""
+    value, slope = jax.value_and_grad(loss)(weights, images, labels)
+    return value, jax.tree.map(lambda w, d: w - flags.learning_rate * d, weights, slope)
+
+
+@jax.jit
+def count(weights, images, labels, mask):
+    """Returns how many images are right, and how many there are."""
+    right = (logits(weights, images).argmax(1) == labels) & mask
+    return jnp.stack([right.sum(), mask.sum()])
+
+
+def save():
+    """Writes a checkpoint under another name first: a kill leaves the old one or the new one."""
+    partial = flags.out.with_suffix(".partial.npz")
+    np.savez(partial, reader=json.dumps(train.state()), **weights)
+    partial.replace(flags.out)
+
+
+train, validation = reader("train"), reader("validation")
+shapes = {"first": (3, 3, 3, 16), "second": (3, 3, 16, 32), "head": (32, train.num_classes)}
+keys = jax.random.split(jax.random.key(0), len(shapes))
+weights = {
+    name: jax.random.normal(key, shape) * (2 / np.prod(shape[:-1])) ** 0.5
+    for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+}
+if flags.out.exists():
+    saved = np.load(flags.out)
+    weights = {name: jnp.asarray(saved[name]) for name in shapes}
+    train.restore(json.loads(str(saved["reader"])))
+while train.epoch < flags.epochs:
+    epoch = train.epoch
+    for number, batch in enumerate(train, 1):
+        images, labels, _ = arrays(batch)
+        value, weights = step(weights, images, labels)
+        if jax.process_index() == 0 and number % flags.save_every == 0:
+            save()
+    right, seen = sum(count(weights, *arrays(batch)) for batch in validation)
+    if jax.process_index() == 0:
+        save()
+        row = {"epoch": epoch, "loss": float(value), "top1": float(right / seen)}
+        print(json.dumps(row | {"images": int(seen)}), flush=True)

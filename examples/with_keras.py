@@ -1,0 +1,67 @@
+"""Keras' fit in one process, whatever runs below Keras, fed without tf.data.
+
+KERAS_BACKEND=jax python examples/with_keras.py --data-dir /data/set --batch-size 64
+"""
+
+import argparse
+import json
+
+import keras
+
+from imagenet_prep.core.world import World
+from imagenet_prep.read import make_dataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data-dir", required=True)
+parser.add_argument("--image-size", type=int, default=64)
+parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--out", default="model.keras")
+flags = parser.parse_args()
+
+if World.from_environment().size > 1:
+    # Each rank would train a model of its own, without an error: see docs/own-script.md.
+    raise SystemExit("with_keras.py is for one process: Keras' fit averages nothing over ranks")
+
+
+def reader(split):
+    """Returns the batches of a split."""
+    return make_dataset(flags.data_dir, split, flags.batch_size, flags.image_size, backend="native")
+
+
+def endless(batches):
+    """Yields what fit takes, epoch after epoch. The mask weighs padding with 0."""
+    while True:
+        for batch in batches:
+            yield batch["images"], batch["class_index"], batch["mask"].astype("float32")
+
+
+train, validation = reader("train"), reader("validation")
+keras.utils.set_random_seed(0)
+model = keras.Sequential(
+    [
+        keras.Input((flags.image_size, flags.image_size, 3)),
+        keras.layers.Conv2D(16, 3, 2, activation="relu"),
+        keras.layers.Conv2D(32, 3, 2, activation="relu"),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(train.num_classes),
+    ]
+)
+model.compile(
+    keras.optimizers.SGD(flags.learning_rate, momentum=0.9),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    weighted_metrics=["accuracy"],
+)
+history = model.fit(
+    endless(train),
+    steps_per_epoch=len(train),
+    epochs=flags.epochs,
+    shuffle=False,
+    validation_data=endless(validation),
+    validation_steps=len(validation),
+    verbose=0,
+)
+model.save(flags.out)
+for epoch, top1 in enumerate(history.history["val_accuracy"]):
+    print(json.dumps({"epoch": epoch, "top1": top1, "images": validation.num_examples}))

@@ -1,0 +1,99 @@
+"""DataLoaders of PyTorch and of torchdata over one reader, with all numbers of workers.
+
+python loaders.py SET: asserts, and says what it looked at.
+"""
+
+import itertools
+import json
+import sys
+
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from imagenet_prep.core.world import World
+from imagenet_prep.read import make_dataset
+
+EPOCHS, STEPS = 2, 5
+
+
+def opened(**more):
+    """Returns rank 1 of 2."""
+    how = {"backend": "native", "world": World(1, 2), "seed": 3}
+    return make_dataset(sys.argv[1], "train", 5, 16, **how | more)
+
+
+def loader(kind, reader, sampler, workers, method=None, **more):
+    """Returns a loader of steps."""
+    how = {"batch_size": None, "sampler": sampler, "num_workers": workers}
+    return kind(reader, **how, multiprocessing_context=method if workers else None, **more)
+
+
+def same(found, expected):
+    """Whether batches of tensors are those of arrays."""
+    assert all(isinstance(value, torch.Tensor) for value in found.values())
+    return found.keys() == expected.keys() and all(
+        (found[name].numpy() == expected[name]).all() for name in found
+    )
+
+
+def whole_epochs(expected):
+    """Yields what was looked at: every kind and number of workers, epoch after epoch."""
+    reader = opened()
+    for kind, (workers, method, persistent) in itertools.product(
+        (DataLoader, StatefulDataLoader),
+        [(0, None, False), (1, "fork", True), (2, "fork", False), (3, "fork", True)],
+    ):
+        next(iter(reader))  # its own threads have begun, so that forks lack them
+        yield one_kind(expected, reader, kind, workers, method, persistent)
+    yield one_kind(expected, reader, DataLoader, 2, "spawn", True)
+
+
+def one_kind(expected, reader, kind, workers, method, persistent):
+    """Returns what was looked at."""
+    sampler = opened().sampler()
+    steps = loader(kind, reader, sampler, workers, method, persistent_workers=persistent)
+    assert len(steps) == STEPS
+    found = [list(steps) for _ in range(EPOCHS)]
+    assert [len(each) for each in found] == [STEPS] * EPOCHS
+    assert all(map(same, itertools.chain(*found), itertools.chain(*expected)))
+    return [kind.__name__, workers, method, persistent]
+
+
+def resumed(expected):
+    """Yields what was looked at: StatefulDataLoader goes on after some steps."""
+    everything = list(itertools.chain(*expected))
+    for workers, done in itertools.product((0, 1, 2, 3), (0, 2, STEPS)):
+        first = loader(StatefulDataLoader, opened(), opened().sampler(), workers)
+        steps = iter(first)
+        before = [next(steps) for _ in range(done)]
+        state = first.state_dict()
+        del steps, first
+        again = loader(StatefulDataLoader, opened(), opened().sampler(), workers)
+        again.load_state_dict(state)
+        after = [batch for _ in range(EPOCHS) for batch in again]
+        assert len(before + after) >= len(everything)
+        assert all(map(same, before + after, everything)), (workers, done)
+        yield ["resumed", workers, done]
+
+
+def without_copies():
+    """Yields what was looked at: types that travel by DLPack."""
+    for dtype, expected in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+        batch = next(iter(opened(framework="dlpack", dtype=dtype, layout="NCHW")))
+        images = torch.from_dlpack(batch["images"])
+        assert (images.dtype, images.shape) == (expected, (5, 3, 16, 16))
+        yield ["dlpack", dtype]
+
+
+def main():
+    """Prints what was looked at."""
+    reader = opened()
+    expected = [list(reader) for _ in range(EPOCHS)]
+    assert [len(each) for each in expected] == [STEPS] * EPOCHS
+    looked = [*whole_epochs(expected), *resumed(expected), *without_copies()]
+    print(json.dumps(looked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""docs/pytorch.md with PyTorch, torchdata, JAX and Keras themselves, in their own environment.
+
+tests/read/test_sampler.py is the short form, with a double of the DataLoader.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.read.order import Order
+from tests.conftest import REPOSITORY
+from tests.kit import command
+from tests.read.conftest import TRAIN, colours, scenes
+from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, shades
+
+__all__ = ["colours", "scenes", "shades"]
+
+pytestmark = pytest.mark.long
+
+EXAMPLES = REPOSITORY / "examples"
+PROGRAMS = Path(__file__).parent
+PAGE = REPOSITORY / "docs" / "pytorch.md"
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The interpreter of the frameworks' environment, beside ours."""
+    folder = Path(sys.prefix) / "loaders"
+    if not list(folder.glob(".installed-*")):
+        pytest.skip("PyTorch and JAX are not installed; make test-long does it in .venv/loaders")
+    return folder / "bin" / "python"
+
+
+def ended(python: Path, *program: str | Path, **env: str) -> str:
+    """Returns what a program prints; its warnings are its frameworks'."""
+    words = ("-W", "ignore", *map(str, program))
+    with command.started(program=words, python=python, env=env) as running:
+        finished = running.finish()
+    assert finished.code == 0, finished
+    return finished.out
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def torchrun(ranks: int) -> tuple[str, ...]:
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+
+
+def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, scenes: Path) -> None:
+    looked = json.loads(ended(python, PROGRAMS / "loaders.py", scenes))
+
+    assert ["StatefulDataLoader", 3, "fork", True] in looked
+    assert ["DataLoader", 2, "spawn", True] in looked
+    assert ["resumed", 2, 2] in looked
+    assert len(looked) == 9 + 12 + 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "loader", "workers"),
+    [(1, "plain", 2), (1, "stateful", 2), (2, "reader", 0), (2, "plain", 2)],
+)
+def test_killed_in_mid_epoch_nothing_is_repeated_or_lost(
+    python: Path, colours: Path, tmp_path: Path, ranks: int, loader: str, workers: int
+) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    program = (*torchrun(ranks), PROGRAMS / "train.py", colours, checkpoint, loader, workers)
+    words = ("-W", "ignore", *map(str, program))
+    with command.started("8", program=words, python=python) as running:
+        command.wait_until(
+            lambda: running.ended or len(list(tmp_path.glob("*.waits*"))) == ranks, "eight steps"
+        )
+        assert not running.ended, running.finish()
+        running.send(signal.SIGKILL, running.workers())
+        assert running.kill() != 0
+    (told,) = rows(ended(python, *words, "0"))
+
+    # The steps after that were trained on, and then forgotten with the process.
+    assert told["resumed_after"] == 6
+    step = 2 * ranks
+    for epoch, seen in enumerate(told["seen"]):
+        order = Order(TRAIN, 4).epoch(epoch).tolist()
+        assert seen == order[: len(order) // step * step]
+
+
+def test_the_example_for_pytorch_goes_on_where_it_was_ended(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    program = (*torchrun(2), EXAMPLES / "pytorch.py", "--data-dir", shades, "--image-size", "32")
+    program += ("--batch-size", "4", "--out", tmp_path / "model.pt", "--epochs")
+
+    assert [row["epoch"] for row in rows(ended(python, *program, "1"))] == [0]
+    more = rows(ended(python, *program, "3"))
+    assert [row["epoch"] for row in more] == [1, 2]
+    assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
+    assert more[-1]["top1"] > 0.8
+
+
+def test_the_example_for_jax_goes_on_in_mid_epoch(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    """On four devices, as JAX makes them of one processor."""
+    program = (EXAMPLES / "with_jax.py", "--data-dir", shades, "--image-size", "32")
+    program += ("--batch-size", "8", "--save-every", "5", "--epochs", "3", "--out")
+    four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    whole = rows(ended(python, *program, tmp_path / "whole.npz", **four))
+    with command.started(
+        *map(str, (*program[1:], tmp_path / "killed.npz")),
+        program=("-W", "ignore", str(program[0])),
+        python=python,
+        env=four,
+    ) as running:
+        command.wait_until((tmp_path / "killed.npz").exists, "a checkpoint")
+        running.kill()
+    rest = rows(ended(python, *program, tmp_path / "killed.npz", **four))
+
+    assert [row["epoch"] for row in whole] == [0, 1, 2]
+    assert whole[-1]["top1"] > 0.8
+    assert [row["images"] for row in whole] == [NUM_VALIDATION] * 3
+    assert rest[-1]["epoch"] == 2
+    assert rest[-1]["loss"] == pytest.approx(whole[-1]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("below", ["jax", "torch"])
+def test_the_example_for_keras_counts_exactly(
+    python: Path, shades: Path, tmp_path: Path, below: str
+) -> None:
+    program = (EXAMPLES / "with_keras.py", "--data-dir", shades, "--image-size", "32")
+    program += ("--batch-size", "8", "--out", tmp_path / "model.keras")
+    found = rows(ended(python, *program, KERAS_BACKEND=below))
+
+    assert [row["epoch"] for row in found] == [0, 1, 2]
+    assert found[-1]["top1"] > 0.8
+    # A share of the images that there are, not of those and the padding.
+    assert all((row["top1"] * NUM_VALIDATION) % 1 == pytest.approx(0, abs=1e-4) for row in found)
+    with command.started(
+        *map(str, program[1:]),
+        program=("-W", "ignore", str(program[0])),
+        python=python,
+        env={"RANK": "0", "WORLD_SIZE": "2", "KERAS_BACKEND": below},
+    ) as running:
+        refused = running.finish()
+    assert refused.code == 1
+    assert "is for one process" in refused.err
+
+
+def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -> None:
+    """All of it, top to bottom, in one process, on a small set and with small numbers."""
+    root = shutil.copytree(shades, tmp_path / "set")
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    code = "\n".join(blocks)
+    small = {
+        "/data/imagenet-480": str(root),
+        "=256": "=8",
+        ", 90)": ", 2)",
+        "num_workers=8": "num_workers=2",
+    }
+    for old, new in small.items():
+        assert old in code
+        code = code.replace(old, new)
+    # What is spawned or forked must not run it again.
+    body = "\n".join(f"    {line}" for line in code.splitlines())
+    program = tmp_path / "page.py"
+    program.write_text(f"if __name__ == '__main__':\n{body}\n    print(trained)\n")
+    seen = ended(python, program)
+    steps = NUM_TRAIN // 8
+
+    assert len(blocks) == 3
+    # Two epochs of whole steps twice, and one of all examples.
+    assert int(seen) == 2 * 2 * steps * 8 + NUM_TRAIN

@@ -1,0 +1,59 @@
+"""Ranks of PyTorch that note which examples they trained on, in a checkpoint; may be killed.
+
+torchrun --nproc-per-node N train.py SET CHECKPOINT LOADER WORKERS HOLD
+
+LOADER is "reader", "plain" (torch's DataLoader) or "stateful" (torchdata's). After HOLD steps all
+ranks wait to be killed; 0 never waits. Every third step is saved: others are trained on again.
+"""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from imagenet_prep.read import make_dataset
+
+EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3
+root, name, kind, workers, hold = sys.argv[1:]
+checkpoint = Path(name)
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+reader = make_dataset(root, "train", BATCH, 16, backend="native", dtype="uint8", seed=4)
+sampler = reader.sampler()
+how = {"batch_size": None, "sampler": sampler, "num_workers": int(workers)}
+if kind == "reader":
+    loader = stateful = reader
+elif kind == "plain":
+    loader, stateful = DataLoader(reader, **how), sampler
+else:
+    loader = stateful = StatefulDataLoader(reader, **how)
+
+saved = {"epoch": 0, "done": 0, "seen": [[] for _ in range(EPOCHS)]}
+if checkpoint.exists():
+    saved = torch.load(checkpoint)
+    stateful.load_state_dict(saved["state"])
+resumed_after, done, seen = saved["done"], saved["done"], saved["seen"]
+for epoch in range(saved["epoch"], EPOCHS):
+    for step, batch in enumerate(loader, 1):
+        assert batch["images"].shape == (BATCH, 16, 16, 3)
+        numbers = torch.as_tensor(batch["class_index"])
+        everyone = [torch.empty_like(numbers) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(everyone, numbers)
+        seen[epoch] += torch.cat(everyone).tolist()
+        done += 1
+        if rank == 0 and done % SAVE_EVERY == 0:
+            state = sampler.state_dict(step) if kind == "plain" else stateful.state_dict()
+            partial = checkpoint.with_suffix(".partial")
+            torch.save({"epoch": epoch, "done": done, "seen": seen, "state": state}, partial)
+            partial.replace(checkpoint)
+        if done == int(hold):
+            checkpoint.with_suffix(f".waits{rank}").touch()
+            signal.pause()
+if rank == 0:
+    print(json.dumps({"seen": seen, "resumed_after": resumed_after}))
+distributed.destroy_process_group()

@@ -1,0 +1,61 @@
+"""The part of torch.utils.data.DataLoader that touches a map-style data set, without PyTorch.
+
+As there (torch/utils/data/dataloader.py, `_MultiProcessingDataLoaderIter`): the sampler is asked
+in this process, `prefetch` indices a worker ahead; worker i gets every n-th index by a queue of its
+own and answers with dataset[index]; batches are yielded in the sampler's order. The tests of
+tests/read/test_frameworks.py show the same with PyTorch itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any
+
+PREFETCH = 2
+# A worker that died is an error of the test, not a hang.
+_PATIENCE_S = 300
+
+
+def batches(dataset: Any, sampler: Any, workers: int, method: str = "fork") -> Iterator[Any]:
+    """Yields dataset[index] for each index of the sampler, made by processes."""
+    if not workers:
+        yield from (dataset[index] for index in sampler)
+        return
+    context: Any = multiprocessing.get_context(method)
+    asked = [context.Queue() for _ in range(workers)]
+    made = [context.Queue() for _ in range(workers)]
+    processes = [
+        context.Process(target=_work, args=(dataset, *queues), daemon=True)
+        for queues in zip(asked, made, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        indices = enumerate(sampler)
+        ahead = list(itertools.islice(indices, PREFETCH * workers))
+        for number, index in ahead:
+            asked[number % workers].put(index)
+        for number in itertools.count():
+            if number == len(ahead):
+                return
+            batch = made[number % workers].get(timeout=_PATIENCE_S)
+            for more in itertools.islice(indices, 1):
+                ahead.append(more)
+                asked[more[0] % workers].put(more[1])
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _work(dataset: Any, asked: Any, made: Any) -> None:
+    while True:
+        try:
+            made.put(dataset[asked.get()])
+        except Exception as error:
+            made.put(error)

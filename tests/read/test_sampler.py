@@ -1,0 +1,151 @@
+"""What a DataLoader of PyTorch asks of a reader: each step by one of its workers, and a state."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.read import Reader
+from imagenet_prep.read.order import Order
+from tests.kit import dataloader
+from tests.kit.http_server import serve
+from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
+from tests.read.test_damage import SHARD, flip
+from tests.read.test_reader import open_set, same, seen
+
+
+def opened(root: Path, batch: int = 4, split: str = "train", **more: Any) -> Reader:
+    return open_set(root, split, batch, "native", **more)
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, ""), (3, "fork"), (2, "spawn")])
+def test_workers_make_the_batches_that_the_reader_makes(
+    scenes: Path, workers: int, method: str
+) -> None:
+    reader, alone = (opened(scenes, 7, world=World(1, 2), seed=3) for _ in range(2))
+    next(iter(reader))  # its threads are begun, which a fork does not have
+    sampler = opened(scenes, 7, world=World(1, 2), seed=3).sampler()
+    for _ in range(2):
+        expected = list(alone)
+        found = list(dataloader.batches(reader, sampler, workers, method))
+
+        assert len(found) == len(expected) == len(sampler) == 3
+        assert all(map(same, found, expected))
+    assert sampler.epoch == 2
+
+
+def test_evaluation_by_workers_of_all_ranks_counts_every_example_once(colours: Path) -> None:
+    counted: list[int] = []
+    for rank in range(3):
+        reader = opened(colours, 4, "validation", world=World(rank, 3))
+        found = list(dataloader.batches(reader, reader.sampler(), 0))
+        counted += [n for batch in found for n in seen(batch)]
+
+        assert len(found) == 2
+
+    assert sorted(counted) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
+
+
+def test_a_state_says_what_was_trained_on_and_not_what_workers_have_ahead(colours: Path) -> None:
+    before: list[int] = []
+    reader = opened(colours, 3, seed=6)
+    sampler = reader.sampler()
+    batches = dataloader.batches(reader, sampler, 2)
+    for steps, batch in enumerate(itertools.islice(batches, 9), 1):  # noqa: B007
+        before += seen(batch)
+    state = sampler.state_dict(steps)
+    batches.close()
+    ahead = sampler.state_dict()["examples_read"]
+    after: list[int] = []
+    for rank in range(2):
+        other = opened(colours, 4, seed=6, world=World(rank, 2))
+        going_on = other.sampler()
+        going_on.load_state_dict(state)
+        after += [n for position in going_on for n in seen(other[position])]
+
+    assert (state["examples_read"], ahead) == (27, 27 + 3 * 2 * dataloader.PREFETCH)
+    assert sorted(before + after) == sorted(Order(TRAIN, 6).epoch(0).tolist()[: 27 + 16])
+
+
+def test_an_epoch_that_was_left_is_begun_again_and_a_whole_one_is_not(colours: Path) -> None:
+    sampler = opened(colours, 10).sampler()
+    assert list(itertools.islice(sampler, 3)) == [(0, 0), (0, 10), (0, 20)]
+    assert sampler.state_dict()["examples_read"] == 30
+    # Who counts steps never asks for one more.
+    assert len(list(itertools.islice(sampler, 5))) == 5
+    assert (sampler.epoch, sampler.state_dict()["examples_read"]) == (1, 0)
+
+    assert len(list(sampler)) == 5
+    assert sampler.state_dict(5) == sampler.state_dict()
+    assert sampler.state_dict(2)["epoch"] == 1
+
+
+def test_where_less_than_a_step_is_left_the_next_epoch_begins(colours: Path) -> None:
+    reader = opened(colours, 12)
+    sampler = reader.sampler()
+    sampler.load_state_dict(reader.state() | {"examples_read": 40})
+
+    assert sampler.epoch == 1
+    assert next(iter(sampler)) == (1, 0)
+    with pytest.raises(UsageError, match="the state has seed 1, this reader 0"):
+        sampler.load_state_dict(reader.state() | {"seed": 1})
+
+
+def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
+    reader = opened(colours, 10)
+    next(iter(reader))
+
+    assert list(reader.sampler()) == [(0, 10), (0, 20), (0, 30), (0, 40)]
+    assert reader.state()["examples_read"] == 10
+
+
+def test_a_pickled_reader_is_opened_anew_at_its_position(scenes: Path) -> None:
+    reader = opened(scenes, 4, seed=9, world=World(1, 2))
+    next(iter(reader))
+    before = threading.active_count()
+    again, third = pickle.loads(pickle.dumps(reader)), copy.copy(reader)
+
+    assert threading.active_count() == before  # begun only when they are read
+    assert again.state() == third.state() == reader.state()
+    assert all(map(same, list(again), list(reader)))
+
+
+def test_workers_read_a_remote_set_through_one_cache(colours: Path, tmp_path: Path) -> None:
+    files = (path for path in colours.rglob("*") if path.is_file())
+    content = {str(path.relative_to(colours)): path.read_bytes() for path in files}
+    how: dict[str, Any] = {"batch": 5, "seed": 2, "shuffle_window": 2}
+    with serve(content) as server:
+        reader = opened(server.url, **how, cache_dir=tmp_path)  # type: ignore[arg-type]
+        next(iter(reader))
+        sampler = opened(colours, **how).sampler()
+        found = [seen(batch) for batch in dataloader.batches(reader, sampler, 2)]
+        reader.close()
+
+    assert found == [seen(batch) for batch in opened(colours, **how)]
+
+
+def test_damage_in_a_worker_is_named_or_masked(damaged: Path) -> None:
+    flip(3, 200)(damaged)
+    reader = opened(damaged)
+    with pytest.raises(DataDamagedError, match=f"{SHARD}: record 3 at byte"):
+        list(dataloader.batches(reader, reader.sampler(), 1))
+    reader = opened(damaged, 5, on_bad_record="skip")
+    masks = [batch["mask"] for batch in dataloader.batches(reader, reader.sampler(), 0)]
+
+    assert len(masks) == 10
+    assert np.concatenate(masks).sum() == NUM_TRAIN - 1
+    assert len(reader.skipped) == 1
+
+
+def test_what_a_dataloader_needs_is_said(colours: Path) -> None:
+    with pytest.raises(UsageError, match="batch_size=None and sampler=reader.sampler()"):
+        opened(colours)[0]  # type: ignore[index]

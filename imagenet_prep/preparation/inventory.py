@@ -16,6 +16,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
 from imagenet_prep.shards import plan
@@ -348,7 +349,7 @@ class _Members:
 
     def _note_numbers(self, members: Sequence[Member]) -> None:
         for member in members:
-            match = source.VALIDATION_NAME.match(member.key)
+            match = VALIDATION_NAME.match(member.key)
             if match is None:
                 continue
             noted = self._numbers.setdefault(int(match[1]), member.class_index)

@@ -16,6 +16,7 @@ from PIL import Image
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.planes import Look, Window
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
@@ -89,14 +90,20 @@ class NativeBackend:
         """Lets threads fill the batch's images, each several of them."""
         side, size = self._wanted.image_size, self._wanted.batch_size
         shape = (3, side, side) if self._wanted.layout == "NCHW" else (side, side, 3)
-        images = np.empty((size, *shape), self._values.dtype)
+        images = np.empty((size, self._wanted.views, *shape), self._values.dtype)
         # Fewer tasks than images, since handing them over takes the interpreter's lock.
         count = min(size, 4 * self._wanted.num_threads)
         parts = [range(first, size, count) for first in range(count)]
-        return batch, images, [self._pool.submit(self._show, batch, images, p) for p in parts]
+        shown = [
+            self._pool.submit(self._show, batch, views, images[:, view], part)
+            for view, views in enumerate(batch.all_views)
+            for part in parts
+        ]
+        return batch, images[:, 0] if self._wanted.views == 1 else images, shown
 
-    def _show(self, batch: EncodedBatch, images: npt.NDArray[Any], part: range) -> None:
-        views = batch.views
+    def _show(
+        self, batch: EncodedBatch, views: Views, images: npt.NDArray[Any], part: range
+    ) -> None:
         boxes, mirrored = views.boxes.tolist(), views.mirrored.tolist()
         for i in part:
             if self._in_one_go and self._decode(batch.encoded[i], boxes[i], mirrored[i], images[i]):

@@ -54,6 +54,8 @@ def train(config: Config) -> Score | None:
             seed=config.seed,
             backend=config.backend,
             recipe="resnet" if config.recipe == "v1.5" else config.recipe,
+            fraction=config.fraction if training else 1.0,
+            keys=config.keys if training else None,
             colour=training and recipe.increased_aug(config, world.size),
         )
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
@@ -38,6 +38,11 @@ class KeyList(NamedTuple):
     path: str
     keys: frozenset[str]
     sha256: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a manifest says of the list."""
+        return {"images": len(self.keys), "sha256": self.sha256}
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
         """Raises UsageError where some of the keys belong to no image of `where`."""

@@ -249,10 +249,10 @@ class Output:
 
     def _refuse_differences(self, there: Manifest | None, made: dict[str, dict[str, Any]]) -> None:
         found = [
-            f"{name} is {made[split].get(name)!r} there, {value!r} here"
+            f"{name} is {made[split].get(name)!r} there, {wanted.get(name)!r} here"
             for split, wanted in self._splits.items()
-            for name, value in wanted.items()
-            if split in made and made[split].get(name) != value
+            for name in wanted | made.get(split, {})
+            if split in made and made[split].get(name) != wanted.get(name)
         ]
         if there and (sizes := self._wanted.source_sizes):
             was = {source.name: source.num_bytes for source in there.sources}

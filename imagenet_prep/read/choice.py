@@ -69,7 +69,7 @@ class Choice:
         classes = frozenset(index[each] for each in asked)
         return cls(classes, keys, config.fraction, config.fold, config.choice_seed)
 
-    def state(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, Any]:
         """Returns what was asked for as JSON; lists as their digests; empty for everything."""
         asked: dict[str, Any] = {}
         if self.classes:
@@ -96,7 +96,7 @@ class Choice:
         where = f"{records.split} of {records.root}"
         if records.placement.nodes > 1:
             raise UsageError(f"{where} is {records.placement}: choose examples of a whole set")
-        if schema.FILENAME in records.manifest.lacks and self.state().keys() - {"classes"}:
+        if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes"}:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
         names = _names(records, kept)
         chosen = np.ones(len(names), bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from functools import cached_property
@@ -41,7 +42,8 @@ class Reader:
     Attributes:
       epoch: of the next batch, from 0.
       num_classes: class indices are smaller than this.
-      choice: what was chosen of the split, as JSON; lists as their digests; empty for all of it.
+      choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
+        the digest of the examples' numbers; empty for all of it.
     """
 
     def __init__(
@@ -268,7 +270,11 @@ def open_reader(config: ReadConfig) -> Reader:
     records = _open_records(config)
     _check_world(world, records.placement, config.data_dir)
     choice = Choice.of(config, records.wnids)
-    chosen = choice.numbers(records, _kept(config, records)) if choice.state() else None
+    asked, chosen = choice.asked(), None
+    if asked:
+        chosen = choice.numbers(records, _cache_folder(config) / records.manifest.digest[:16])
+        # Ranks whose names differ, by a flipped bit, are refused each other's state.
+        asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     window = config.shuffle_window
     if window is None:
         window = _REMOTE_WINDOW if config.is_remote else 0
@@ -293,7 +299,7 @@ def open_reader(config: ReadConfig) -> Reader:
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
     opened = open_decoder(config, world, records.manifest.splits[config.split])
-    return Reader(feed, *opened, choice.state())
+    return Reader(feed, *opened, asked)
 
 
 def _open_records(config: ReadConfig) -> Records:
@@ -313,11 +319,6 @@ def _cache_folder(config: ReadConfig) -> Path:
 
     folder = config.cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER
     return Path(folder).expanduser()
-
-
-def _kept(config: ReadConfig, records: Records) -> Path:
-    """Returns the data set's folder in the cache."""
-    return _cache_folder(config) / records.manifest.digest[:16]
 
 
 def _check_world(world: World, placement: Placement, data_dir: str) -> None:

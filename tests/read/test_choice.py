@@ -84,7 +84,7 @@ def test_keys_are_chosen_by_a_list(pictures: Path, tmp_path: Path) -> None:
 
     assert chosen(pictures, keys=keys) == {3, 7, 79}
     lines = subprocess.run(["sort", "-u", keys], env={"LC_ALL": "C"}, capture_output=True).stdout
-    assert reader.choice == {"keys": hashlib.sha256(lines).hexdigest()}
+    assert reader.choice["keys"] == hashlib.sha256(lines).hexdigest()
     assert reader.state()["choice"] == reader.choice
     assert reader.num_examples == len(reader) == 3
 
@@ -124,7 +124,7 @@ def test_all_that_is_asked_for_holds_together(pictures: Path, tmp_path: Path) ->
     together = chosen(pictures, **asked)
 
     assert together == set.intersection(*each) != set()
-    assert open_set(pictures, **asked).choice.keys() == {*asked, "choice_seed"}
+    assert open_set(pictures, **asked).choice.keys() == {*asked, "choice_seed", "numbers"}
 
 
 @pytest.mark.parametrize("window", [0, 2])
@@ -164,6 +164,10 @@ def test_the_state_of_another_choice_is_refused(pictures: Path) -> None:
             open_set(pictures, **asked).restore(state)
     assert "choice" not in states[0]
     open_set(pictures, fold=(0, 2)).restore(states[1])
+    # A rank whose disk gave it another name reads another order.
+    states[1]["choice"]["numbers"] = "0" * 64
+    with pytest.raises(UsageError, match="the state has choice"):
+        open_set(pictures, fold=(0, 2)).restore(states[1])
 
 
 def test_shards_without_a_chosen_example_are_not_opened(pictures: Path, tmp_path: Path) -> None:

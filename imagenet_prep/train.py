@@ -61,6 +61,8 @@ def train(config: Config) -> Score | None:
             backend=config.backend,
             recipe="resnet" if config.recipe in ("v1.5", "article") else config.recipe,
             **({"framework": "numpy", "layout": "NCHW"} if config.framework == "mxnet" else {}),
+            fraction=config.fraction if training else 1.0,
+            keys=config.keys if training else None,
             colour=training and recipe.increased_aug(config, world.size),
         )
 

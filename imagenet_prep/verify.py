@@ -103,7 +103,7 @@ def verify(config: Config) -> dict[str, Any]:
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
-    from imagenet_prep.dataset import naming, placement
+    from imagenet_prep.dataset import naming, placement, settings
     from imagenet_prep.shards import proof
     from imagenet_prep.storage.store import open_store
 
@@ -141,6 +141,7 @@ def verify(config: Config) -> dict[str, Any]:
         "shards": len(tasks),
         "examples": sum(task.shard.examples for task in tasks),
         "part": str(part) if part.nodes > 1 else None,
+        "excluded": settings.num_excluded(manifest.config),
         "problems": problems,
     }
 
@@ -324,6 +325,8 @@ def run(argv: Sequence[str]) -> int:
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
+        if result["excluded"]:
+            print(f"excluded: {result['excluded']:,} images, which prepare was told to leave out")
         if result["unchanged_since"]:
             print(f"nothing was touched since it was proven at {result['unchanged_since']}")
     return 0

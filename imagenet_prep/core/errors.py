@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXIT_DONE = 0
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
@@ -82,3 +84,9 @@ def by_name(name: str) -> type[ImagenetPrepError]:
             return cls
         known.extend(cls.__subclasses__())
     return ImagenetPrepError
+
+
+def some(items: Sequence[object]) -> str:
+    """Returns the first few items, separated by commas, and how many more there are."""
+    shown = ", ".join(map(str, items[:5]))
+    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
@@ -31,6 +31,8 @@ _KIND_OF_KEY = (
     | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
     | dict.fromkeys(schema.INT64_KEYS, _INT64)
 )
+# More than the features take that sort before the image.
+_HEAD_BYTES = 4096
 # Tags of length-delimited fields.
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
 _TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
@@ -104,7 +106,44 @@ def decode(
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
-    features = decode_features(payload)
+    return _checked(decode_features(payload), missing_features)
+
+
+def decode_without_image(
+    read: Callable[[int, int], bytes],
+    size: int,
+    missing_features: Mapping[str, str] = NOTHING,
+) -> ImageExample:
+    """Returns an example as `decode` does, but the bytes of its image are neither read nor there.
+
+    Args:
+      read: returns bytes of the payload, by offset and size.
+      size: of the payload, bytes.
+      missing_features: as for `decode`.
+
+    Raises:
+      DataDamagedError: as for `decode`.
+    """
+    features = decode_features(_without_image(read, size))
+    return _checked(features | {schema.ENCODED: (b"",)}, missing_features)
+
+
+def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
+    """Returns a payload, without the entry of its image where that is large."""
+    head = read(0, min(size, _HEAD_BYTES))
+    length, at = _read_varint(head, 1)
+    start = at
+    while head[:1] == _FIELD_1 and start + length == size and head[at : at + 1] == _FIELD_1:
+        num_bytes, inner = _read_varint(head, at + 1)
+        stop = inner + num_bytes
+        if stop > len(head) and head.startswith(_ENCODED, inner):
+            small = head[start:at] + read(stop, size - stop)
+            return _FIELD_1 + _varint(len(small)) + small
+        at = stop
+    return read(0, size)
+
+
+def _checked(features: dict[str, Value], missing_features: Mapping[str, str]) -> ImageExample:
     for key in missing_features:
         if missing_features[key] == ABSENT:
             features.setdefault(key, _absent(key, features))
@@ -233,6 +272,16 @@ def _varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
     return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Returns the number that begins at a place, and the place behind it."""
+    value = 0
+    for place, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    return 0, len(data)
 
 
 def _key_field(key: str) -> bytes:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from imagenet_prep.core import canonical
+
 PREPARE = "prepare"
 RESIZE = "resize"
 ADOPT = "adopt"
+# The setting of prepare --exclude: how many images, and the digest of the list.
+EXCLUDED = "excluded"
 # Settings of `resize --keep-original`, which is what `adopt --rewrite` does.
 KEEP_ORIGINAL: dict[str, Any] = {"short_side": None, "quality": None, "stretch": False}
 
@@ -34,6 +38,12 @@ class Settings(NamedTuple):
         if self.verb == PREPARE:
             return next(iter(self.splits.values()))
         return {"verb": self.verb, "splits": self.splits}
+
+
+def num_excluded(config: dict[str, Any]) -> int:
+    """Returns how many images were left out because a list of keys asked for it."""
+    excluded: Any = config.get(EXCLUDED)
+    return excluded["images"] if canonical.fits(excluded, {"images": int}) else 0
 
 
 def parse(config: dict[str, Any]) -> Settings:

@@ -76,6 +76,12 @@ class Config(RunFlags):
         help="take this many images out of train, chosen by the seed, and make them a third split, "
         "holdout",
     )
+    exclude: str | None = cli.flag(
+        None,
+        help="leave out the images whose keys this file lists, one a line: "
+        "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
+        metavar="FILE",
+    )
     train_shards: int | None = cli.flag(
         None, least=1, help="shards of train (default: 1024, fewer for a subset)"
     )

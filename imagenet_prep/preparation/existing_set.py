@@ -18,6 +18,7 @@ from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import tfrecords
@@ -25,7 +26,6 @@ from imagenet_prep.sources.ilsvrc import count_problems
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.sources.source import VALIDATION_NAME
 from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.folder import LocalStore
 

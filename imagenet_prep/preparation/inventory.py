@@ -16,6 +16,7 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.keys import VALIDATION_NAME, KeyList
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
 from imagenet_prep.shards import plan
@@ -42,6 +43,7 @@ class Selection:
       num_shards: by split; None for the official number of examples in each shard.
       seed: decides which image lies in which shard.
       holdout: how many images are taken out of train, as a split of their own.
+      excluded: the keys whose images are left out at last: all others stay where they were.
     """
 
     source: Source
@@ -54,6 +56,12 @@ class Selection:
     num_shards: dict[str, int | None]
     seed: int
     holdout: int = 0
+    excluded: KeyList | None = None
+
+    @property
+    def excluded_keys(self) -> frozenset[str]:
+        """The keys whose images are left out."""
+        return self.excluded.keys if self.excluded else frozenset()
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -131,7 +139,8 @@ def take_inventory(
 
     Raises:
       SourceError: the source is damaged, or incomplete although no subset was asked for.
-      UsageError: more shards than images, no image of the chosen classes, or none left in train.
+      UsageError: more shards than images, no image of the chosen classes, none left in train or
+        in a shard, or keys to exclude that no image has.
     """
     store = out.local
     workers = _index_workers(selection, out, workers)
@@ -144,6 +153,7 @@ def take_inventory(
     store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
+    unknown = set(selection.excluded_keys)
     for split in selection.splits:
         of_split = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
         examples = _count(selection, split, [receipt for _, receipt in of_split])
@@ -163,9 +173,13 @@ def take_inventory(
                     num_classes=len(selection.source.classes.wnids),
                     num_shards=selection.shards_of(name, number),
                     seed=selection.seed,
+                    excluded=selection.excluded_keys,
                 )
             )
         taken += members.taken
+        unknown -= members.excluded
+    if selection.excluded:
+        selection.excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")
     return Inventory(plans, taken)
 
 
@@ -296,6 +310,7 @@ class _Members:
     Attributes:
       taken: images by name of the part that they come from; of annotations, images with boxes.
         Complete after the last class, however often they are read.
+      excluded: the keys among them whose images are left out, complete as late.
     """
 
     def __init__(
@@ -305,6 +320,7 @@ class _Members:
         lookup: _BoxLookup | None,
     ) -> None:
         self.taken: Counter[str] = Counter()
+        self.excluded: set[str] = set()
         self._selection = selection
         self._lists = lists
         self._split = lists[0][0].split
@@ -329,8 +345,9 @@ class _Members:
                 continue
             if limit := self._selection.per_class:
                 members = plan.permute(members, self._selection.seed)[:limit]
-            self._count(members)
-            yield self._with_boxes(members)
+            boxed = self._with_boxes(members)
+            self._count(boxed)
+            yield boxed
         labels.check_validation(self._selection.source.classes, self._numbers, where)
 
     def _lines(self) -> Iterator[bytes | bytearray]:
@@ -348,7 +365,7 @@ class _Members:
 
     def _note_numbers(self, members: Sequence[Member]) -> None:
         for member in members:
-            match = source.VALIDATION_NAME.match(member.key)
+            match = VALIDATION_NAME.match(member.key)
             if match is None:
                 continue
             noted = self._numbers.setdefault(int(match[1]), member.class_index)
@@ -358,18 +375,20 @@ class _Members:
                 )
 
     def _count(self, members: Sequence[Member]) -> None:
-        default = self._lists[0][0].part
-        self.taken.update(self._part_of.get(member.archive, default) for member in members)
+        default, excluded = self._lists[0][0].part, self._selection.excluded_keys
+        kept = [member for member in members if member.key not in excluded]
+        self.excluded.update(member.key for member in members if member.key in excluded)
+        self.taken.update(self._part_of.get(member.archive, default) for member in kept)
+        if self._lookup is not None:
+            part = self._lookup.parts[self._split].name
+            self.taken[part] += sum(bool(member.boxes.xmin) for member in kept)
 
     def _with_boxes(self, members: list[Member]) -> list[Member]:
         if self._lookup is None:
             return members
         wnid = self._selection.source.classes.wnids[members[0].class_index]
         found = self._lookup.of(self._split, wnid)
-        boxed = [
+        return [
             member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
             for member in members
         ]
-        part = self._lookup.parts[self._split].name
-        self.taken[part] += sum(bool(member.boxes.xmin) for member in boxed)
-        return boxed

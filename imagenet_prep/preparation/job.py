@@ -14,9 +14,9 @@ from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.settings import PREPARE, Settings
+from imagenet_prep.dataset.settings import EXCLUDED, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Stage, Workers
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.inventory import Inventory, Selection
@@ -135,6 +135,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         },
         seed=config.seed,
         holdout=config.holdout,
+        excluded=None if config.exclude is None else keys.read_list(config.exclude),
     )
     return selection, description
 
@@ -149,11 +150,12 @@ def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
 
 
 def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> Wanted:
-    encoding = selection.source.encoding
+    encoding, excluded = selection.source.encoding, selection.excluded
     byte_settings = {
         **config.byte_settings(),
         "boxes": selection.annotations is not None,
         **({} if encoding is None else {"encoded_from_pixels": RAW_ENCODING}),
+        **({} if excluded is None else {EXCLUDED: excluded.summary}),
     }
     files = {p.name: str(p.path.absolute()) for p in selection.parts if p.path is not None}
     return Wanted(
@@ -281,6 +283,8 @@ def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[
         ],
         label_offset=job.label_offset,
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
-        subset=job.selection.any_counts or bool(job.selection.holdout),
+        subset=job.selection.any_counts
+        or bool(job.selection.holdout)
+        or job.selection.excluded is not None,
         name=source.name,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import imagenet_prep
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import manifest, naming, schema, settings
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
 from imagenet_prep.dataset.settings import Settings
@@ -25,7 +25,6 @@ from imagenet_prep.shards.limit import BadImageLimit, check_finished
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import split_of
-from imagenet_prep.sources.source import some
 from imagenet_prep.sources.tfrecords import listed_classes
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
@@ -250,10 +249,10 @@ class Output:
 
     def _refuse_differences(self, there: Manifest | None, made: dict[str, dict[str, Any]]) -> None:
         found = [
-            f"{name} is {made[split].get(name)!r} there, {value!r} here"
+            f"{name} is {made[split].get(name)!r} there, {wanted.get(name)!r} here"
             for split, wanted in self._splits.items()
-            for name, value in wanted.items()
-            if split in made and made[split].get(name) != value
+            for name in wanted | made.get(split, {})
+            if split in made and made[split].get(name) != wanted.get(name)
         ]
         if there and (sizes := self._wanted.source_sizes):
             was = {source.name: source.num_bytes for source in there.sources}

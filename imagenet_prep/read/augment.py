@@ -136,20 +136,52 @@ def random_views(
     epoch: int,
     *,
     colour: bool = False,
+    view: int = 0,
 ) -> Views:
     """Returns the views of training, in one epoch, of the examples with these numbers.
 
     The area is uniform, the aspect uniform in its logarithm. Ten pairs are drawn, and the first
-    that fits into the image is taken.
+    that fits into the image is taken. Views of other numbers are independent.
     """
-    draws = _uniform(numbers, stream(seed, epoch, _DRAWS), 2 * _ATTEMPTS + 3)
+    more = (view,) if view else ()
+    draws = _uniform(numbers, stream(seed, epoch, _DRAWS, *more), 2 * _ATTEMPTS + 3)
     if recipe.padding is None:
         boxes = _crops(recipe, heights, widths, draws)
     else:
         moved = np.floor(draws[:, -3:-1] * (2 * recipe.padding + 1)) - recipe.padding
         boxes = np.concatenate([moved, heights[:, None], widths[:, None]], axis=1).astype(np.int32)
     mirrored = (draws[:, -1] < 0.5) & recipe.mirrors
-    return Views(boxes, mirrored, _colours(numbers, seed, epoch) if colour else None)
+    key = stream(seed, epoch, _COLOURS, *more)
+    return Views(boxes, mirrored, _colours(numbers, key) if colour else None)
+
+
+def boxes_in(
+    views: Views,
+    boxes: npt.NDArray[np.float64],
+    heights: npt.NDArray[np.int64],
+    widths: npt.NDArray[np.int64],
+    side: int,
+) -> npt.NDArray[np.float32]:
+    """Returns [N, most, 4]: where objects are seen, in pixels of square views.
+
+    Args:
+      views: of N images.
+      boxes: [N, most, 4]: left, top, right, bottom; each a share of the image's side.
+      heights, widths: pixels of the images.
+      side: of the views, pixels.
+
+    Returns:
+      left, top, right, bottom, clipped to the view; zeros where no area of a box is seen.
+    """
+    left_top, extent = (views.boxes[:, None, places] for places in ([1, 0, 1, 0], [3, 2, 3, 2]))
+    pixels = boxes * np.stack([widths, heights, widths, heights], axis=1)[:, None, :]
+    shown = np.clip((pixels - left_top) * (side / extent), 0, side).astype(np.float32)
+    mirrored = shown[..., [2, 1, 0, 3]]
+    mirrored[..., ::2] = side - mirrored[..., ::2]
+    shown = np.where(views.mirrored[:, None, None], mirrored, shown)
+    seen = (shown[..., 0] < shown[..., 2]) & (shown[..., 1] < shown[..., 3])
+    found: npt.NDArray[np.float32] = np.where(seen[..., None], shown, np.float32(0))
+    return found
 
 
 def _crops(
@@ -181,14 +213,14 @@ def _crops(
     return _boxes(heights, widths, crop_height, crop_width, top, left)
 
 
-def _colours(numbers: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.float32]:
+def _colours(numbers: npt.NDArray[np.int64], key: np.uint64) -> npt.NDArray[np.float32]:
     """Returns the tutorial's brightness, hue, saturation and contrast, in this order, as `Views`.
 
     Brightness adds d to R, G, B. Hue turns I, Q by an angle, saturation multiplies them. Contrast c
     draws pixels away from their mean m. As all are affine and grey stays grey in YIQ, together they
     are M (c x + (1 - c) m) + d, where M turns and multiplies.
     """
-    draws = 2 * _uniform(numbers, stream(seed, epoch, _COLOURS), 4) - 1
+    draws = 2 * _uniform(numbers, key, 4) - 1
     brightness, hue = _BRIGHTNESS * draws[:, 0], _HUE * draws[:, 1]
     saturation, contrast = 1 + _SATURATION * draws[:, 2], 1 + _CONTRAST * draws[:, 3]
     turn = np.zeros((len(numbers), 3, 3))

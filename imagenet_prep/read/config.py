@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.read.augment import RECIPES, Recipe
+from imagenet_prep.read.fields import DECODED, FIELDS
 
 _CHOICES = {
     "split": schema.SPLITS,
@@ -23,7 +24,7 @@ _CHOICES = {
     "device": ("cpu", "gpu"),
     "on_bad_record": ("raise", "skip"),
 }
-_LEAST = {"batch_size": 1, "image_size": 1, "num_threads": 0, "shuffle_window": 0}
+_LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuffle_window": 0}
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ class ReadConfig:
         window where ranks read in step, two windows for a reader of another split.
       num_threads: images decoded at once; 0 is one a core this process may use, shared
         among the ranks of a host.
+      fields: what batches hold, in this order; some of `fields.FIELDS`. Without "images" nothing
+        is decoded.
+      views: independent crops of each training image; of several, images and boxes have an axis
+        behind the batch's.
+      classes: WNIDs or class indices whose examples are read; by default all.
+      keys: a file of the keys that are read, one a line.
+      fraction: share of the examples that is read, as hashes of their keys fall: 0.1 is a part
+        of 0.2.
+      fold: (k, n): part k, from 0, of n that such hashes deal out; all n together are the whole.
+      choice_seed: of these hashes.
       on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or a
         server that fails, and a shard that is damaged as a whole, are raised either way.
       out: gives the memory for the images of each batch (native): an array of NumPy, or what has
@@ -89,6 +100,13 @@ class ReadConfig:
     num_threads: int = 0
     on_bad_record: str = "raise"
     out: Callable[[], Any] | None = None
+    fields: tuple[str, ...] = DECODED
+    views: int = 1
+    classes: Sequence[str | int] | None = None
+    keys: str | os.PathLike[str] | None = None
+    fraction: float = 1.0
+    fold: tuple[int, int] = (0, 1)
+    choice_seed: int = 0
 
     def __post_init__(self) -> None:
         """Refuses unknown choices, numbers that are too small, and options that contradict."""
@@ -101,6 +119,18 @@ class ReadConfig:
             number = getattr(self, name)
             if number is not None and number < least:
                 raise UsageError(f"{name}={number}: expected at least {least}")
+        if not self.fields or set(self.fields) - set(FIELDS):
+            expected = ", ".join(map(repr, FIELDS))
+            raise UsageError(f"fields={self.fields!r}: expected some of {expected}")
+        if self.views > 1 and not self.is_training:
+            raise UsageError(f"views={self.views}: evaluation shows one, the middle of the image")
+        if not 0 < self.fraction <= 1:
+            raise UsageError(f"fraction={self.fraction}: expected more than 0, at most 1")
+        part, parts = self.fold
+        if not 0 <= part < parts:
+            raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
+        if self.classes is not None and not len(self.classes):
+            raise UsageError("classes is empty: name some, or leave it out for all")
         if not self.is_remote:
             if self.cache_dir is not None or self.cache_gb is not None:
                 raise UsageError(
@@ -141,6 +171,7 @@ class Decoding:
       layout: "NHWC" or "NCHW".
       antialias: filter before shrinking, as Pillow does; costs tf.data a fifth of its speed.
       num_threads: images decoded at once.
+      views: of each image.
     """
 
     batch_size: int
@@ -151,3 +182,4 @@ class Decoding:
     layout: str
     antialias: bool
     num_threads: int
+    views: int = 1

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from nvidia.dali import fn, math, pipeline_def, types
 
+from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.feed import EncodedBatch
 
@@ -77,22 +78,22 @@ class DaliBackend:
 
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._feed)
-        boxes, colours = batch.views.boxes, batch.views.colours
-        shown = (
-            [np.frombuffer(encoded, np.uint8) for encoded in batch.encoded],
-            np.ascontiguousarray(boxes[:, :2]),
-            np.ascontiguousarray(boxes[:, 2:]),
-            batch.views.mirrored.astype(np.int32),
-            batch.class_index,
-            batch.mask,
-        )
-        if colours is None:
-            return shown
-        return (
-            *shown,
-            np.ascontiguousarray(colours[:, :, :3]),
-            np.ascontiguousarray(colours[:, :, 3:]),
-        )
+        encoded = [np.frombuffer(encoded, np.uint8) for encoded in batch.encoded]
+        views = (array for each in batch.all_views for array in _arrays(each))
+        return encoded, batch.class_index, batch.mask, *views
+
+
+def _arrays(views: Views) -> tuple[Any, ...]:
+    """Returns anchors, shapes and mirroring of crops, and both parts of their colours."""
+    boxes, colours = views.boxes, views.colours
+    shown = (
+        np.ascontiguousarray(boxes[:, :2]),
+        np.ascontiguousarray(boxes[:, 2:]),
+        views.mirrored.astype(np.int32),
+    )
+    if colours is None:
+        return shown
+    return *shown, np.ascontiguousarray(colours[:, :, :3]), np.ascontiguousarray(colours[:, :, 3:])
 
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=2)  # type: ignore[untyped-decorator]
@@ -104,9 +105,27 @@ def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) 
       wanted: what to make of each batch.
       decoder: where and how DALI decodes.
     """
-    encoded, anchor, shape, mirrored, class_index, mask, *colours = fn.external_source(
-        source=source, num_outputs=8 if wanted.colour else 6, batch=True
+    each = 5 if wanted.colour else 3  # arrays of a view
+    encoded, class_index, mask, *views = fn.external_source(
+        source=source, num_outputs=3 + wanted.views * each, batch=True
     )
+    images = [
+        _view(wanted, decoder, encoded, *views[first : first + each])
+        for first in range(0, len(views), each)
+    ]
+    return images[0] if wanted.views == 1 else fn.stack(*images), class_index, mask
+
+
+def _view(
+    wanted: Decoding,
+    decoder: dict[str, Any],
+    encoded: Any,
+    anchor: Any,
+    shape: Any,
+    mirrored: Any,
+    *colours: Any,
+) -> Any:
+    """Defines how one view of the images is made."""
     crop = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
     if wanted.recipe.padding is None:
         pixels = fn.decoders.image_slice(
@@ -132,7 +151,7 @@ def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) 
         pixels = fn.coord_transform(pixels, M=of_pixel) + fn.coord_transform(mean, MT=of_mean)
         pixels = math.clamp(pixels, 0.0, 255.0)
     normalise = wanted.dtype != "uint8"
-    images = fn.crop_mirror_normalize(
+    return fn.crop_mirror_normalize(
         pixels,
         mirror=mirrored,
         mean=list(wanted.recipe.mean) if normalise else [0.0] * 3,
@@ -140,7 +159,6 @@ def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) 
         dtype=_DTYPES[wanted.dtype],
         output_layout=wanted.layout[1:],
     )
-    return images, class_index, mask
 
 
 def to_tensorflow(tensor: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -26,8 +27,23 @@ class Decoder(Protocol):
         """Yields `images`, `class_index` and `mask` of each step."""
 
 
-def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decoder, Convert]:
-    """Returns the decoder that was asked for, and what turns its arrays into the framework's.
+class Undecoded:
+    """Decodes nothing: for batches without images."""
+
+    def batches(
+        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yields nothing of each step."""
+        for _ in itertools.islice(feed(), steps):
+            yield {}
+
+
+def open_decoder(
+    config: ReadConfig, world: World, split: Split
+) -> tuple[Decoder, Convert, Convert]:
+    """Returns the decoder that was asked for, and what turns arrays into the framework's.
+
+    The first of the two is for what the decoder yields, the second for NumPy's arrays.
 
     Args:
       config: the request, its backend that of `choose_backend`.
@@ -47,14 +63,24 @@ def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decode
         layout=config.layout,
         antialias=not config.is_training if config.antialias is None else config.antialias,
         num_threads=config.num_threads or max(1, cores // world.local_size),
+        views=config.views,
     )
-    if config.out and config.backend != "native":
-        raise UsageError(f"out= needs backend='native', but the backend is {config.backend!r}")
+    if config.out and (config.backend != "native" or "images" not in config.fields):
+        raise UsageError(
+            f"out= needs backend='native' and the field images, but the backend is "
+            f"{config.backend!r} and the fields are {', '.join(config.fields)}"
+        )
+    from imagenet_prep.read import native
+
+    framework = config.framework or ("numpy" if config.backend == "native" else "tensorflow")
+    wrap = native.CONVERTERS[framework]
+    if "images" not in config.fields:
+        return Undecoded(), wrap, wrap
     if config.backend == "tfdata":
-        return _tfdata(config, wanted)
+        return *_tfdata(config, wanted), wrap
     if config.backend == "native":
-        return _native(config, wanted)
-    return _dali(config, wanted, world, (split.max_height, split.max_width))
+        return *_native(config, wanted), wrap
+    return *_dali(config, wanted, world, (split.max_height, split.max_width)), wrap
 
 
 def choose_backend(config: ReadConfig) -> str:

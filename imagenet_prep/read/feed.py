@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.augment import Recipe, Views, central_views, random_views
+from imagenet_prep.read.fields import DECODED, describe, sides_of
 from imagenet_prep.read.order import Order, Steps
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class EncodedBatch(NamedTuple):
       mask: [batch] bool: whether there is an example.
       views: crop of each image.
       numbers: [batch] int64 example numbers; -1 where the mask is False.
+      further_views: crops of a second view of each image, of a third and so on.
+      details: the fields that were asked for and are not decoded.
     """
 
     encoded: list[bytes]
@@ -55,6 +59,13 @@ class EncodedBatch(NamedTuple):
     mask: npt.NDArray[np.bool_]
     views: Views
     numbers: npt.NDArray[np.int64]
+    further_views: tuple[Views, ...] = ()
+    details: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
+
+    @property
+    def all_views(self) -> tuple[Views, ...]:
+        """The crops of all views, the first one's first."""
+        return (self.views, *self.further_views)
 
 
 @dataclass
@@ -71,6 +82,9 @@ class Feed:
       seed: of the views.
       skip_bad: mask damaged records and list them, instead of raising.
       colour: draw colours for training.
+      num_views: crops of each image.
+      fields: what batches hold.
+      image_size: height and width of what is shown, for boxes.
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
@@ -83,6 +97,9 @@ class Feed:
     seed: int
     skip_bad: bool
     colour: bool = False
+    num_views: int = 1
+    fields: tuple[str, ...] = DECODED
+    image_size: int = 0
     skipped: dict[int, str] = field(default_factory=dict)
     # One thread is enough, since the kernel knows what comes next and reads it ahead. More threads
     # would only wait for each other's interpreter lock.
@@ -100,7 +117,7 @@ class Feed:
     def steps(self, start: int) -> Steps:
         """Returns how the rest of an epoch is divided, from its `start`-th example on."""
         nodes = self.order.placement.nodes
-        total = len(self.records)
+        total = self.order.num_examples
         return Steps(start, total, self.world.size, self.batch_size, self.training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
@@ -171,19 +188,28 @@ class Feed:
         numbers = np.full(self.batch_size, -1, np.int64)
         numbers[: len(of_rank)] = of_rank
         numbers[~np.array(there)] = -1
-        heights, widths = (
-            np.array([getattr(i, side) if i else _PLACEHOLDER_SIDE for i in images], np.int64)
-            for side in ("height", "width")
-        )
+        views = self._views(*sides_of(images, _PLACEHOLDER_SIDE), numbers, epoch)
+        asked = set(self.fields) - set(DECODED)
+        keys = [self.records.key(image) if image else "" for image in images] if asked else []
         offset = self.records.manifest.label_offset
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],
             np.array([i.stored_label - offset if i else 0 for i in images], np.int32),
             np.array(there),
-            random_views(
-                self.recipe, heights, widths, numbers, self.seed, epoch, colour=self.colour
-            )
-            if self.training
-            else central_views(self.recipe, heights, widths),
+            views[0],
             numbers,
+            tuple(views[1:]),
+            {f: describe(f, images, keys, numbers, views, self.image_size) for f in asked},
         )
+
+    def _views(
+        self,
+        heights: npt.NDArray[np.int64],
+        widths: npt.NDArray[np.int64],
+        numbers: npt.NDArray[np.int64],
+        epoch: int,
+    ) -> list[Views]:
+        if not self.training:
+            return [central_views(self.recipe, heights, widths)]
+        which = (self.recipe, heights, widths, numbers, self.seed, epoch)
+        return [random_views(*which, colour=self.colour, view=v) for v in range(self.num_views)]

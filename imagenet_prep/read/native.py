@@ -17,6 +17,7 @@ from PIL import Image
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.planes import Look, Values, Window
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.dlpack import Bfloat16, Memory, array_over
 from imagenet_prep.read.feed import EncodedBatch
@@ -53,7 +54,8 @@ class NativeBackend:
         self._wanted = wanted
         self._out = out
         shape = (3, side, side) if wanted.layout == "NCHW" else (side, side, 3)
-        self._shape = (wanted.batch_size, *shape)
+        views = () if wanted.views == 1 else (wanted.views,)
+        self._shape = (wanted.batch_size, *views, *shape)
         # Memory that batches have had. New memory the kernel must clear, at 5 % of the time.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
         self._values = Values(wanted.dtype, wanted.recipe.mean, wanted.recipe.std)
@@ -101,10 +103,16 @@ class NativeBackend:
         """Lets threads fill the batch's images, each several of them."""
         size = self._wanted.batch_size
         given, images = self._memory()
+        of_view = images.reshape(size, self._wanted.views, *self._shape[-3:])
         # Fewer tasks than images, since handing them over takes the interpreter's lock.
         count = min(size, 4 * self._wanted.num_threads)
         parts = [range(first, size, count) for first in range(count)]
-        return batch, given, [self._pool.submit(self._show, batch, images, p) for p in parts]
+        shown = [
+            self._pool.submit(self._show, batch, views, of_view[:, view], part)
+            for view, views in enumerate(batch.all_views)
+            for part in parts
+        ]
+        return batch, given, shown
 
     def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
         """Returns what the batch's images are for the user, and the array to write them into.
@@ -128,8 +136,9 @@ class NativeBackend:
             raise UsageError(f"out() gave {array.dtype} {list(array.shape)}: {expected}")
         return given, array
 
-    def _show(self, batch: EncodedBatch, images: npt.NDArray[Any], part: range) -> None:
-        views = batch.views
+    def _show(
+        self, batch: EncodedBatch, views: Views, images: npt.NDArray[Any], part: range
+    ) -> None:
         boxes, mirrored = views.boxes.tolist(), views.mirrored.tolist()
         for i in part:
             if self._in_one_go and self._decode(batch.encoded[i], boxes[i], mirrored[i], images[i]):

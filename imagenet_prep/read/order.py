@@ -63,17 +63,19 @@ class Order:
         seek and for caches smaller than the data set; shards are fair samples of all
         classes, so that batches stay mixed.
       placement: what the node holds; by default all of the split.
+      chosen: numbers of the examples that are read, sorted; None for all.
     """
 
     examples_per_shard: Sequence[int]
     seed: int | None
     window: int = 0
     placement: Placement = WHOLE
+    chosen: npt.NDArray[np.int64] | None = None
 
     @property
     def num_examples(self) -> int:
-        """Examples over all shards."""
-        return sum(self.examples_per_shard)
+        """Examples that are read, over all shards."""
+        return sum(self.examples_per_shard) if self.chosen is None else len(self.chosen)
 
     def epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         """Returns the example numbers of an epoch, in the order in which they are read."""
@@ -93,6 +95,9 @@ class Order:
     def windows(self, epoch: int) -> list[list[int]]:
         """Returns the shards that are read together, one window after the other."""
         held = self.placement.held(self.examples_per_shard)
+        if self.chosen is not None:
+            borders = np.cumsum(self.examples_per_shard)
+            held = np.unique(np.searchsorted(borders, self.chosen, side="right")).tolist()
         size = self.window
         if self.seed is None:
             # Shards are read one after the other; a window has those that may be fetched together.
@@ -106,6 +111,8 @@ class Order:
 
     def _part(self, epoch: int) -> npt.NDArray[np.int64]:
         """Returns the example numbers that this node reads, in the order of their records."""
+        if self.chosen is not None:
+            return self.chosen
         total, turn = self.num_examples, 0
         if self.seed is not None and self.placement.copies > 1:
             most = self.placement.most_turn(total)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +17,9 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.decoder import Decoder, choose_backend, open_decoder
+from imagenet_prep.read.decoder import Convert, Decoder, choose_backend, open_decoder
 from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
 from imagenet_prep.read.order import Order
@@ -34,21 +36,35 @@ class Reader:
 
     A batch is a dict of `images` [batch, height, width, 3] (or [batch, 3, height, width]),
     `class_index` [batch] int32 and `mask` [batch] bool: False where evaluation pads its last
-    step, and where a damaged record was skipped.
+    step, and where a damaged record was skipped. `ReadConfig.fields` may ask for more:
+    `key` [batch] text, `number` [batch] int64 (-1 where the mask is False), `width` and `height`
+    [batch] int32 of the stored image in pixels, and `boxes` [batch, most, 4] float32: left, top,
+    right, bottom in pixels of `images`, zeros where an example has fewer boxes or one is not seen.
+    With several views, images and boxes are [batch, views, ...].
 
     Attributes:
       epoch: of the next batch, from 0.
       num_classes: class indices are smaller than this.
+      choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
+        the digest of the examples' numbers; empty for all of it.
     """
 
     def __init__(
-        self, config: ReadConfig, feed: Feed, decoder: Decoder, convert: Callable[[Any], Any]
+        self,
+        config: ReadConfig,
+        feed: Feed,
+        decoder: Decoder,
+        convert: Convert,
+        wrap: Convert,
+        choice: dict[str, Any],
     ) -> None:
         """Use make_dataset."""
         self._config = config
         self._feed = feed
         self._decoder = decoder
         self._convert = convert
+        self._wrap = wrap
+        self.choice = choice
         self.epoch = 0
         self.num_classes = len(feed.records.wnids)
         self._examples_read = 0
@@ -67,8 +83,8 @@ class Reader:
 
     @property
     def num_examples(self) -> int:
-        """Examples of the split, over all ranks."""
-        return len(self._feed.records)
+        """Examples of an epoch, over all ranks: those of the split that are chosen."""
+        return self._feed.order.num_examples
 
     @property
     def steps_per_epoch(self) -> int:
@@ -124,11 +140,20 @@ class Reader:
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
                     # It returns if it has masked images that do not decode. Then the epoch
                     # continues with the step that failed.
-                    diagnosis.explain(error, step - 1)
+                    diagnosis.explain(error)
                     break
+                encoded = diagnosis.decoded()
                 count -= 1
                 start = steps.after(step)
-                yield start, {name: self._convert(value) for name, value in batch.items()}
+                yield start, self._asked(batch, encoded)
+
+    def _asked(self, decoded: dict[str, Any], encoded: EncodedBatch) -> dict[str, Any]:
+        """Returns the fields that were asked for, as the framework's."""
+        other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
+        return {
+            name: self._convert(decoded[name]) if name in decoded else self._wrap(other[name])
+            for name in self._feed.fields
+        }
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -150,6 +175,7 @@ class Reader:
             "copies": self._feed.order.placement.copies,
             "epoch": self.epoch,
             "examples_read": self._examples_read,
+            **({"choice": self.choice} if self.choice else {}),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -158,7 +184,7 @@ class Reader:
         If nodes hold parts of the set, their number must stay the same.
 
         Raises:
-          UsageError: the state is of another data set, split, seed, window or partition.
+          UsageError: the state is of another data set, split, seed, window, partition or choice.
         """
         self.epoch, self._examples_read = self._position(state)
 
@@ -168,11 +194,11 @@ class Reader:
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
-        for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies"):
+        for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies", "choice"):
             # Older states of sets that all nodes hold whole lack these two.
-            if state.get(name, 1 if name in ("nodes", "copies") else None) != own[name]:
+            if state.get(name, 1 if name in ("nodes", "copies") else None) != own.get(name):
                 raise UsageError(
-                    f"the state has {name} {state.get(name)!r}, this reader {own[name]!r}: the "
+                    f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}: the "
                     "order would be another one. Use the same data set and settings, or start "
                     "from epoch 0."
                 )
@@ -237,15 +263,15 @@ class Reader:
         """Returns an example as it is stored, proven: its encoded image, size, class and boxes.
 
         Args:
-          number: counted through the shards of the split in record order; the order in which an
-            epoch shows examples is another one.
+          number: counted through the shards of the split in record order, chosen or not; the
+            order in which an epoch shows examples is another one.
 
         Raises:
           IndexError: there is no such number.
           DataDamagedError: shard, record and offset are named.
         """
-        if not 0 <= number < self.num_examples:
-            raise IndexError(f"example {number} of {self.num_examples:,}")
+        if not 0 <= number < len(self._feed.records):
+            raise IndexError(f"example {number} of {len(self._feed.records):,}")
         return self._here()._feed.records.read(number)
 
     def find(self, key: str) -> int:
@@ -263,7 +289,7 @@ class Reader:
     def _numbers(self) -> dict[str, int]:
         """The numbers of the examples by their keys."""
         found = {}
-        for number in range(self.num_examples):
+        for number in range(len(self._feed.records)):
             example = self._feed.records.read(number)
             found[f"{example.wnid}/{example.filename}"] = number
             found.setdefault(example.filename, number)
@@ -314,40 +340,56 @@ def open_reader(config: ReadConfig) -> Reader:
     config = replace(config, world=world, backend=choose_backend(config))
     records = _open_records(config)
     _check_world(world, records.placement, config.data_dir)
+    choice = Choice.of(config, records.wnids)
+    asked, chosen = choice.asked(), None
+    if asked:
+        chosen = choice.numbers(records, _cache_folder(config) / records.manifest.digest[:16])
+        # Ranks whose names differ, by a flipped bit, are refused each other's state.
+        asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     window = config.shuffle_window
     if window is None:
         window = _REMOTE_WINDOW if config.is_remote else 0
     order_seed = config.seed if config.is_training else None
     feed = Feed(
         records=records,
-        order=Order(records.examples_per_shard, order_seed, window, records.placement),
+        order=Order(records.examples_per_shard, order_seed, window, records.placement, chosen),
         world=world,
         batch_size=config.batch_size,
         training=config.is_training,
         recipe=RECIPES[config.recipe],
         colour=config.is_coloured,
+        num_views=config.views,
+        fields=tuple(config.fields),
+        image_size=config.image_size,
         seed=config.seed,
         skip_bad=config.on_bad_record == "skip",
     )
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
-            f"{config.split} has {len(records):,} examples, fewer than one step of {world.size} "
-            f"ranks with {config.batch_size} each. Choose a smaller batch size."
+            f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
+            f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
-    decoder, convert = open_decoder(config, world, records.manifest.splits[config.split])
-    return Reader(config, feed, decoder, convert)
+    opened = open_decoder(config, world, records.manifest.splits[config.split])
+    return Reader(config, feed, *opened, asked)
 
 
 def _open_records(config: ReadConfig) -> Records:
     """Returns the records of the split; those of a remote set come through the node's cache."""
     if not config.is_remote:
         return Records(Path(config.data_dir).expanduser(), config.split)
-    from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE, NodeCache
+    from imagenet_prep.read.cache import NodeCache
+
+    limit = None if config.cache_gb is None else round(config.cache_gb * 1e9)
+    cache = NodeCache(config.data_dir, _cache_folder(config), limit)
+    return Records(cache.root, config.split, cache)
+
+
+def _cache_folder(config: ReadConfig) -> Path:
+    """Returns the folder of this machine below which each data set has its own."""
+    from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE
 
     folder = config.cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER
-    limit = None if config.cache_gb is None else round(config.cache_gb * 1e9)
-    cache = NodeCache(config.data_dir, Path(folder).expanduser(), limit)
-    return Records(cache.root, config.split, cache)
+    return Path(folder).expanduser()
 
 
 def _check_world(world: World, placement: Placement, data_dir: str) -> None:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
-from imagenet_prep.dataset import example, jpeg, manifest, naming, placement, schema, tfrecord
+from imagenet_prep.dataset import (
+    example,
+    jpeg,
+    keys,
+    manifest,
+    naming,
+    placement,
+    schema,
+    tfrecord,
+)
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage.os_errors import storage_errors
@@ -166,25 +175,56 @@ class Records:
             if schema.HEIGHT in missing or schema.WIDTH in missing:
                 height, width = _size_of(image.encoded)
                 image = image._replace(height=height, width=width)
-            class_index = image.stored_label - self.manifest.label_offset
-            known = schema.SYNSET not in missing
-            if not 0 <= class_index < len(self.wnids) or (
-                known and self.wnids[class_index] != image.wnid
-            ):
-                raise DataDamagedError(
-                    f"label {image.stored_label} and synset {image.wnid} do not belong together"
-                )
+            self._class_of(image)
         except (DataDamagedError, BadImageError) as error:
             raise DataDamagedError(
                 f"{self.where(number)}: {error}. To see all: imagenet-prep verify {self.root}"
             ) from error
         return image
 
+    def key(self, image: example.ImageExample) -> str:
+        """Returns the key of an example, as `dataset.keys` says."""
+        return keys.key_of(self.split, self.wnids[self._class_of(image)], image.filename)
+
+    def name(self, number: int) -> tuple[int, str]:
+        """Returns class index and key of an example, unproven: its image is not read.
+
+        Raises:
+          DataDamagedError: the message names shard, record and byte offset.
+          ImagenetPrepError: as for `open_shard`, or the disk fails.
+        """
+        shard, record = self.place(number)
+        offset, size = self._index(shard)[record].tolist()
+        held, offset = self._shard(shard), offset + tfrecord.HEAD_BYTES
+        try:
+            image = example.decode_without_image(
+                lambda start, count: os.pread(held.descriptor, count, offset + start),
+                size - tfrecord.FRAMING_BYTES,
+                self.manifest.lacks,
+            )
+            return self._class_of(image), self.key(image)
+        except OSError as error:
+            raise StoreError(f"{self.where(number)}: cannot be read: {error.strerror}") from error
+        except DataDamagedError as error:
+            raise DataDamagedError(f"{self.where(number)}: {error}") from error
+
     def where(self, number: int) -> str:
         """Returns an example's shard, record and byte offset, for errors."""
         shard, record = self.place(number)
         offset = int(self._index(shard)[record, 0])
         return f"{self.root / self._shards[shard].name}: record {record} at byte {offset:,}"
+
+    def _class_of(self, image: example.ImageExample) -> int:
+        """Returns the class index of an example; DataDamagedError where its WNID is another's."""
+        class_index = image.stored_label - self.manifest.label_offset
+        known = schema.SYNSET not in self.manifest.lacks
+        if not 0 <= class_index < len(self.wnids) or (
+            known and self.wnids[class_index] != image.wnid
+        ):
+            raise DataDamagedError(
+                f"label {image.stored_label} and synset {image.wnid} do not belong together"
+            )
+        return class_index
 
     def place(self, number: int) -> tuple[int, int]:
         """Returns (shard, record) of an example."""

@@ -47,20 +47,25 @@ class TfDataBackend:
         def arrays() -> Iterator[tuple[Any, ...]]:
             assert self._feed is not None
             for batch in self._feed():
-                views = batch.views
-                shown = (batch.encoded, views.boxes, views.mirrored, batch.class_index, batch.mask)
-                yield shown if views.colours is None else (*shown, views.colours)
+                views = batch.all_views
+                colours = [each.colours for each in views if each.colours is not None]
+                yield (
+                    *(batch.encoded, batch.class_index, batch.mask),
+                    *(each.boxes for each in views),
+                    *(each.mirrored for each in views),
+                    *colours,
+                )
 
-        size = self.wanted.batch_size
+        size, views = self.wanted.batch_size, self.wanted.views
         signature: tuple[Any, ...] = (
             tf.TensorSpec([size], tf.string),
-            tf.TensorSpec([size, 4], tf.int32),
-            tf.TensorSpec([size], tf.bool),
             tf.TensorSpec([size], tf.int32),
             tf.TensorSpec([size], tf.bool),
+            *[tf.TensorSpec([size, 4], tf.int32)] * views,
+            *[tf.TensorSpec([size], tf.bool)] * views,
         )
         if self.wanted.colour:
-            signature += (tf.TensorSpec([size, 3, 7], tf.float32),)
+            signature += (tf.TensorSpec([size, 3, 7], tf.float32),) * views
         options = tf.data.Options()
         options.deterministic = True
         options.experimental_optimization.map_and_batch_fusion = True
@@ -75,9 +80,14 @@ class TfDataBackend:
             .with_options(options)
         )
 
-    def _show(
-        self, encoded: Any, box: Any, mirrored: Any, class_index: Any, mask: Any, *colours: Any
-    ) -> Any:
+    def _show(self, encoded: Any, class_index: Any, mask: Any, *views: Any) -> Any:
+        count = self.wanted.views
+        images = [self._image(encoded, *views[view::count]) for view in range(count)]
+        shown = images[0] if count == 1 else tf.stack(images)
+        return {"images": shown, "class_index": class_index, "mask": mask}
+
+    def _image(self, encoded: Any, box: Any, mirrored: Any, *colours: Any) -> Any:
+        """Returns one view of an image."""
         pixels = self._decoded(encoded, box)
         # Here, before the resize, pixels are bytes and few.
         pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
@@ -95,9 +105,7 @@ class TfDataBackend:
             image = tf.cast(tf.clip_by_value(image + 0.5, 0.0, 255.0), tf.uint8)
         else:
             image = tf.cast(self._normalised(image), self.wanted.dtype)
-        if self.wanted.layout == "NCHW":
-            image = tf.transpose(image, [2, 0, 1])
-        return {"images": image, "class_index": class_index, "mask": mask}
+        return tf.transpose(image, [2, 0, 1]) if self.wanted.layout == "NCHW" else image
 
     def _decoded(self, encoded: Any, box: Any) -> Any:
         # TensorFlow's default transform is less exact: one grey level off Pillow and DALI. This one

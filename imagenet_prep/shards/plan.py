@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member, parse_member
 from imagenet_prep.storage.os_errors import storage_errors
@@ -104,6 +105,7 @@ def write(
     num_classes: int,
     num_shards: int,
     seed: int,
+    excluded: Collection[str] = (),
 ) -> SplitPlan:
     """Writes one file a shard, `folder/<shard>.jsonl`, and returns the summary.
 
@@ -117,17 +119,25 @@ def write(
       num_classes: how many classes there are; some may have no member.
       num_shards: at least 1.
       seed: decides the permutation.
+      excluded: keys whose members are left out where they were dealt.
 
     Raises:
+      UsageError: a shard is left without a member.
       IncompleteError: the disk is full.
     """
     lines = [bytearray() for _ in range(num_shards)]
     shard_bytes = [0] * num_shards
     num_per_class = [0] * num_classes
     for shard, member in deal(classes, num_shards, seed):
+        if member.key in excluded:
+            continue
         lines[shard] += dump_member(member)
         shard_bytes[shard] += member.size
         num_per_class[member.class_index] += 1
+    if empty := [
+        naming.shard_name(split, i, num_shards) for i in range(num_shards) if not lines[i]
+    ]:
+        raise UsageError(f"--exclude leaves no image in {some(empty)}. Ask for fewer shards.")
     whole = hashlib.sha256()
     for shard in range(num_shards):
         members = order_in_shard(map(parse_member, lines[shard].splitlines()), seed)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from imagenet_prep.core import cli
+from imagenet_prep.dataset import settings
 from imagenet_prep.dataset.manifest import Manifest
 
 
@@ -36,6 +37,7 @@ def summarise(
         "subset": committed.subset,
         "repaired": committed.repaired,
         "quarantined": committed.quarantined,
+        "excluded": settings.num_excluded(committed.config),
         "written_examples": written,
         "written_bytes": sum(receipt["num_bytes"] for receipt in new),
         "read_bytes": sum(receipt["source_bytes"] for receipt in new),
@@ -55,6 +57,8 @@ def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
         reasons = summary[action]
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
+    if summary["excluded"]:
+        lines.append(f"excluded: {summary['excluded']:,}")
     if summary["written_examples"]:
         lines.append(
             f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "

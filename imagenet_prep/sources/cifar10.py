@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, small_files, source
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
@@ -105,7 +105,7 @@ class Cifar10(source.Pixels):
             for name, count in zip(self.classes.wnids, num_per_class, strict=True)
             if count != expected
         ]
-        return [f"{split} expects {expected:,} images a class, got {source.some(odd)}"] * bool(odd)
+        return [f"{split} expects {expected:,} images a class, got {some(odd)}"] * bool(odd)
 
     def _encode(self, pixels: _Array, row: int) -> bytes:
         import numpy as np

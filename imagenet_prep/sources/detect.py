@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.sources import cifar10, folder, ilsvrc, mnist, parquet, recordio
-from imagenet_prep.sources.source import Encode, Source, some
+from imagenet_prep.sources.source import Encode, Source
 
 AUTO = "auto"
 ILSVRC, FOLDER, PARQUET, RECORDIO = "ilsvrc", "folder", "parquet", "recordio"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import ilsvrc, labels, source
@@ -286,7 +286,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
         strangers = sorted(set(names) - set(known))
         raise SourceError(
             f"{base / first}: {len(known):,} folders are classes of ILSVRC2012, but not "
-            f"{source.some(strangers)}. Move away the folders that are no classes."
+            f"{some(strangers)}. Move away the folders that are no classes."
         )
     return labels.classes_called(names, str(base / first))
 

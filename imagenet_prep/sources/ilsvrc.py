@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, published, source, tar
 from imagenet_prep.sources.source import IndexTask
@@ -114,7 +115,7 @@ class Ilsvrc2012(source.Stored):
         return Member(key, task.part, file.offset, file.size, index)
 
     def _validation_class(self, base: str, where: str) -> int:
-        number = source.VALIDATION_NAME.match(base)
+        number = VALIDATION_NAME.match(base)
         if number is None:
             raise SourceError(f"{where}: expected ILSVRC2012_val_<8 digits>.JPEG")
         position = int(number[1])
@@ -182,7 +183,7 @@ def count_problems(
     if total != expected:
         problems.append(f"{split} has {total:,} images, expected {expected:,}")
     if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
-        problems.append(f"{split} misses {source.some(absent)}")
+        problems.append(f"{split} misses {some(absent)}")
     low, high = schema.OFFICIAL_CLASS_RANGE[split]
     odd = [
         f"{wnid} with {count:,}"
@@ -190,7 +191,7 @@ def count_problems(
         if count and not low <= count <= high
     ]
     if odd:
-        problems.append(f"{split} expects {low} to {high} images a class, got {source.some(odd)}")
+        problems.append(f"{split} expects {low} to {high} images a class, got {some(odd)}")
     return problems
 
 

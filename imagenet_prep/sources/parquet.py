@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
@@ -140,7 +140,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     if missing := [split for split in splits if not found[split]]:
         raise UsageError(
             f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
-            f"it holds {source.some(names) or 'nothing'}. Choose other --splits, or another folder."
+            f"it holds {some(names) or 'nothing'}. Choose other --splits, or another folder."
         )
     absent = {}
     for split in splits:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import manifest, naming, schema
-from imagenet_prep.sources.source import some
 
 _SPLIT = "|".join(schema.SPLITS)
 _PLAIN = re.compile(rf"({_SPLIT})-(\d{{5}})-of-(\d{{5}})")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.labels import WNID, ClassList
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
-VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
@@ -191,10 +190,7 @@ def file_part(path: Path, md5: str | None = None) -> Part:
 
 
 def key_of(split: str, class_id: str, base: str, classes: ClassList, where: str) -> str:
-    """Returns an image's key: the same in every layout.
-
-    ILSVRC2012's validation images are called by their base name, which is unique; all
-    others by class and base name.
+    """Returns an image's key, as `dataset.keys` says, from its base name.
 
     Raises:
       SourceError: the base name begins with the WNID of another class.
@@ -205,9 +201,7 @@ def key_of(split: str, class_id: str, base: str, classes: ClassList, where: str)
             f"{where}: is of class {class_id} but is named after {prefix[1]}. "
             "One of them is wrong: compare with the original archives."
         )
-    if split == schema.VALIDATION and VALIDATION_NAME.match(base):
-        return base
-    return f"{class_id}/{base}"
+    return keys.key_of(split, class_id, base)
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
@@ -308,9 +302,3 @@ def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part
         digest.update(repr(files).encode())
         num_bytes += sum(file.num_bytes for file in files)
     return Part(name, num_bytes, digest.hexdigest())
-
-
-def some(items: Sequence[object]) -> str:
-    """Returns the first few items, separated by commas, and how many more there are."""
-    shown = ", ".join(map(str, items[:5]))
-    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"

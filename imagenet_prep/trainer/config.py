@@ -241,6 +241,15 @@ class Config(cli.Settings):
         metavar="PATH",
     )
     seed: int = cli.flag(0, least=0, help="decides first weights, order and crops")
+    fraction: float = cli.flag(
+        1.0,
+        above=0,
+        most=1,
+        help="train on this share of the images, chosen by their keys: 0.1 is a part of 0.2",
+    )
+    keys: str | None = cli.flag(
+        None, help="train on the images whose keys this file lists, one a line", metavar="FILE"
+    )
     backend: str = cli.flag(
         "auto", choices=("auto", "tfdata", "dali", "native"), help="what decodes the JPEGs"
     )
@@ -258,8 +267,10 @@ class Config(cli.Settings):
             )
         if self.no_evaluation and (self.synthetic or self.evaluate or self.eval_every):
             raise ValueError("--no-evaluation: leave out --evaluate, --eval-every and --synthetic")
-        if self.synthetic and self.backend != "auto":
-            raise ValueError("--synthetic decodes nothing: leave out --backend")
+        if self.synthetic and (self.backend != "auto" or self.keys or self.fraction < 1):
+            raise ValueError(
+                "--synthetic reads nothing: leave out --backend, --keys and --fraction"
+            )
         if self.loss_scale is not None and self.precision != "float16" and not self.half_if_fast:
             raise ValueError(
                 f"--loss-scale is for --precision float16, not {self.precision or 'float32'}"

@@ -168,7 +168,10 @@ class _Training:
             self._plateau.restore(found["plateau"])
             self._log.say(f"resumed after step {self._step:,} from {found['name']}")
         self._learner.share()
-        self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step})
+        chosen = {"choice": place["choice"]} if "choice" in place else {}
+        for name, value in chosen.get("choice", {}).items():
+            self._log.say(f"chosen of train: {name} {value}")
+        self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step, **chosen})
         self._flush()
 
     def _restore(self) -> dict[str, Any] | None:

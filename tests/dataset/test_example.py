@@ -282,3 +282,20 @@ def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -
     assert example.decode(payload, {schema.COLORSPACE: example.WRONG}) == SOUND
     with pytest.raises(DataDamagedError, match=r"image/colorspace is b'Gray', expected b'RGB'"):
         example.decode(payload, {schema.CHANNELS: example.WRONG})
+
+
+@pytest.mark.parametrize("num_bytes", [10, 3500, 3990, 5000, 300_000])
+def test_an_example_is_read_without_its_image(num_bytes: int) -> None:
+    boxes = Boxes((0.25,) * 40, (0.5,) * 40, (0.25,) * 40, (0.5,) * 40)
+    whole = ImageExample(bytes(num_bytes), 3, 4, "a.JPEG", 5, "n00000001", "words", boxes)
+    payload, read = example.encode(whole), []
+
+    def part(offset: int, size: int) -> bytes:
+        read.append(size)
+        return payload[offset : offset + size]
+
+    assert example.decode_without_image(part, len(payload)) == whole._replace(encoded=b"")
+    assert sum(read) < 4096 * 3
+    damaged = payload[:3] + b"\xff" * 9 + payload[12:]
+    with pytest.raises(DataDamagedError):
+        example.decode_without_image(lambda at, size: damaged[at : at + size], len(damaged))

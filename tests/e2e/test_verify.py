@@ -102,6 +102,7 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
         "digest": stated["digest"],
         "level": level,
         "unchanged_since": None,
+        "excluded": 0,
         "shards": 11,
         "examples": sum(split["examples"] for split in stated["splits"].values()),
         "part": None,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.inventory import Selection, remove_unpacked, take_inventory
@@ -149,3 +150,55 @@ def test_what_another_source_unpacked_is_removed_and_our_own_at_the_end(tmp_path
     assert [path.name for path in (tmp_path / UNPACKED).iterdir()] == [ours.index_digest[:16]]
     remove_unpacked(LocalStore(tmp_path))
     assert not (tmp_path / UNPACKED).exists()
+
+
+def excluding(*names: str, **more: Any) -> Selection:
+    return selection(excluded=KeyList("list", frozenset(names), "its digest"), **more)
+
+
+def test_an_excluded_image_leaves_its_place_empty(tmp_path: Path) -> None:
+    whole, part = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    (before,) = take_inventory(selection(num_shards={"train": 3}), whole, WORKERS, quiet=True).plans
+    first = plan_name(before.shard_names[0])
+    out, *left = plan.parse(whole.read(first))
+    # The counts that are demanded are the source's.
+    inventory = take_inventory(
+        excluding(out.key, num_shards={"train": 3}), part, WORKERS, quiet=True
+    )
+    (after,) = inventory.plans
+
+    assert plan.parse(part.read(first)) == left
+    for shard in before.shard_names[1:]:
+        assert part.read(plan_name(shard)) == whole.read(plan_name(shard))
+    assert after.num_shards == before.num_shards
+    assert (before.examples, after.examples) == (9, 8)
+    assert after.num_per_class[out.class_index] == before.num_per_class[out.class_index] - 1
+    assert inventory.taken == Counter({"train.tar": 8})
+
+
+def test_exclusion_comes_after_the_subset_and_the_holdout(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"per_class": 2, "any_counts": True, "holdout": 2}
+    whole, part = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    before = take_inventory(selection(**how), whole, WORKERS, quiet=True).plans
+    in_train, in_holdout = (keys(whole, split)[0] for split in before)
+    after = take_inventory(excluding(in_train, in_holdout, **how), part, WORKERS, quiet=True).plans
+
+    for old, new, key in zip(before, after, (in_train, in_holdout), strict=True):
+        assert keys(part, new) == [each for each in keys(whole, old) if each != key]
+
+
+def test_keys_that_no_image_has_are_not_excluded_in_silence(tmp_path: Path) -> None:
+    known, classless = f"{CLASSES.wnids[0]}/1.JPEG", f"{CLASSES.wnids[1]}/1.JPEG"
+    chosen = excluding(known, classless, "x/y.JPEG", classes=frozenset((0,)), any_counts=True)
+    with pytest.raises(UsageError) as refused:
+        take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
+    assert str(refused.value).startswith(
+        f"list: {classless}, x/y.JPEG: no such key in what is taken from /in. "
+    )
+
+
+def test_no_shard_may_be_left_empty(tmp_path: Path) -> None:
+    every = [f"{CLASSES.wnids[0]}/{number}.JPEG" for number in range(4)]
+    chosen = excluding(*every, classes=frozenset((0,)), any_counts=True)
+    with pytest.raises(UsageError, match="--exclude leaves no image in train-00000-of-00002, tr"):
+        take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)

@@ -1,0 +1,72 @@
+"""Keys: what images are called, the same in every layout; and lists of keys in files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.dataset import schema
+
+VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
+
+
+def key_of(split: str, class_id: str, name: str) -> str:
+    """Returns the key of the image with this file name.
+
+    ILSVRC2012's validation images are called by their file name, which is unique; all others by
+    class and file name.
+    """
+    if split == schema.VALIDATION and VALIDATION_NAME.match(name):
+        return name
+    return f"{class_id}/{name}"
+
+
+class KeyList(NamedTuple):
+    """The keys that a file lists.
+
+    Attributes:
+      path: of the file, for messages.
+      keys: each once; at least one.
+      sha256: of the sorted keys, one a line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
+    """
+
+    path: str
+    keys: frozenset[str]
+    sha256: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a manifest says of the list."""
+        return {"images": len(self.keys), "sha256": self.sha256}
+
+    def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
+        """Raises UsageError where some of the keys belong to no image of `where`."""
+        if unknown:
+            raise UsageError(
+                f"{self.path}: {some(sorted(unknown))}: no such key in {where}. Keys are written "
+                "as in quarantine.jsonl, one a line: n01440764/n01440764_10026.JPEG"
+            )
+
+
+def read_list(path: str | os.PathLike[str]) -> KeyList:
+    """Returns the keys in a file, one a line; empty lines are ignored.
+
+    Raises:
+      UsageError: the file cannot be read, is not UTF-8, or lists nothing.
+    """
+    try:
+        lines = Path(path).expanduser().read_bytes().decode().split("\n")
+    except OSError as error:
+        raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: the list of keys is not UTF-8: {error}") from error
+    keys = frozenset(key for line in lines if (key := line.strip()))
+    if not keys:
+        raise UsageError(f"{path}: lists no key; one a line is expected")
+    content = "".join(f"{key}\n" for key in sorted(keys))
+    return KeyList(str(path), keys, hashlib.sha256(content.encode()).hexdigest())

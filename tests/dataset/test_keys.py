@@ -1,0 +1,43 @@
+"""What images are called, and lists of such keys."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.keys import key_of, read_list
+
+
+def test_only_validation_images_of_ilsvrc2012_have_keys_without_a_class() -> None:
+    name = "ILSVRC2012_val_00000001.JPEG"
+
+    assert key_of("validation", "n01440764", name) == name
+    assert key_of("validation", "n01440764", "other.JPEG") == "n01440764/other.JPEG"
+    assert key_of("train", "n01440764", name) == f"n01440764/{name}"
+    assert key_of("holdout", "cat", "1.png") == "cat/1.png"
+
+
+def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("b/2 x.JPEG\na/1\n")
+    other.write_bytes(b"\r\na/1\r\n b/2 x.JPEG\na/1")
+    found = read_list(one)
+
+    assert found.keys == {"a/1", "b/2 x.JPEG"}
+    assert found.sha256 == read_list(other).sha256
+    assert found.sha256 == hashlib.sha256(b"a/1\nb/2 x.JPEG\n").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\n \n", "lists no key"), (b"a/\xff\n", "not UTF-8"), (None, "cannot be read: No such")],
+)
+def test_what_is_no_list_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        read_list(path)

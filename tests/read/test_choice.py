@@ -1,0 +1,241 @@
+"""Reading a part of a split: each chosen example once, in the order that all of it would have."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read.choice import Choice
+from imagenet_prep.read.records import Records
+from tests.kit.tfrecords import picture, plain, wnid, write_set
+
+SHARDS, CLASSES = (31, 20, 29), 8
+COUNT = sum(SHARDS)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 examples of 8 classes, 10 each, in three shards; read-only."""
+    root = tmp_path_factory.mktemp("choice") / "set"
+    made = []
+    for number in range(COUNT):
+        class_index = number % CLASSES
+        name = f"{wnid(class_index)}_{number}.JPEG"
+        made.append(picture(class_index, plain(class_index))._replace(filename=name))
+    numbers = itertools.count()
+    shards = [[made[next(numbers)] for _ in range(size)] for size in SHARDS]
+    write_set(root, {"train": shards}, num_classes=CLASSES)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where names are kept that were read once; each test has its own."""
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def open_set(root: Path, batch: int = 1, **more: Any) -> Reader:
+    settings: dict[str, Any] = {"backend": "native", "world": World(), "fields": ("number", "mask")}
+    return make_dataset(root, "train", batch, 8, **settings | more)
+
+
+def read(reader: Reader) -> list[int]:
+    return [n for b in reader for n, there in zip(b["number"], b["mask"], strict=True) if there]
+
+
+def chosen(root: Path, **asked: Any) -> set[int]:
+    """Returns the examples of an evaluation, each of which comes once."""
+    numbers = read(open_set(root, 7, training=False, **asked))
+    assert numbers == sorted(set(numbers))
+    return set(map(int, numbers))
+
+
+def listed(path: Path, numbers: Sequence[int]) -> Path:
+    path.write_text("".join(f"{key(number)}\n" for number in numbers))
+    return path
+
+
+def key(number: int) -> str:
+    class_index = number % CLASSES
+    return f"{wnid(class_index)}/{wnid(class_index)}_{number}.JPEG"
+
+
+def test_classes_are_chosen_by_wnid_and_by_index(pictures: Path) -> None:
+    expected = {number for number in range(COUNT) if number % CLASSES in (2, 5)}
+
+    assert chosen(pictures, classes=[wnid(2), 5]) == expected
+    assert chosen(pictures, classes=range(CLASSES)) == set(range(COUNT))
+
+
+def test_keys_are_chosen_by_a_list(pictures: Path, tmp_path: Path) -> None:
+    keys = listed(tmp_path / "keys", [7, 3, 3, 79])
+    reader = open_set(pictures, keys=keys)
+
+    assert chosen(pictures, keys=keys) == {3, 7, 79}
+    lines = subprocess.run(["sort", "-u", keys], env={"LC_ALL": "C"}, capture_output=True).stdout
+    assert reader.choice["keys"] == hashlib.sha256(lines).hexdigest()
+    assert reader.state()["choice"] == reader.choice
+    assert reader.num_examples == len(reader) == 3
+
+
+def test_fractions_lie_inside_each_other_and_are_about_as_large(pictures: Path) -> None:
+    parts = [chosen(pictures, fraction=fraction) for fraction in (0.1, 0.2, 0.5, 0.9, 1.0)]
+
+    assert all(less < more for less, more in itertools.pairwise(parts))
+    assert parts[-1] == set(range(COUNT))
+    assert 25 <= len(parts[2]) <= 55
+    assert chosen(pictures, fraction=0.5, choice_seed=1) != parts[2]
+    # What shuffles does not choose.
+    assert chosen(pictures, fraction=0.5, seed=1) == parts[2]
+
+
+def test_folds_are_disjoint_and_together_everything(pictures: Path) -> None:
+    folds = [chosen(pictures, fold=(part, 4)) for part in range(4)]
+
+    assert sorted(itertools.chain(*folds)) == list(range(COUNT))
+    assert min(map(len, folds)) >= 8
+
+
+def test_a_choice_is_the_same_for_ever(pictures: Path) -> None:
+    # States that were saved go on only among the examples among which they were saved.
+    assert sorted(chosen(pictures, fraction=0.1)) == [9, 12, 34, 37, 46, 78]
+    assert sorted(chosen(pictures, fold=(0, 16), choice_seed=5)) == [9, 10, 13, 36, 37, 59]
+
+
+def test_all_that_is_asked_for_holds_together(pictures: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "classes": [0, 1, 2, 3, 4],
+        "keys": listed(tmp_path / "keys", range(0, COUNT, 3)),
+        "fraction": 0.8,
+        "fold": (1, 2),
+    }
+    each = [chosen(pictures, **{name: value}) for name, value in asked.items()]
+    together = chosen(pictures, **asked)
+
+    assert together == set.intersection(*each) != set()
+    assert open_set(pictures, **asked).choice.keys() == {*asked, "choice_seed", "numbers"}
+
+
+@pytest.mark.parametrize("window", [0, 2])
+def test_ranks_read_each_chosen_example_once_in_the_order_of_the_whole(
+    pictures: Path, window: int
+) -> None:
+    def readers(world: int, batch: int, **more: Any) -> list[Reader]:
+        how = {"seed": 4, "shuffle_window": window, **more}
+        return [open_set(pictures, batch, world=World(r, world), **how) for r in range(world)]
+
+    part: dict[str, Any] = {"fraction": 0.6}
+    wanted = chosen(pictures, **part)
+    (whole,) = readers(1, 1)
+    (alone,) = readers(1, 1, **part)
+    everything, order = read(whole), read(alone)
+    if not window:  # the window's own order is that of shards that hold some
+        assert order == [number for number in everything if number in wanted]
+    assert set(order) == wanted
+
+    ranks = readers(3, 2, **part)
+    steps = [next(iter(reader))["number"].tolist() for reader in ranks]
+    assert len({reader.steps_per_epoch for reader in ranks}) == 1
+    assert sorted(itertools.chain(*steps)) == sorted(order[:6])
+    # The rest with another number of ranks and another batch size.
+    others = readers(2, 3, **part)
+    for reader in others:
+        reader.restore(ranks[0].state())
+    rest = [read(reader) for reader in others]
+    assert {len(numbers) for numbers in rest} == {(len(wanted) - 6) // 6 * 3}
+    assert sorted(itertools.chain(*rest)) == sorted(order[6 : 6 + 2 * len(rest[0])])
+
+
+def test_the_state_of_another_choice_is_refused(pictures: Path) -> None:
+    states = [open_set(pictures, **each).state() for each in ({}, {"fold": (0, 2)})]
+    for state, asked in itertools.product(states, ({"fold": (1, 2)}, {"fraction": 0.5})):
+        with pytest.raises(UsageError, match="the state has choice"):
+            open_set(pictures, **asked).restore(state)
+    assert "choice" not in states[0]
+    open_set(pictures, fold=(0, 2)).restore(states[1])
+    # A rank whose disk gave it another name reads another order.
+    states[1]["choice"]["numbers"] = "0" * 64
+    with pytest.raises(UsageError, match="the state has choice"):
+        open_set(pictures, fold=(0, 2)).restore(states[1])
+
+
+def test_shards_without_a_chosen_example_are_not_opened(pictures: Path, tmp_path: Path) -> None:
+    reader = open_set(pictures, keys=listed(tmp_path / "keys", [1, 2, 75]), training=False)
+    order = reader._feed.order
+
+    assert order.windows(0) == [[0, 2]]
+    assert reader.find(key(75)) == 75
+    assert reader.example(40).filename in key(40)
+
+
+def test_names_are_read_once_and_kept(
+    pictures: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = chosen(pictures, fraction=0.3)
+    asked: list[int] = []
+    name = Records.name
+
+    def counted(records: Records, number: int) -> tuple[int, str]:
+        asked.append(number)
+        return name(records, number)
+
+    monkeypatch.setattr(Records, "name", counted)
+    assert chosen(pictures, fraction=0.3) == expected
+    assert asked == []
+    (table,) = kept.glob("*/.work/names-train")
+    damaged = bytearray(table.read_bytes())
+    damaged[100] ^= 1
+    table.write_bytes(damaged)
+    assert chosen(pictures, fraction=0.3) == expected
+    assert asked == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"classes": ["n99999999", 8, 1]}, "classes: n99999999, 8 not in the class list, which"),
+        ({"classes": []}, "classes is empty"),
+        ({"fraction": 0.0}, "fraction=0.0: expected more than 0, at most 1"),
+        ({"fraction": 1.5}, "fraction=1.5"),
+        ({"fold": (3, 3)}, r"fold=\(3, 3\): expected \(k, n\) with 0 <= k < n"),
+        ({"fold": (299, 300)}, "train of .*: no example of it is chosen"),
+        ({"keys": "absent"}, "absent: the list of keys cannot be read: No such file"),
+    ],
+)
+def test_what_chooses_nothing_is_refused(pictures: Path, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        open_set(pictures, **asked)
+
+
+def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path) -> None:
+    keys = listed(tmp_path / "keys", [*range(3), *range(100, 107)])
+    with pytest.raises(UsageError) as refused:
+        open_set(pictures, keys=keys)
+
+    (sentence, *_) = str(refused.value).split(" Keys are written")
+    assert key(100) in sentence
+    assert "and 2 more: no such key in train of" in sentence
+    assert key(0) not in sentence
+
+
+def test_parts_and_sets_without_names_are_refused(pictures: Path, tmp_path: Path) -> None:
+    records = Records(pictures, "train")
+    records.placement = Placement(0, 2)
+    with pytest.raises(UsageError, match="is part 0 of 2, copies: 1: choose examples of a whole"):
+        Choice(fraction=0.5).numbers(records, tmp_path)
+    nameless = Records(pictures, "train")
+    object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
+    with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
+        Choice(fraction=0.5).numbers(nameless, tmp_path)
+    assert Choice(frozenset((1,))).numbers(nameless, tmp_path).tolist() == list(range(1, COUNT, 8))

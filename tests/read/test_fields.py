@@ -1,0 +1,184 @@
+"""Who is in a batch: keys, numbers, sizes and boxes; and several views of each image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset.member import Boxes
+from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
+from imagenet_prep.read.fields import FIELDS
+from tests.kit.tfrecords import jpeg, picture, wnid, write_set
+from tests.read.conftest import NUM_TRAIN
+
+SIDE = 64
+COUNT = 16
+
+
+def boxed(number: int) -> Any:
+    """Returns an example with a white rectangle on black, where its first box is."""
+    height, width = 100 + 10 * (number % 3), 90 + 20 * (number % 4)
+    top, left = 10 + 3 * number % 40, 8 + 5 * number % 35
+    bottom, right = top + 24 + number % 7, left + 30 + number % 9
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[top:bottom, left:right] = 255
+    boxes = Boxes(
+        (left / width, 0.0), (right / width, 1.0), (top / height, 0.0), (bottom / height, 1.0)
+    )
+    # Every third example has a second box, the whole image; some have none.
+    few = {0: boxes, 1: Boxes(*(side[:1] for side in boxes)), 2: Boxes((), (), (), ())}[number % 3]
+    return picture(number, jpeg(pixels, 100))._replace(boxes=few)
+
+
+@pytest.fixture(scope="module")
+def rectangles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 + 1 examples with boxes; read-only."""
+    root = tmp_path_factory.mktemp("boxes") / "set"
+    made = [boxed(number) for number in range(COUNT)]
+    # A record has another place than its class.
+    train = [made[:7][::-1], made[7:]]
+    write_set(root, {"train": train, "validation": [[made[0]]]}, num_classes=COUNT)
+    return root
+
+
+def open_set(root: Path, backend: str = "native", split: str = "train", **more: Any) -> Reader:
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World(), "seed": 3}
+    settings |= {"batch_size": 4, "image_size": SIDE, "fields": FIELDS}
+    return make_dataset(root, split, backend=backend, **settings | more)
+
+
+def seen(image: Any) -> Any:
+    """Returns left, top, right, bottom of what is white in [side, side, 3] pixels."""
+    bright = image.astype(int).mean(axis=2) > 127
+    places = [np.flatnonzero(bright.any(axis=axis)) for axis in (0, 1)]
+    if not all(map(len, places)):
+        return np.zeros(4)
+    (x, y) = places
+    return np.array([x[0], y[0], x[-1] + 1, y[-1] + 1])
+
+
+def test_a_batch_says_who_is_in_it_and_shows_each_twice(rectangles: Path, backend: str) -> None:
+    reader = open_set(rectangles, backend, views=2)
+    numbers, mirrored = [], []
+    for batch in reader:
+        assert tuple(batch) == FIELDS
+        assert batch["images"].shape == (4, 2, SIDE, SIDE, 3)
+        assert batch["boxes"].shape[:2] == (4, 2)
+        for i, number in enumerate(batch["number"].tolist()):
+            class_index = int(batch["class_index"][i])
+            example = reader.example(number)
+            assert batch["key"][i] == f"{wnid(class_index)}/{example.filename}"
+            assert (batch["height"][i], batch["width"][i]) == (example.height, example.width)
+            for view in range(2):
+                found = batch["boxes"][i, view]
+                assert found.min(initial=0) == 0
+                assert found.max(initial=0) <= SIDE
+                if example.boxes.xmin:
+                    # A pixel of the picture is up to seven of a small crop's; edges are blurred.
+                    off = np.abs(found[0] - seen(batch["images"][i, view]))
+                    assert off.max() <= 3, (number, view)
+                assert not found[len(example.boxes.xmin) :].any()
+            numbers.append(number)
+    for batch in reader.encoded_batches():
+        mirrored += [views.mirrored.tolist() for views in batch.all_views]
+
+    assert sorted(numbers) == list(range(COUNT))
+    assert len(np.unique(mirrored)) == 2
+
+
+def test_the_first_view_is_that_of_one_view_and_none_depends_on_the_batch(
+    scenes: Path, backend: str
+) -> None:
+    def by_number(**more: Any) -> dict[int, Any]:
+        settings = {"fields": ("number", "images"), "colour": True, "batch_size": 5}
+        batches = list(open_set(scenes, backend, **settings | more))
+        return {
+            int(number): image
+            for batch in batches
+            for number, image in zip(batch["number"], batch["images"], strict=True)
+        }
+
+    one, two, three = by_number(), by_number(views=2), by_number(views=3, batch_size=2)
+
+    assert one.keys() == two.keys() == three.keys() == set(range(NUM_TRAIN))
+    for number, image in one.items():
+        assert np.array_equal(two[number][0], image)
+        assert np.array_equal(three[number][:2], two[number])
+        assert not np.array_equal(two[number][1], image)
+        assert not np.array_equal(three[number][2], two[number][1])
+
+
+def test_padding_says_nothing(rectangles: Path) -> None:
+    reader = open_set(rectangles, split="validation")
+    (batch,) = reader
+
+    assert batch["mask"].tolist() == [True, False, False, False]
+    assert batch["key"].tolist() == [f"{wnid(0)}/{wnid(0)}_0.JPEG", "", "", ""]
+    assert batch["number"].tolist() == [0, -1, -1, -1]
+    assert batch["width"][1:].tolist() == batch["height"][1:].tolist() == [0, 0, 0]
+    assert batch["boxes"].shape == (4, 2, 4)
+    assert batch["boxes"][0, 1].tolist() == [0, 0, SIDE, SIDE]
+    assert not batch["boxes"][1:].any()
+
+
+def test_without_images_nothing_is_decoded(
+    rectangles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("imagenet_prep.read.native.NativeBackend")
+    reader = open_set(rectangles, fields=("key", "mask", "class_index"))
+    keys = [key for batch in reader for key in batch["key"].tolist()]
+
+    assert len(set(keys)) == COUNT
+    assert reader.epoch == 1
+
+
+@pytest.mark.tf
+def test_tensorflow_gets_tensors_of_every_field(rectangles: Path, tf: Any) -> None:
+    for backend in ("native", "tfdata"):
+        arrays = next(iter(open_set(rectangles, backend)))
+        tensors = next(iter(open_set(rectangles, backend, framework="tensorflow")))
+
+        assert all(isinstance(value, tf.Tensor) for value in tensors.values())
+        assert tensors["key"].dtype == tf.string
+        assert [key.decode() for key in tensors["key"].numpy()] == arrays["key"].tolist()
+        for name in FIELDS:
+            assert name == "key" or np.array_equal(tensors[name].numpy(), arrays[name])
+
+
+def test_boxes_follow_the_crop_and_its_mirroring() -> None:
+    views = Views(np.array([[10, 20, 50, 100]] * 2, np.int32), np.array([False, True]))
+    whole = np.array([[[0, 0, 1, 1], [0.2, 0.2, 0.4, 0.4], [0, 0, 0.1, 1], [0, 0, 0, 0]]] * 2)
+    found = boxes_in(views, whole, np.array([100, 100]), np.array([200, 200]), 50)
+
+    assert found.dtype == np.float32
+    assert found[0].tolist() == [[0, 0, 50, 50], [10, 10, 30, 30], [0] * 4, [0] * 4]
+    assert found[1].tolist() == [[0, 0, 50, 50], [20, 10, 40, 30], [0] * 4, [0] * 4]
+
+
+def test_views_are_pure_functions_of_their_number() -> None:
+    sizes = (np.full(3, 100), np.full(3, 120), np.arange(3))
+    drawn = [random_views(RECIPES["resnet"], *sizes, 5, 1, view=view) for view in (0, 1, 2, 1)]
+
+    assert np.array_equal(drawn[0].boxes, random_views(RECIPES["resnet"], *sizes, 5, 1).boxes)
+    assert np.array_equal(drawn[1].boxes, drawn[3].boxes)
+    assert len({views.boxes.tobytes() for views in drawn}) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"fields": ("images", "name")}, "fields=.*'name'.*: expected some of 'images', "),
+        ({"fields": ()}, r"fields=\(\): expected some of"),
+        ({"views": 0}, "views=0: expected at least 1"),
+        ({"views": 2, "split": "validation"}, "views=2: evaluation shows one"),
+    ],
+)
+def test_what_no_batch_has_is_refused(rectangles: Path, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        open_set(rectangles, **asked)

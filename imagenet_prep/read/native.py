@@ -130,10 +130,12 @@ class NativeBackend:
         expected = f"expected contiguous {name} {list(self._shape)} in memory of this machine"
         try:
             array = array_over(given)
-        except (TypeError, ValueError, BufferError) as error:
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise UsageError(f"out() gave what is no memory ({error}): {expected}") from error
         if array.dtype != dtype or array.shape != self._shape or not array.flags.c_contiguous:
-            raise UsageError(f"out() gave {array.dtype} {list(array.shape)}: {expected}")
+            found = f"{array.dtype} {list(array.shape)}"
+            found += "" if array.flags.c_contiguous else ", not contiguous"
+            raise UsageError(f"out() gave {found}: {expected}")
         return given, array
 
     def _show(

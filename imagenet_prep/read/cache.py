@@ -293,6 +293,8 @@ class NodeCache:
             fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
             yield
         finally:
+            # Closing frees no lock that a process forked meanwhile has inherited.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _content(self, name: str) -> bytes:

@@ -65,11 +65,10 @@ def open_decoder(
         num_threads=config.num_threads or max(1, cores // world.local_size),
         views=config.views,
     )
-    if config.out and (config.backend != "native" or "images" not in config.fields):
-        raise UsageError(
-            f"out= needs backend='native' and the field images, but the backend is "
-            f"{config.backend!r} and the fields are {', '.join(config.fields)}"
-        )
+    if config.out and config.backend != "native":
+        raise UsageError(f"out= needs backend='native', but the backend is {config.backend!r}")
+    if config.out and "images" not in config.fields:
+        raise UsageError("out= gives memory for images, which fields= leaves out")
     from imagenet_prep.read import native
 
     framework = config.framework or ("numpy" if config.backend == "native" else "tensorflow")

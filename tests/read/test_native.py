@@ -242,6 +242,11 @@ def test_no_framework_is_chosen_for_memory_of_the_users(scenes: Path) -> None:
         opened(scenes, out=bytearray, framework="numpy")
 
 
+def test_memory_for_images_that_nobody_asked_for_is_refused(scenes: Path) -> None:
+    with pytest.raises(UsageError, match="which fields= leaves out"):
+        opened(scenes, out=bytearray, fields=("key",))
+
+
 @pytest.mark.parametrize("other", ["tfdata", "dali"])
 def test_the_other_backends_take_no_memory(
     monkeypatch: pytest.MonkeyPatch, scenes: Path, other: str

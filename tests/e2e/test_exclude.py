@@ -46,6 +46,10 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     verified = command.run("verify", out, "--level", "decode")
     assert verified.code == 0, verified
     assert "excluded: 1 images, which prepare was told to leave out" in verified.out
+    assert command.run("report", out).code == 0
+    page = out / "report.html"
+    assert "<dt>excluded</dt>" in page.read_text()
+    page.unlink()
 
     # The same list goes on, another or none is refused.
     (out / shard).unlink()

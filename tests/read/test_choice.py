@@ -17,6 +17,7 @@ from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.records import Records
+from tests.kit.http_server import serve
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
 SHARDS, CLASSES = (31, 20, 29), 8
@@ -239,3 +240,22 @@ def test_parts_and_sets_without_names_are_refused(pictures: Path, tmp_path: Path
     with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
         Choice(fraction=0.5).numbers(nameless, tmp_path)
     assert Choice(frozenset((1,))).numbers(nameless, tmp_path).tolist() == list(range(1, COUNT, 8))
+
+
+def test_of_a_remote_set_only_shards_with_chosen_examples_are_fetched(
+    pictures: Path, tmp_path: Path, kept: Path
+) -> None:
+    paths = [path for path in pictures.rglob("*") if path.is_file()]
+    files = {str(path.relative_to(pictures)): path.read_bytes() for path in paths}
+    keys = listed(tmp_path / "keys", [35, 33])
+    with serve(files) as server:
+        for _ in range(2):
+            # The first time, names come from all shards; then they are kept.
+            for shard in kept.glob("*/train-*"):
+                shard.unlink()
+            reader = open_set(server.url, keys=keys, training=False)
+            assert read(reader) == [33, 35]
+            reader.close()
+
+    assert [path.name for path in kept.glob("*/train-*")] == ["train-00001-of-00003"]
+    assert reader.choice == open_set(pictures, keys=keys).choice

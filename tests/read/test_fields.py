@@ -170,6 +170,29 @@ def test_views_are_pure_functions_of_their_number() -> None:
     assert len({views.boxes.tobytes() for views in drawn}) == 3
 
 
+def test_an_image_that_only_a_later_view_cannot_show_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [boxed(number) for number in range(4)]
+    # The record says that the image is larger; of two views, only the second shows what lacks.
+    odd = whole[2]._replace(height=whole[2].height + 40)
+    write_set(tmp_path / "set", {"train": [[*whole[:2], odd, whole[3]]]}, num_classes=COUNT)
+    reader = open_set(tmp_path / "set", views=2, on_bad_record="skip")
+    for seed in range(99):
+        monkeypatch.setattr(reader._feed, "seed", seed)
+        (batch,) = reader.encoded_batches()
+        place = batch.numbers.tolist().index(2)
+        ends = [int(views.boxes[place, [0, 2]].sum()) for views in batch.all_views]
+        if ends[0] <= whole[2].height < ends[1]:
+            break
+    (shown,) = reader
+
+    assert shown["mask"].tolist() == [number != 2 for number in batch.numbers.tolist()]
+    (said,) = reader.skipped
+    assert "record 2 at byte" in said
+    assert "its record says larger" in said
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -22,6 +22,8 @@ MXNET = {"framework": "mxnet", "synthetic": True}
         ({"synthetic": True, "evaluate": True}, "nothing to evaluate"),
         ({"data_dir": "x", "no_evaluation": True, "eval_every": 1.0}, "--no-evaluation"),
         ({"synthetic": True, "backend": "dali"}, "--backend"),
+        ({"synthetic": True, "fraction": 0.5}, "--fraction"),
+        ({"data_dir": "x", "fraction": 0.0}, "--fraction 0.0: expected more than 0 and at most 1"),
         ({"synthetic": True, "batch_size": 0}, "--batch-size 0"),
         ({"synthetic": True, "image_size": 8}, "--image-size 8"),
         ({"synthetic": True, "num_epochs": 0.0}, "--num-epochs"),

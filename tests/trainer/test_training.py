@@ -377,3 +377,23 @@ def test_numbers_of_the_data_set_are_those_of_the_run(train: Train, tmp_path: Pa
 
     (start,) = rows(tmp_path / "run", "start")
     assert (start["num_examples"], start["num_classes"]) == (NUM_TRAIN, 4)
+
+
+def test_a_run_on_a_fraction_of_train_says_so_and_evaluates_on_everything(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "cache"))
+    score = train(tmp_path / "run", num_epochs=0.2, fraction=0.5)
+    printed = capsys.readouterr().out
+
+    (start,) = rows(tmp_path / "run", "start")
+    assert score.examples == NUM_VALIDATION
+    assert 20 < start["num_examples"] < 50
+    assert (start["choice"]["fraction"], start["choice"]["choice_seed"]) == (0.5, 0)
+    assert f" {start['num_examples']} images, 4 classes" in printed.splitlines()[0]
+    assert "chosen of train: fraction 0.5\n" in printed
+    with pytest.raises(UsageError, match="holds a run with|the state has choice"):
+        train(tmp_path / "run", num_epochs=0.2, fraction=0.75)

@@ -4,9 +4,10 @@
  * Cb and Cr at half size, and so does the result. So no RGB is made, and chroma is never enlarged.
  *
  * The same bytes on every processor: only integers decide a byte, also those of the filter's
- * weights, and the vector code for AVX2, SSE2 and NEON computes exactly what the plain C does.
+ * weights, and the vector code for AVX2, SSE2 and NEON (kernels.h, pixels.h) computes exactly what
+ * the plain C does.
  *
- * More than 400 lines because it is one algorithm with four kernels, which are read side by side.
+ * More than 400 lines because it is one algorithm, on one workspace.
  *
  * Memory: a workspace belongs to one thread at a time and holds all that is allocated; there is
  * no global state. Errors: libjpeg's error exit is a longjmp to `enter`, so between there and the

@@ -219,8 +219,8 @@ class Look:
     ) -> bool:
         """Writes a window of a grey or YCbCr JPEG into an array.
 
-        Pixels above and below the window are not made, and colours are converted at the size of
-        the result. So this costs less than to decode all and to crop and resize then.
+        Pixels around the window are not made, and colours are converted at the size of the
+        result. So this costs less than to decode all and to crop and resize then.
 
         Args:
           data: a JPEG, which is known to be sound: what lies below the window is not looked at.
@@ -237,10 +237,16 @@ class Look:
           UsageError, MemoryError: as for `shrink`.
         """
         height, width = self._size
+        output = self.output(pixels, mirrored=mirrored)
+        return _workspace(simd).decode(data, height, width, window, self._kernel, output)
+
+    def output(self, pixels: npt.NDArray[Any], *, mirrored: bool = False) -> _Output:
+        """Returns an array as the C code writes to it; see `decode`."""
+        height, width = self._size
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * height * width
         assert pixels.itemsize == self._values.table.itemsize
-        output = _Output(
+        return _Output(
             pixels.ctypes.data,
             self._values.table.ctypes.data,
             self._values.mean,
@@ -249,7 +255,6 @@ class Look:
             self._channels_first,
             mirrored,
         )
-        return _workspace(simd).decode(data, height, width, window, self._kernel, output)
 
 
 class _Libraries(NamedTuple):
@@ -389,4 +394,16 @@ def _prove(libraries: _Libraries) -> None:
         raise UnavailableError(
             f"{libraries.libjpeg._name} makes other bytes than it should"
             f" ({workspace.message or 'wrong sha256'})"
+        )
+    wide = workspace.shrink(_PROBE, 16, 80, 90, MAX_PIXELS) or b""
+    whole, part = (np.zeros((16, width, 3), np.uint8) for width in (80, 32))
+    for pixels, left in ((whole, 0), (part, 48)):
+        height, width, _ = pixels.shape
+        output = Look(height, width, BYTES, NEIGHBOURS).output(pixels)
+        window = Window(0, left, height, width)
+        workspace.decode(wide, height, width, window, NEIGHBOURS, output)
+    # At the edge of a window chroma is enlarged from fewer samples.
+    if not np.array_equal(whole[:, 56:], part[:, 8:]):
+        raise UnavailableError(
+            f"{libraries.libjpeg._name} leaves out other columns of an image than it should"
         )

@@ -399,6 +399,22 @@ def test_a_libjpeg_that_makes_other_bytes_is_refused(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("unloaded")
+def test_a_libjpeg_that_leaves_out_other_columns_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = planes._Workspace.decode
+    monkeypatch.setattr(
+        planes._Workspace,
+        "decode",
+        lambda self, data, height, width, window, *rest: whole(
+            self, data, height, width, window._replace(left=window.left // 2), *rest
+        ),
+    )
+    with pytest.raises(UsageError, match="leaves out other columns"):
+        planes.require()
+
+
+@pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("version", ["2.1.5", None])
 def test_an_old_libjpeg_turbo_is_refused(
     monkeypatch: pytest.MonkeyPatch, version: str | None

@@ -65,8 +65,8 @@ _PROOF = """\
 import horovod.{framework} as hvd
 hvd.init()
 {number}
-total = float(hvd.allreduce(number, op=hvd.Sum))
-found = hvd.size(), total, bool(hvd.nccl_built())
+total = hvd.allreduce(number, op=hvd.Sum)
+found = hvd.size(), float(total.{value}()), bool(hvd.nccl_built())
 assert found == (2, 3.0, {nccl}), found
 """
 
@@ -78,11 +78,13 @@ class Framework(NamedTuple):
       packages: that bring it; the first one that is installed counts.
       install: how to install it.
       number: lines of Python after which `number` is a tensor of the rank plus one.
+      value: what its tensors are asked for their value by.
     """
 
     packages: tuple[str, ...]
     install: str
     number: str
+    value: str
 
 
 FRAMEWORKS = {
@@ -95,11 +97,13 @@ FRAMEWORKS = {
         "mine = gpus[hvd.local_rank()] if len(gpus) >= hvd.local_size() else []\n"
         "tf.config.set_visible_devices(mine, 'GPU')\n"
         "number = tf.constant(hvd.rank() + 1.0)",
+        "numpy",
     ),
     "mxnet": Framework(
         ("mxnet",),
         "run this in the environment of docs/mxnet.md",
         "import mxnet as mx\nnumber = mx.nd.array([hvd.rank() + 1.0])",
+        "asscalar",
     ),
 }
 
@@ -326,8 +330,12 @@ def _pip(
 
 def _prove(config: Config, log: Path) -> None:
     """Adds up two numbers on two ranks."""
+    framework = FRAMEWORKS[config.framework]
     proof = _PROOF.format(
-        framework=config.framework, number=FRAMEWORKS[config.framework].number, nccl=config.nccl
+        framework=config.framework,
+        number=framework.number,
+        value=framework.value,
+        nccl=config.nccl,
     )
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]

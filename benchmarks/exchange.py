@@ -291,7 +291,7 @@ def render(results: Mapping[Row, Sequence[Result]], s_b: float) -> str:
         ]
         lines.append([row.name, *cells])
     heads = ["", "exchange s", "model s", "/ model", "step s", "efficiency", "model's", "CPU"]
-    busiest = max(cpu, key=lambda row: cpu[row])
+    busiest = max(cpu, key=lambda row: cpu[row] if row.model() else 0.0)
     text = (
         f"S / B is {s_b:.2f} s, computing {COMPUTE:.2f} S / B = {COMPUTE * s_b:.2f} s. "
         f"The busiest run ({busiest.name}) used {cpu[busiest]:.0%} of the cores."
@@ -336,8 +336,8 @@ def plot(found: Mapping[Row, float], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints."""
+def settings(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Row]]:
+    """Returns the command line, and the rows that it chooses by name; ends where one is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         prog="python -m benchmarks.exchange",
@@ -350,13 +350,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="of the environment with MXNet and Horovod",
     )
     parser.add_argument("--mbit", type=float, default=200, help="rate of every link")
-    parser.add_argument(
-        "--width",
-        type=int,
-        default=32,
-        help="channels of the first layer: 64 is ResNet-50, 32 has a quarter of its bytes",
-    )
-    parser.add_argument("--steps", type=int, default=3, help="exchanges of each run")
+    parser.add_argument("--width", type=int, default=32, help="64: ResNet-50; 32: 1/4 of its bytes")
+    parser.add_argument("--steps", type=int, default=3, help="exchanges that a run measures")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
     parser.add_argument("--json", type=Path, help="keep raw figures here")
@@ -373,11 +368,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = {row.name: row for row in rows() if re.search(args.only, row.name)}
     if not chosen:
         parser.error(f"--only {args.only}: no row matches, of {', '.join(r.name for r in rows())}")
+    return args, chosen
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    args, chosen = settings(argv)
     network(max(row.workers + row.servers for row in chosen.values()), args.mbit)
     bench = Bench(args.python.absolute(), args.width, args.steps)
-    runs = {name: lambda row=row: bench.run(row) for name, row in chosen.items()}
     by_name = measure.interleave(
-        runs,
+        {name: lambda row=row: bench.run(row) for name, row in chosen.items()},
         args.rounds,
         lambda name, result: measure.say(
             f"{name}: {', '.join(f'{s:.2f}' for s in result.exchange_s)} s, CPU {result.cpu:.0%}"

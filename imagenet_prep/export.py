@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,11 +38,6 @@ class Config(cli.Settings):
         RECORDIO, choices=(RECORDIO,), help="recordio is MXNet's, as im2rec.py writes it"
     )
     split: str = cli.flag(schema.TRAIN, choices=schema.SPLITS, help="the split to export")
-    pack_label: bool = cli.flag(
-        False,
-        help="store each label as an array of one; im2rec.py stores single labels as numbers, "
-        "also with its --pack-label",
-    )
     json: bool = cli.flag(False, help="print the summary as JSON, and no progress")
 
 
@@ -56,10 +51,6 @@ class Exported(NamedTuple):
 
     data: bytes
     lines: dict[str, str]
-
-
-# Given the records, an example's number and where its data begin in the large file.
-Framing = Callable[["Records", int, int], Exported]
 
 
 def export(config: Config) -> dict[str, Any]:
@@ -80,7 +71,6 @@ def export(config: Config) -> dict[str, Any]:
     if records.placement.nodes > 1:
         raise UsageError(f"{config.dataset} is {records.placement}: export needs the whole set.")
     prefix = Path(config.out).expanduser()
-    framing = _recordio(config.pack_label)
     total = len(records)
     progress = engine.Progress("export", -(-total // _EVERY), 0, quiet=config.json)
     with (
@@ -94,7 +84,7 @@ def export(config: Config) -> dict[str, Any]:
     ):
         files = {".idx": index, ".lst": names}
         for number in range(total):
-            example = framing(records, number, data.num_bytes)
+            example = _recordio(records, number, data.num_bytes)
             data.append(example.data)
             for ending, line in example.lines.items():
                 files[ending].write(line)
@@ -114,22 +104,20 @@ def export(config: Config) -> dict[str, Any]:
     }
 
 
-def _recordio(as_array: bool) -> Framing:
+def _recordio(records: Records, number: int, offset: int) -> Exported:
+    """Returns an example framed for MXNet, given where its record begins in the large file."""
     from imagenet_prep.dataset import recordio
 
-    def framing(records: Records, number: int, offset: int) -> Exported:
-        image = records.read(number)
-        class_index = image.stored_label - records.manifest.label_offset
-        path = f"{records.wnids[class_index]}/{image.filename}"
-        return Exported(
-            recordio.frame(number, class_index, image.encoded, as_array=as_array),
-            {
-                ".idx": recordio.index_line(number, offset),
-                ".lst": recordio.list_line(number, class_index, path),
-            },
-        )
-
-    return framing
+    image = records.read(number)
+    class_index = image.stored_label - records.manifest.label_offset
+    path = f"{records.wnids[class_index]}/{image.filename}"
+    return Exported(
+        recordio.frame(number, class_index, image.encoded),
+        {
+            ".idx": recordio.index_line(number, offset),
+            ".lst": recordio.list_line(number, class_index, path),
+        },
+    )
 
 
 @contextlib.contextmanager

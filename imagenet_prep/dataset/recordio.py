@@ -43,14 +43,14 @@ class Stored(NamedTuple):
     size: int
 
 
-def frame(number: int, class_index: int, image: bytes, *, as_array: bool) -> bytes:
+def frame(number: int, class_index: int, image: bytes, *, as_array: bool = False) -> bytes:
     """Returns one record.
 
     Args:
       number: of the image; unique in the file.
       class_index: its label.
       image: its bytes.
-      as_array: store the label as an array of one. im2rec.py stores arrays of several alone.
+      as_array: store the label as an array of one, as some programs do; im2rec.py never does.
     """
     if as_array:
         payload = _HEADER.pack(1, 0.0, number, 0) + _LABEL.pack(class_index) + image

@@ -26,7 +26,7 @@ def test_a_record_is_what_mxnet_writes() -> None:
     # mx.recordio.pack(IRHeader(0, 7.0, 3, 0), b"12345") by MXRecordIO of mxnet 1.9.1.
     head = MAGIC + struct.pack("<I", 24 + 5) + struct.pack("<IfQQ", 0, 7.0, 3, 0)
 
-    assert recordio.frame(3, 7, b"12345", as_array=False) == head + b"12345" + bytes(3)
+    assert recordio.frame(3, 7, b"12345") == head + b"12345" + bytes(3)
 
 
 def test_a_label_may_be_an_array_of_one() -> None:
@@ -38,9 +38,9 @@ def test_a_label_may_be_an_array_of_one() -> None:
 def test_a_magic_number_in_an_image_cuts_the_record() -> None:
     head = struct.pack("<IfQQ", 0, 0.0, 0, 0)
 
-    whole = recordio.frame(0, 0, b"ab" + MAGIC + b"cd", as_array=False)
+    whole = recordio.frame(0, 0, b"ab" + MAGIC + b"cd")
     assert whole == MAGIC + struct.pack("<I", 32) + head + b"ab" + MAGIC + b"cd"
-    cut = recordio.frame(0, 0, b"abcd" + MAGIC + b"efg", as_array=False)
+    cut = recordio.frame(0, 0, b"abcd" + MAGIC + b"efg")
     first = MAGIC + struct.pack("<I", 1 << 29 | 28) + head + b"abcd"
     assert cut == first + MAGIC + struct.pack("<I", 3 << 29 | 3) + b"efg" + b"\0"
 
@@ -71,7 +71,7 @@ def test_every_image_is_found_once_from_any_pieces(
 
 @given(st.data())
 def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) -> None:
-    frames = [recordio.frame(n, n, data.draw(IMAGES), as_array=False) for n in range(4)]
+    frames = [recordio.frame(n, n, data.draw(IMAGES)) for n in range(4)]
     file = bytearray(b"".join(frames))
     place = data.draw(st.integers(0, len(file) - 1))
     file[place] ^= data.draw(st.integers(1, 255))
@@ -98,9 +98,7 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
     ],
 )
 def test_what_is_wrong_is_said_with_its_byte(spoil: object, says: str) -> None:
-    file = recordio.frame(0, 1, b"", as_array=False) + recordio.frame(
-        1, 1, b"12345", as_array=False
-    )
+    file = recordio.frame(0, 1, b"") + recordio.frame(1, 1, b"12345")
     assert callable(spoil)
 
     with pytest.raises(DataDamagedError, match=says):

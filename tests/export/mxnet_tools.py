@@ -1,6 +1,6 @@
 """What MXNet's own tools make and see; runs in MXNet's environment: FOLDER -> JSON on stdout.
 
-FOLDER has train.* and array.*, as exported; images/, the same images as files; and payloads.json,
+FOLDER has train.*, as exported; images/, the same images as files; and payloads.json,
 [label, whether it is an array, hex] of what is to be packed. Written are tool/, im2rec.py's files
 from our list; packed/, its files with --pack-label; list/, its own list; and payloads.rec and .idx.
 """
@@ -77,4 +77,4 @@ if __name__ == "__main__":
     (folder / "list").mkdir()
     im2rec(folder / "list", folder / "images", "--list", "--recursive", "--no-shuffle")
     pack(folder)
-    print(json.dumps({name: seen(folder / f"{name}.rec") for name in ("train", "array")}))
+    print(json.dumps(seen(folder / "train.rec")))

@@ -22,11 +22,10 @@ from tests.kit.faults import flip_bit
 from tests.kit.miniature import Miniature
 
 
-@pytest.mark.parametrize("flags", [(), ("--pack-label",)], ids=["number", "array"])
 def test_every_example_is_there_with_its_label_and_its_place(
-    prepared: Path, tmp_path: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = exported(prepared, tmp_path / "deep" / "train", *flags)
+    path = exported(prepared, tmp_path / "deep" / "train")
     assert "40 examples of train" in capsys.readouterr().out
 
     records = Records(prepared, "train")
@@ -37,7 +36,7 @@ def test_every_example_is_there_with_its_label_and_its_place(
     for number in range(len(records)):
         image = records.read(number)
         label = image.stored_label - 1
-        framed.append(recordio.frame(number, label, image.encoded, as_array=bool(flags)))
+        framed.append(recordio.frame(number, label, image.encoded))
         assert index[number] == f"{number}\t{offset}"
         assert names[number] == f"{number}\t{label}.000000\t{image.wnid}/{image.filename}"
         offset += len(framed[-1])

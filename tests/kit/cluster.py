@@ -170,13 +170,12 @@ def cluster(folder: Path, count: int, *, rate: str = "") -> Iterator[Cluster]:
         refused = subprocess.run(["ip", "netns", "add", switch], capture_output=True, text=True)
         if refused.returncode:
             pytest.skip(f"no namespaces here: {refused.stderr.strip()}")
-        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        make_bridge(switch)
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id"))
         for number in range(count):
             node = _node(folder, prefix, switch, number, mount)
             names.append(node.name)
-            _plug(node, rate)
+            plug(node.name, node.address, switch, node.port, rate)
             nodes.append(node)
         _introduce(folder, nodes)
         for node in nodes:
@@ -205,19 +204,33 @@ def _node(folder: Path, prefix: str, switch: str, number: int, mount: Path) -> N
     return node
 
 
-def _plug(node: Node, rate: str) -> None:
-    _run("ip", "netns", "add", node.name)
-    peer = ["peer", "name", "eth0", "netns", node.name]
-    _run("ip", "-n", node.switch, "link", "add", node.port, "type", "veth", *peer)
-    _run("ip", "-n", node.switch, "link", "set", node.port, "master", "bridge")
-    _run("ip", "-n", node.switch, "link", "set", node.port, "up")
-    _run("ip", "-n", node.name, "address", "add", f"{node.address}/24", "dev", "eth0")
+def make_bridge(switch: str) -> None:
+    """Adds the bridge that `plug` wants to a namespace."""
+    _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "bridge", "up")
+
+
+def plug(name: str, address: str, switch: str, port: str, rate: str) -> None:
+    """Makes a namespace whose eth0 ends at a port of the bridge in the namespace `switch`.
+
+    Args:
+      name: of the namespace; it must not be there yet.
+      address: of eth0, in a network of 254 hosts.
+      switch, port: the port is made, too.
+      rate: of the link, each way, as tc writes it; "" for as fast as it goes.
+    """
+    _run("ip", "netns", "add", name)
+    peer = ["peer", "name", "eth0", "netns", name]
+    _run("ip", "-n", switch, "link", "add", port, "type", "veth", *peer)
+    _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
+    _run("ip", "-n", switch, "link", "set", port, "up")
+    _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
     for device in ("lo", "eth0"):
-        _run("ip", "-n", node.name, "link", "set", device, "up")
+        _run("ip", "-n", name, "link", "set", device, "up")
     if rate:
         shape = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "100ms"]
-        _run("tc", "-n", node.name, "qdisc", "add", "dev", "eth0", *shape)
-        _run("tc", "-n", node.switch, "qdisc", "add", "dev", node.port, *shape)
+        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *shape)
+        _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
 
 
 def _introduce(folder: Path, nodes: list[Node]) -> None:

@@ -221,12 +221,17 @@ class Reader:
         It begins where this reader is, and has a position of its own from then on.
 
         Raises:
-          UsageError: the backend is not "native".
+          UsageError: the backend is not "native", or its images go where `out` says.
         """
         if self._config.backend != "native":
             raise UsageError(
                 f"backend {self._config.backend!r} has processes or threads that a DataLoader's "
                 "workers cannot have too: choose backend='native'"
+            )
+        if self._config.out is not None:
+            raise UsageError(
+                "out= gives memory of this process, and a DataLoader's workers are others: leave "
+                "it out, and let the DataLoader pin what it gets by pin_memory=True"
             )
         return StepSampler(self._feed.steps, self._position, self.state())
 

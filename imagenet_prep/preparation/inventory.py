@@ -20,7 +20,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
-from imagenet_prep.sources import boxes, labels, source
+from imagenet_prep.sources import boxes, editions, labels, source
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
@@ -42,6 +42,7 @@ class Selection:
       num_shards: by split; None for the official number of examples in each shard.
       seed: decides which image lies in which shard.
       holdout: how many images are taken out of train, as a split of their own.
+      holdout_per_class: how many of each class are taken out of train, as validation.
     """
 
     source: Source
@@ -54,6 +55,16 @@ class Selection:
     num_shards: dict[str, int | None]
     seed: int
     holdout: int = 0
+    holdout_per_class: int = 0
+
+    @property
+    def is_subset(self) -> bool:
+        """Whether the splits have other counts than the published ones, or may have."""
+        return self.any_counts or bool(self.holdout or self.holdout_per_class)
+
+    def source_split(self, split: str) -> str:
+        """Returns the split of the source that the images of a split come from."""
+        return split if split in self.splits else schema.TRAIN
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -103,16 +114,22 @@ class Selection:
         return asked
 
 
+# A split to make: its name, its members class by class, and how many they are.
+Made = tuple[str, Iterable[list[Member]], int]
+
+
 class Inventory(NamedTuple):
     """What is to be written.
 
     Attributes:
       plans: of the splits; their files lie in the plan folder.
       taken: images by name of the part they come from; of annotations, images with boxes.
+      edition: of ImageNet, which the source is; see `editions.recognised`.
     """
 
     plans: list[plan.SplitPlan]
     taken: Counter[str]
+    edition: str
 
 
 def take_inventory(
@@ -144,16 +161,17 @@ def take_inventory(
     store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
+    edition, used = _count(selection, tasks, receipts)
     for split in selection.splits:
-        of_split = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
-        examples = _count(selection, split, [receipt for _, receipt in of_split])
         work = stage.function
         assert isinstance(work, IndexWork)
-        lists = [(task, store.path(work.member_list(task))) for task, _ in of_split]
+        lists = [
+            (task, store.path(work.member_list(task))) for task in tasks if task.split == split
+        ]
         members = _Members(selection, lists, lookup)
-        made: list[tuple[str, Iterable[list[Member]], int]] = [(split, members, examples)]
-        if split == schema.TRAIN and selection.holdout:
-            made = _with_holdout(selection, members, examples)
+        made: list[Made] = [(split, members, sum(used[split]))]
+        if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
+            made = _with_holdout(selection, members, used[split])
         for name, classes, number in made:
             plans.append(
                 plan.write(
@@ -166,7 +184,7 @@ def take_inventory(
                 )
             )
         taken += members.taken
-    return Inventory(plans, taken)
+    return Inventory(plans, taken, edition)
 
 
 def _index_workers(selection: Selection, out: Store, workers: engine.Workers) -> engine.Workers:
@@ -183,19 +201,28 @@ def _index_workers(selection: Selection, out: Store, workers: engine.Workers) ->
     return dataclasses.replace(workers, kind=engine.THREADS, beam_args=beam_args)
 
 
-def _with_holdout(
-    selection: Selection, members: _Members, examples: int
-) -> list[tuple[str, Iterable[list[Member]], int]]:
-    """Returns train and holdout, each as (name, members of each class, how many they are)."""
-    number = selection.holdout
-    if number >= examples:
+def _with_holdout(selection: Selection, members: _Members, used: Sequence[int]) -> list[Made]:
+    """Returns train, and the split that is taken out of it."""
+    examples, seed = sum(used), selection.seed
+    name, number, most = schema.HOLDOUT, selection.holdout, selection.holdout_per_class
+    if most:
+        name, number = schema.VALIDATION, sum(min(most, count // 2) for count in used)
+        if not number:
+            raise UsageError(
+                f"--holdout-per-class {most}: no class has two images, so that one could be taken"
+            )
+    elif number >= examples:
         raise UsageError(
             f"--holdout {number}: train has {examples:,} images, and one must be left in it"
         )
-    is_held = plan.hold_out(members, number, selection.seed)
-    train = ([m for m in of_class if not is_held(m)] for of_class in members)
-    holdout = ([m for m in of_class if is_held(m)] for of_class in members)
-    return [(schema.TRAIN, train, examples - number), (schema.HOLDOUT, holdout, number)]
+    whole = None if most else plan.hold_out(members, number, seed)
+
+    def halves(part: int) -> Iterator[list[Member]]:
+        for of_class in members:
+            held = whole or plan.hold_out([of_class], min(most, len(of_class) // 2), seed)
+            yield [member for member in of_class if held(member) == part]
+
+    return [(schema.TRAIN, halves(0), examples - number), (name, halves(1), number)]
 
 
 def index_stage(
@@ -223,24 +250,38 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
         store.remove_tree(UNPACKED)
 
 
-def _count(selection: Selection, split: str, receipts: Sequence[dict[str, Any]]) -> int:
-    """Checks how many members there are, and returns how many are used."""
-    counts = num_per_class(receipts, len(selection.source.classes.wnids))
-    problems = selection.source.count_problems(split, counts)
-    if problems and not selection.any_counts:
-        raise SourceError(
-            f"{selection.where}: not whole: {'; '.join(problems)}. "
-            "Get the missing part, or pass --allow-subset if this is what you want."
+def _count(
+    selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
+) -> tuple[str, dict[str, list[int]]]:
+    """Checks how many members there are; returns the edition, and by split how many are used.
+
+    These are by class index, for all classes.
+    """
+    classes = selection.source.classes
+    counts = {
+        split: num_per_class(
+            [r for t, r in zip(tasks, receipts, strict=True) if t.split == split],
+            len(classes.wnids),
         )
+        for split in selection.splits
+    }
+    edition = editions.recognised(classes, {split: sum(n) for split, n in counts.items()})
     limit = selection.per_class
-    used = sum(
-        min(count, limit or count)
-        for index, count in enumerate(counts)
-        if index in selection.classes
-    )
-    if not used:
-        raise UsageError(f"{split}: no image of the chosen classes")
-    return used
+    used = {}
+    for split, numbers in counts.items():
+        problems = [] if edition else selection.source.count_problems(split, numbers)
+        if problems and not selection.any_counts:
+            raise SourceError(
+                f"{selection.where}: not whole: {'; '.join(problems)}. "
+                "Get the missing part, or pass --allow-subset if this is what you want."
+            )
+        used[split] = [
+            min(count, limit or count) if index in selection.classes else 0
+            for index, count in enumerate(numbers)
+        ]
+        if not any(used[split]):
+            raise UsageError(f"{split}: no image of the chosen classes")
+    return edition, used
 
 
 class _BoxLookup:

@@ -68,7 +68,7 @@ def hold_out(
 
     Args:
       classes: the members of each class, in any order; read once.
-      number: how many are chosen; at least 1, at most all.
+      number: how many are chosen; at most all.
       seed: decides which, together with the keys, and nothing else does.
     """
 
@@ -76,8 +76,8 @@ def hold_out(
         return keyed_hash(seed, "holdout", member.key), member.key
 
     ranks = (rank(member) for members in classes for member in members)
-    last = heapq.nsmallest(number, ranks)[-1]
-    return lambda member: rank(member) <= last
+    last = heapq.nsmallest(number, ranks)[-1:]
+    return lambda member: [rank(member)] <= last
 
 
 def deal(

@@ -18,6 +18,7 @@ import pytest
 from benchmarks import codec, download, measure, read, replicate, scale, write
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources.editions import ILSVRC2012
 from tests.kit.command import wait_until
 
 PHASES = {"start-up", "index", "plan", "launch", "shards", "commit", "end"}
@@ -201,7 +202,7 @@ def test_scale_has_ilsvrc2012s_counts() -> None:
 
     assert sum(counts) == 1_281_167
     assert (min(counts), max(counts), len(counts)) == (732, 1300, 1000)
-    assert ilsvrc.count_problems("train", labels.official_classes(), counts) == []
+    assert ILSVRC2012.problems("train", labels.official_classes(), counts) == []
     assert sum(scale.class_counts(2_345)) == 2_345
 
 

@@ -16,6 +16,8 @@ from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.inventory import Selection, remove_unpacked, take_inventory
 from imagenet_prep.preparation.tasks import UNPACKED, plan_name
 from imagenet_prep.shards import plan
+from imagenet_prep.sources import editions
+from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Part, Stored
 from imagenet_prep.storage.folder import LocalStore
@@ -111,6 +113,41 @@ def test_a_holdout_is_taken_out_of_train_after_the_subset(tmp_path: Path) -> Non
 def test_something_must_be_left_in_train(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--holdout 9: train has 9 images, and one must be left"):
         take_inventory(selection(holdout=9), LocalStore(tmp_path), WORKERS, quiet=True)
+
+
+def test_validation_is_taken_out_of_each_class_at_most_half_of_it(tmp_path: Path) -> None:
+    wanted = selection((4, 1, 4), holdout_per_class=3)
+    store = LocalStore(tmp_path / "a")
+    inventory = take_inventory(wanted, store, WORKERS, quiet=True)
+    train, validation = inventory.plans
+
+    assert (train.split, train.num_per_class) == ("train", (2, 1, 2))
+    assert (validation.split, validation.num_per_class) == ("validation", (2, 0, 2))
+    assert len({*keys(store, train), *keys(store, validation)}) == 9
+    assert inventory.taken == Counter({"train.tar": 9})
+    assert (wanted.is_subset, wanted.source_split("validation")) == (True, "train")
+    one = take_inventory(replace(wanted, holdout_per_class=1), store, WORKERS, quiet=True)
+    assert {*keys(store, one.plans[1])} <= {
+        *(f"{CLASSES.wnids[i]}/{n}.JPEG" for i in (0, 2) for n in range(4))
+    }
+    single = selection((1, 1, 1), holdout_per_class=3, any_counts=True)
+    with pytest.raises(UsageError, match="--holdout-per-class 3: no class has two images"):
+        take_inventory(single, LocalStore(tmp_path / "b"), WORKERS, quiet=True)
+
+
+def test_a_known_edition_is_named_and_needs_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Edition("ImageNet of three classes", 3, {"train": 8})
+    monkeypatch.setattr(editions, "_OTHERS", (known,))
+    some = selection((4, 3, 1), per_class=2, any_counts=True)
+    wanted = {"whole": selection((4, 3, 1)), "some": some, "other": selection()}
+    found = {
+        name: take_inventory(each, LocalStore(tmp_path / name), WORKERS, quiet=True).edition
+        for name, each in wanted.items()
+    }
+
+    assert found == {"whole": known.name, "some": known.name, "other": ""}
 
 
 def test_other_counts_need_a_word(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
+from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, dump_member, parse_members
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
-from imagenet_prep.shards import plan
+from imagenet_prep.shards import plan, runs
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import boxes, editions, labels, source
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
@@ -114,6 +115,9 @@ class Selection:
         return asked
 
 
+# From so many tars or folders on, processes list them: threads would share one core.
+_WORTH_PROCESSES_TASKS = 4000
+
 # A split to make: its name, its members class by class, and how many they are.
 Made = tuple[str, Iterable[list[Member]], int]
 
@@ -151,9 +155,9 @@ def take_inventory(
       UsageError: more shards than images, no image of the chosen classes, or none left in train.
     """
     store = out.local
-    workers = _index_workers(selection, out, workers)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
+    workers = _index_workers(selection, out, workers, len(tasks))
     receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
     lookup = _read_boxes(selection.annotations, store, workers, quiet=quiet)
     # It may hold files of an earlier run, or links of a stranger.
@@ -168,26 +172,36 @@ def take_inventory(
         lists = [
             (task, store.path(work.member_list(task))) for task in tasks if task.split == split
         ]
-        members = _Members(selection, lists, lookup)
-        made: list[Made] = [(split, members, sum(used[split]))]
-        if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
-            made = _with_holdout(selection, members, used[split])
-        for name, classes, number in made:
-            plans.append(
-                plan.write(
-                    store.path(PLAN_FOLDER),
-                    name,
-                    classes,
-                    num_classes=len(selection.source.classes.wnids),
-                    num_shards=selection.shards_of(name, number),
-                    seed=selection.seed,
-                )
-            )
+        with tempfile.TemporaryDirectory(dir=store.path(PLAN_FOLDER)) as place:
+            members = _Members(selection, lists, lookup, Path(place))
+            plans += _deal(selection, split, members, used[split], store.path(PLAN_FOLDER))
         taken += members.taken
     return Inventory(plans, taken, edition)
 
 
-def _index_workers(selection: Selection, out: Store, workers: engine.Workers) -> engine.Workers:
+def _deal(
+    selection: Selection, split: str, members: _Members, used: Sequence[int], folder: Path
+) -> list[plan.SplitPlan]:
+    """Writes the plans of a split of the source, and of what is taken out of it."""
+    made: list[Made] = [(split, members, sum(used))]
+    if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
+        made = _with_holdout(selection, members, used)
+    return [
+        plan.write(
+            folder,
+            name,
+            classes,
+            num_classes=len(selection.source.classes.wnids),
+            num_shards=selection.shards_of(name, number),
+            seed=selection.seed,
+        )
+        for name, classes, number in made
+    ]
+
+
+def _index_workers(
+    selection: Selection, out: Store, workers: engine.Workers, num_tasks: int
+) -> engine.Workers:
     """Returns who lists the images; raises UsageError where they could not be unpacked for all."""
     packed = isinstance(selection.source, Packed)
     if out.as_folder is None and workers.remote and packed:
@@ -195,10 +209,11 @@ def _index_workers(selection: Selection, out: Store, workers: engine.Workers) ->
             f"{selection.where} must be unpacked where all workers can read it: give --out "
             "a folder that they share, then put it into the bucket by imagenet-prep replicate"
         )
-    # Reading headers waits for the disk, so threads are enough, and they start at once. This
-    # machine reads all headers faster than a cluster starts.
+    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
+    # once. This machine reads all headers faster than a cluster starts.
+    kind = engine.THREADS if num_tasks < _WORTH_PROCESSES_TASKS else engine.PROCESSES
     beam_args = workers.beam_args if packed else ()
-    return dataclasses.replace(workers, kind=engine.THREADS, beam_args=beam_args)
+    return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
 
 
 def _with_holdout(selection: Selection, members: _Members, used: Sequence[int]) -> list[Made]:
@@ -344,6 +359,7 @@ class _Members:
         selection: Selection,
         lists: Sequence[tuple[IndexTask, Path]],
         lookup: _BoxLookup | None,
+        scratch: Path,
     ) -> None:
         self.taken: Counter[str] = Counter()
         self._selection = selection
@@ -354,6 +370,13 @@ class _Members:
         self._part_of = {task.name: task.part for task, _ in lists}
         # Class index by number, for images with names of ILSVRC2012's validation split.
         self._numbers: dict[int, int] = {}
+        mixed = (path for task, path in lists if task.class_index is None)
+        entries = (
+            b"%08d%b" % (member.class_index, dump_member(member))
+            for path in mixed
+            for member in parse_members(path.read_bytes())
+        )
+        self._mixed = runs.write(scratch, self._split, entries)
 
     def __iter__(self) -> Iterator[list[Member]]:
         """Yields the members of each chosen class that has some.
@@ -364,7 +387,7 @@ class _Members:
         where = self._selection.where
         self.taken.clear()
         for index, lines in enumerate(self._lines()):
-            members = source.sorted_by_key(map(parse_member, lines.splitlines()), where)
+            members = source.sorted_by_key(parse_members(lines), where)
             self._note_numbers(members)
             if index not in self._selection.classes or not members:
                 continue
@@ -374,18 +397,17 @@ class _Members:
             yield self._with_boxes(members)
         labels.check_validation(self._selection.source.classes, self._numbers, where)
 
-    def _lines(self) -> Iterator[bytes | bytearray]:
-        """Yields the members of each class as lines, since 1.28 million objects take a gigabyte."""
-        one_class: dict[int, Path] = {}
-        mixed: dict[int, bytearray] = {}
-        for task, path in self._lists:
-            if task.class_index is not None:
-                one_class[task.class_index] = path
-                continue
-            for line in path.read_bytes().splitlines(keepends=True):
-                mixed.setdefault(parse_member(line).class_index, bytearray()).extend(line)
+    def _lines(self) -> Iterator[bytes]:
+        """Yields the members of each class as lines; only one class is held at a time."""
+        one_class = {task.class_index: path for task, path in self._lists}
+        mixed = runs.merged(self._mixed)
+        waiting = next(mixed, None)
         for index in range(len(self._selection.source.classes.wnids)):
-            yield one_class[index].read_bytes() if index in one_class else mixed.pop(index, b"")
+            lines = one_class[index].read_bytes() if index in one_class else b""
+            if waiting is not None and waiting[0] == index:
+                lines += b"".join(waiting[1])
+                waiting = next(mixed, None)
+            yield lines
 
     def _note_numbers(self, members: Sequence[Member]) -> None:
         for member in members:

@@ -93,8 +93,9 @@ class ClassTars(source.Stored):
             key = source.key_of(task.split, wnid, base, self.classes, where)
             return Member(key, archive, file.offset, file.size, index)
 
-        files = tar.members(self.reader, archive, task.start, task.stop)
-        return source.listed(map(member, files), task, archive)
+        with ArchiveReader({archive: self.archives[archive]}) as reader:
+            files = tar.members(reader, archive, task.start, task.stop)
+            return source.listed(map(member, files), task, archive)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from those of the edition that this should be."""

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 
@@ -69,6 +70,16 @@ class ArchiveReader:
                 # Advice only: a file system that ignores it is merely slower.
                 with contextlib.suppress(OSError):
                     os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes what is open."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
 
     @contextlib.contextmanager
     def _opened(self, archive: str) -> Iterator[int]:

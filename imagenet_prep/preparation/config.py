@@ -133,7 +133,7 @@ class Config(RunFlags):
         metavar="0|1",
     )
     allow_subset: bool = cli.flag(
-        False, help="accept other numbers of images than those of ILSVRC2012"
+        False, help="accept other numbers of images than those of a published edition"
     )
     subset_classes: tuple[str, ...] = cli.flag(
         (),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +14,9 @@ from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, dump_member, parse_members
-from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
+from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
+from imagenet_prep.preparation.box_lists import BoxLookup, read_boxes
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import boxes, editions, labels, source
@@ -159,7 +157,7 @@ def take_inventory(
     tasks = selection.index_tasks()
     workers = _index_workers(selection, out, workers, len(tasks))
     receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
-    lookup = _read_boxes(selection.annotations, store, workers, quiet=quiet)
+    lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
     # It may hold files of an earlier run, or links of a stranger.
     store.remove_tree(PLAN_FOLDER)
     store.make_folder(PLAN_FOLDER)
@@ -172,9 +170,9 @@ def take_inventory(
         lists = [
             (task, store.path(work.member_list(task))) for task in tasks if task.split == split
         ]
-        with tempfile.TemporaryDirectory(dir=store.path(PLAN_FOLDER)) as place:
-            members = _Members(selection, lists, lookup, Path(place))
-            plans += _deal(selection, split, members, used[split], store.path(PLAN_FOLDER))
+        members = _Members(selection, lists, lookup, store.path(PLAN_FOLDER))
+        plans += _deal(selection, split, members, used[split], store.path(PLAN_FOLDER))
+        members.close()
         taken += members.taken
     return Inventory(plans, taken, edition)
 
@@ -299,53 +297,6 @@ def _count(
     return edition, used
 
 
-class _BoxLookup:
-    """Finds the boxes of a class in the lists that were read.
-
-    Attributes:
-      parts: that they come from, by split.
-    """
-
-    def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
-        self.parts = parts
-        self._store = store
-        self._work = work
-        # Every class of validation asks for the same list.
-        self._last_list = functools.lru_cache(maxsize=1)(self._list)
-
-    def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns the boxes by stem: of a class of train, or of all of validation."""
-        return self._last_list(split, wnid if split == schema.TRAIN else split)
-
-    def _list(self, split: str, group: str) -> dict[str, Boxes]:
-        path = self._store.path(self._work.box_list(split, group))
-        return boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
-
-
-def _read_boxes(
-    annotations: boxes.Annotations | None,
-    store: LocalStore,
-    workers: engine.Workers,
-    *,
-    quiet: bool,
-) -> _BoxLookup | None:
-    if annotations is None:
-        return None
-    digest = canonical.digest(annotations.identity)
-    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
-    shape = dict.fromkeys(("images", "boxes", "dropped"), int)
-    stage = engine.Stage("boxes", digest, store, work, shape)
-    receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
-    total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
-    if not quiet:
-        print(
-            f"boxes: {total['boxes']:,} in {total['images']:,} annotations; {total['dropped']:,} "
-            "more without an area were dropped",
-            file=sys.stderr,
-        )
-    return _BoxLookup(store, work, annotations.parts)
-
-
 class _Members:
     """The chosen members of one split, class by class in class-index order, with their boxes.
 
@@ -358,7 +309,7 @@ class _Members:
         self,
         selection: Selection,
         lists: Sequence[tuple[IndexTask, Path]],
-        lookup: _BoxLookup | None,
+        lookup: BoxLookup | None,
         scratch: Path,
     ) -> None:
         self.taken: Counter[str] = Counter()
@@ -376,7 +327,12 @@ class _Members:
             for path in mixed
             for member in parse_members(path.read_bytes())
         )
-        self._mixed = runs.write(scratch, self._split, entries)
+        self._mixed = runs.write(scratch, f"{self._split}.lists", entries)
+
+    def close(self) -> None:
+        """Removes the files that lists of several classes were sorted into."""
+        for path in self._mixed:
+            path.unlink()
 
     def __iter__(self) -> Iterator[list[Member]]:
         """Yields the members of each chosen class that has some.

@@ -151,10 +151,15 @@ def find(root: Path, splits: Sequence[str]) -> ClassTars:
         tars = _inner_tars(ArchiveReader(archives), place.name)
     else:
         files = _class_files(place)
-        archives = {file.path: place / file.path for file in files}
+        # Relative to the source, so that `report` finds them.
+        below = f"{place.name}/" if place != root else ""
+        archives = {below + file.path: place / file.path for file in files}
         # An md5 of each would be 19,167 lines of the manifest, and none of them was published.
         part = source.folder_part(place.name, [("", files)])
-        tars = [ClassTar(f.path.removesuffix(".tar"), f.path, 0, f.num_bytes) for f in files]
+        tars = [
+            ClassTar(file.path.removesuffix(".tar"), below + file.path, 0, file.num_bytes)
+            for file in files
+        ]
     wnids = [one.wnid for one in tars]
     if twice := sorted(wnid for wnid, count in Counter(wnids).items() if count > 1):
         raise SourceError(f"{place}: holds {source.some(twice)} twice")

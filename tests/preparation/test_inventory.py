@@ -14,7 +14,7 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.inventory import Selection, remove_unpacked, take_inventory
-from imagenet_prep.preparation.tasks import UNPACKED, plan_name
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.editions import Edition
@@ -186,3 +186,27 @@ def test_what_another_source_unpacked_is_removed_and_our_own_at_the_end(tmp_path
     assert [path.name for path in (tmp_path / UNPACKED).iterdir()] == [ours.index_digest[:16]]
     remove_unpacked(LocalStore(tmp_path))
     assert not (tmp_path / UNPACKED).exists()
+
+
+class Mixed(Listed):
+    """The same images, in one list of all classes."""
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        return [IndexTask(split, split, f"{split}.tar")]
+
+    def index(self, task: IndexTask) -> list[Member]:
+        lists = [super(Mixed, self).index(each) for each in super().index_tasks(task.split)]
+        return [member for of_class in lists[::-1] for member in of_class]
+
+
+def test_a_list_of_all_classes_gives_the_plan_of_a_list_each(tmp_path: Path) -> None:
+    parts = (Part("train.tar", 90, 1),)
+    one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    mixed = selection(source=Mixed(CLASSES, parts), holdout=3)
+    found = take_inventory(mixed, one, WORKERS, quiet=True)
+    expected = take_inventory(selection(holdout=3), other, WORKERS, quiet=True)
+
+    assert found == expected
+    assert sorted(path.name for path in one.path(PLAN_FOLDER).iterdir()) == sorted(
+        f"{name}.jsonl" for split in found.plans for name in split.shard_names
+    )

@@ -51,6 +51,11 @@ def test_the_archive_or_the_folder_may_be_named_itself(tmp_path: Path) -> None:
 
     assert class_tars.locate(whole) == class_tars.locate(tmp_path) == whole
     assert class_tars.locate(folder) == class_tars.locate(tmp_path / "b") == folder
+    archives = {
+        root: {m.archive for m in members(class_tars.find(root, ["train"]))}
+        for root in (folder, tmp_path / "b")
+    }
+    assert all((root / name).is_file() for root, names in archives.items() for name in names)
     assert detect.recognised(whole) == detect.recognised(folder) == ["imagenet21k"]
 
 

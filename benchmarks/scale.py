@@ -20,6 +20,7 @@ from PIL import Image
 from benchmarks import measure
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources.editions import FALL11
 from imagenet_prep.testing.devkit import Synset, make_devkit
 
 NUM_TRAIN = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
@@ -37,12 +38,14 @@ class Row:
       train, validation: images; validation needs a class list that is not ILSVRC2012's, whose
         labels are not ours to ship.
       train_shards: at most `train`.
+      class_tars: in so many tars of classes, as ImageNet-21K; 0 for ILSVRC2012's archives.
     """
 
     name: str
     train: int
     validation: int
     train_shards: int
+    class_tars: int = 0
 
 
 @dataclass
@@ -86,6 +89,9 @@ def class_counts(total: int, num_classes: int = 1000) -> list[int]:
 def make_source(folder: Path, row: Row) -> None:
     """Writes the archives: real JPEGs in real tars, and a devkit where validation is asked for."""
     folder.mkdir(parents=True)
+    if row.class_tars:
+        _make_class_tars(folder, row)
+        return
     classes = labels.official_classes()
     wnids = list(classes.wnids)
     if row.validation:
@@ -110,6 +116,23 @@ def make_source(folder: Path, row: Row) -> None:
         make_devkit(folder / labels.DEVKIT, leaves, [], truth)
 
 
+def _make_class_tars(folder: Path, row: Row) -> None:
+    """Writes two tars, under as many names as there are classes: 14 GB would take minutes."""
+    pictures = [_picture(number) for number in range(_NUM_PICTURES)]
+    few, more = divmod(row.train, row.class_tars)
+    for index in range(row.class_tars):
+        count = few + (index < more)
+        path, first = (
+            folder / f"n{index:08d}.tar",
+            folder / f"n{0 if count > few else more:08d}.tar",
+        )
+        if path != first:
+            path.hardlink_to(first)
+            continue
+        with open(path, "wb") as file:
+            _write_members(file, [f"{i * 7919 % 20_011}.JPEG" for i in range(count)], pictures)
+
+
 def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
     """Makes a source, prepares it, and removes both."""
     source, out = scratch / "scale-source", scratch / "scale-out"
@@ -122,7 +145,8 @@ def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
         if row.validation:
             splits = "train,validation"
             shards += ["--validation-shards", min(128, row.validation)]
-        subset = [] if row.train == NUM_TRAIN and not row.validation else ["--allow-subset"]
+        whole = row.train == NUM_TRAIN and not row.validation and not row.class_tars
+        subset = [] if whole or row.train == FALL11.examples[schema.TRAIN] else ["--allow-subset"]
         flags: list[str | int] = ["--workers", workers, "--worker-kind", kind]
         fixed = ["--keep-original", "--check", "header", "--splits", splits]
         argv = measure.prepare_argv(source, out, *fixed, *shards, *subset, *flags)
@@ -195,6 +219,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.scale")
     parser.add_argument("--train", type=int, nargs="+", default=(2_000, 20_000, NUM_TRAIN))
+    parser.add_argument(
+        "--class-tars", type=int, nargs="*", default=(), help="images in ImageNet-21K's 21,841 tars"
+    )
     parser.add_argument("--validation", type=int, default=NUM_VALIDATION)
     parser.add_argument("--train-shards", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=2)
@@ -207,6 +234,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         least = min(args.train)
         name = f"{least:,} train, {args.validation:,} validation"
         rows.insert(1, Row(name, least, args.validation, args.train_shards))
+    rows += [
+        Row(f"{train:,} in class tars", train, 0, args.train_shards, FALL11.num_classes)
+        for train in args.class_tars
+    ]
     results = {}
     for row in rows:
         measure.say(row.name)

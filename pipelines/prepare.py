@@ -93,7 +93,7 @@ def _bring_archives(config: Config) -> str:
         )
     # No link on the way there is followed.
     LocalStore(out).make_folder(ARCHIVES_FOLDER)
-    what = tuple(split for split in schema.SPLITS if split in config.splits)
+    what = tuple(split for split in schema.SPLITS if split in config.source_splits)
     download(
         Download(
             into=str(folder),

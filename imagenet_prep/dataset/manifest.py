@@ -136,6 +136,8 @@ class Manifest:
       quarantined, repaired: counts by reason; each image is a line of quarantine.jsonl.
       lacks: what records that others wrote and `adopt` kept do not hold, by key: "absent",
         "empty" or "untrue". Left out of the file where records are whole.
+      edition: of ImageNet that the images are, e.g. "ImageNet-21K winter21". Left out of the file
+        for ILSVRC2012 as it was first published, and for what is no known edition.
     """
 
     schema_version: int
@@ -152,6 +154,7 @@ class Manifest:
     repaired: dict[str, int]
     files: list[File]
     lacks: dict[str, str] = field(default_factory=dict)
+    edition: str = field(default_factory=str)
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files, and every index and shard of some splits."""
@@ -169,8 +172,9 @@ class Manifest:
 
     def _content(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
-        if not self.lacks:
-            del content["lacks"]
+        for name in ("lacks", "edition"):
+            if not content[name]:
+                del content[name]
         return content
 
 
@@ -235,6 +239,8 @@ def _names_problem(manifest: Manifest) -> str | None:
         if file.name in seen:
             return f"the file {file.name!r} comes twice"
         seen.add(file.name)
+    if not manifest.edition.isprintable():
+        return f"the edition {manifest.edition!r}"
     return None if naming.LABELS in seen else f"it names no {naming.LABELS}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from json.encoder import encode_basestring as _quoted
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
@@ -55,19 +56,29 @@ class Member(NamedTuple):
 
 def dump_member(member: Member) -> bytes:
     """Returns a member as one line of JSON; most have no boxes, and then none are written."""
-    return canonical.dumps(member if member.boxes.xmin else member[:5]) + b"\n"
+    if member.boxes.xmin:
+        return canonical.dumps(member) + b"\n"
+    # What canonical.dumps returns, in a fifth of the time: there may be 14 million.
+    key, archive, offset, size, class_index, _ = member
+    line = f"[{_quoted(key)},{_quoted(archive)},{offset},{size},{class_index}]\n"
+    return line.encode()
 
 
-def parse_member(line: bytes | bytearray) -> Member:
-    """Returns the member that `dump_member` wrote.
+def parse_members(lines: bytes | bytearray) -> list[Member]:
+    """Returns the members that `dump_member` wrote, from their lines put together.
 
     Raises:
-      DataDamagedError: it did not write that line.
+      DataDamagedError: it did not write these lines.
     """
     try:
-        key, archive, offset, size, class_index, *boxes = canonical.loads(line)
-        sides = map(tuple, boxes[0]) if boxes else NO_BOXES
-        return Member(key, archive, offset, size, class_index, Boxes(*sides))
+        # A line at a time takes three times as long.
+        rows = canonical.loads(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]")
+        return [
+            Member(key, archive, offset, size, class_index, Boxes(*map(tuple, boxes[0])))
+            if boxes
+            else Member(key, archive, offset, size, class_index)
+            for key, archive, offset, size, class_index, *boxes in rows
+        ]
     except (ValueError, TypeError, LookupError) as error:
         raise DataDamagedError(
             f"a list of images below .work is damaged ({error}). Remove the folder .work of the "

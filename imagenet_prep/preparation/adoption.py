@@ -220,6 +220,7 @@ def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
             [shard.sha256 for split in splits.values() for shard in split.shards]
         ),
         subset=bool(seen.count_problems),
+        edition=seen.edition,
     )
     return load(store)
 

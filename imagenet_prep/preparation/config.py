@@ -61,7 +61,16 @@ class Config(RunFlags):
     )
     source_kind: str = cli.flag(
         "auto",
-        choices=("auto", "ilsvrc", "folder", "parquet", "recordio", "cifar10", "mnist"),
+        choices=(
+            "auto",
+            "ilsvrc",
+            "imagenet21k",
+            "folder",
+            "parquet",
+            "recordio",
+            "cifar10",
+            "mnist",
+        ),
         help="layout of the source; auto recognises it and prints what it found",
     )
     splits: tuple[str, ...] = cli.flag(
@@ -75,6 +84,12 @@ class Config(RunFlags):
         least=0,
         help="take this many images out of train, chosen by the seed, and make them a third split, "
         "holdout",
+    )
+    holdout_per_class: int = cli.flag(
+        0,
+        least=0,
+        help="make validation of this many images of each class of train, chosen by the seed, at "
+        "most half of a class; for sources without a validation split, such as ImageNet-21K",
     )
     exclude: str | None = cli.flag(
         None,
@@ -124,7 +139,7 @@ class Config(RunFlags):
         metavar="0|1",
     )
     allow_subset: bool = cli.flag(
-        False, help="accept other numbers of images than those of ILSVRC2012"
+        False, help="accept other numbers of images than those of a published edition"
     )
     subset_classes: tuple[str, ...] = cli.flag(
         (),
@@ -142,6 +157,11 @@ class Config(RunFlags):
             raise ValueError("--subset-classes 0: expected at least 1")
         if self.holdout and schema.TRAIN not in self.splits:
             raise ValueError("--holdout takes images out of train, which is not in --splits")
+        if self.holdout_per_class and (self.holdout or set(self.splits) != {*schema.SOURCE_SPLITS}):
+            raise ValueError(
+                "--holdout-per-class makes train and validation, so both are in --splits, and "
+                "there is no --holdout"
+            )
         for split in schema.SOURCE_SPLITS:
             if getattr(self, f"{split}_shards") and split not in self.splits:
                 raise ValueError(f"--{split}-shards without {split} in --splits")
@@ -187,7 +207,13 @@ class Config(RunFlags):
             "subset_per_class": self.subset_per_class,
             # Sets without one stay what they were before there was this flag.
             **({"holdout": self.holdout} if self.holdout else {}),
+            **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
         }
+
+    @property
+    def source_splits(self) -> tuple[str, ...]:
+        """The splits that are read from the source."""
+        return (schema.TRAIN,) if self.holdout_per_class else self.splits
 
     @property
     def asks_for_subset(self) -> bool:

@@ -21,8 +21,7 @@ from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards.commit import num_per_class
-from imagenet_prep.sources import tfrecords
-from imagenet_prep.sources.ilsvrc import count_problems
+from imagenet_prep.sources import editions, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
@@ -253,16 +252,28 @@ class ExistingSet:
 
     @property
     def count_problems(self) -> list[str]:
-        """How counts differ from ILSVRC2012's, one sentence each."""
-        classes = self.labelling.classes
+        """How counts differ from ILSVRC2012's, one sentence each; empty for other editions."""
+        if self.edition:
+            return []
         problems = [
             problem
-            for split, receipts in self.receipts.items()
-            for problem in count_problems(
-                split, classes, num_per_class(receipts, len(classes.wnids))
-            )
+            for split, counts in self._counts.items()
+            for problem in editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
         ]
         return list(dict.fromkeys(problems))
+
+    @property
+    def edition(self) -> str:
+        """The edition of ImageNet, as for `editions.recognised`."""
+        totals = {split: sum(counts) for split, counts in self._counts.items()}
+        return editions.recognised(self.labelling.classes, totals)
+
+    @property
+    def _counts(self) -> dict[str, list[int]]:
+        return {
+            split: num_per_class(receipts, len(self.labelling.classes.wnids))
+            for split, receipts in self.receipts.items()
+        }
 
     @property
     def not_rgb(self) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +15,12 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME, KeyList
-from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, parse_member
-from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, BoxWork, IndexWork
-from imagenet_prep.shards import plan
+from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
+from imagenet_prep.preparation.box_lists import BoxLookup, read_boxes
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
+from imagenet_prep.shards import plan, runs
 from imagenet_prep.shards.commit import num_per_class
-from imagenet_prep.sources import boxes, labels, source
+from imagenet_prep.sources import boxes, editions, labels, source
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
@@ -43,6 +42,7 @@ class Selection:
       num_shards: by split; None for the official number of examples in each shard.
       seed: decides which image lies in which shard.
       holdout: how many images are taken out of train, as a split of their own.
+      holdout_per_class: how many of each class are taken out of train, as validation.
       excluded: the keys whose images are left out at last: all others stay where they were.
     """
 
@@ -56,12 +56,26 @@ class Selection:
     num_shards: dict[str, int | None]
     seed: int
     holdout: int = 0
+    holdout_per_class: int = 0
     excluded: KeyList | None = None
 
     @property
     def excluded_keys(self) -> frozenset[str]:
         """The keys whose images are left out."""
         return self.excluded.keys if self.excluded else frozenset()
+
+    @property
+    def is_subset(self) -> bool:
+        """Whether the splits have other counts than the published ones, or may have."""
+        return (
+            self.any_counts
+            or bool(self.holdout or self.holdout_per_class)
+            or self.excluded is not None
+        )
+
+    def source_split(self, split: str) -> str:
+        """Returns the split of the source that the images of a split come from."""
+        return split if split in self.splits else schema.TRAIN
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -111,16 +125,25 @@ class Selection:
         return asked
 
 
+# From so many tars or folders on, processes list them: threads would share one core.
+_WORTH_PROCESSES_TASKS = 4000
+
+# A split to make: its name, its members class by class, and how many they are.
+Made = tuple[str, Iterable[list[Member]], int]
+
+
 class Inventory(NamedTuple):
     """What is to be written.
 
     Attributes:
       plans: of the splits; their files lie in the plan folder.
       taken: images by name of the part they come from; of annotations, images with boxes.
+      edition: of ImageNet, which the source is; see `editions.recognised`.
     """
 
     plans: list[plan.SplitPlan]
     taken: Counter[str]
+    edition: str
 
 
 def take_inventory(
@@ -143,47 +166,58 @@ def take_inventory(
         in a shard, or keys to exclude that no image has.
     """
     store = out.local
-    workers = _index_workers(selection, out, workers)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
+    workers = _index_workers(selection, out, workers, len(tasks))
     receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
-    lookup = _read_boxes(selection.annotations, store, workers, quiet=quiet)
+    lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
     # It may hold files of an earlier run, or links of a stranger.
     store.remove_tree(PLAN_FOLDER)
     store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()
     unknown = set(selection.excluded_keys)
+    edition, used = _count(selection, tasks, receipts)
     for split in selection.splits:
-        of_split = [(t, r) for t, r in zip(tasks, receipts, strict=True) if t.split == split]
-        examples = _count(selection, split, [receipt for _, receipt in of_split])
         work = stage.function
         assert isinstance(work, IndexWork)
-        lists = [(task, store.path(work.member_list(task))) for task, _ in of_split]
-        members = _Members(selection, lists, lookup)
-        made: list[tuple[str, Iterable[list[Member]], int]] = [(split, members, examples)]
-        if split == schema.TRAIN and selection.holdout:
-            made = _with_holdout(selection, members, examples)
-        for name, classes, number in made:
-            plans.append(
-                plan.write(
-                    store.path(PLAN_FOLDER),
-                    name,
-                    classes,
-                    num_classes=len(selection.source.classes.wnids),
-                    num_shards=selection.shards_of(name, number),
-                    seed=selection.seed,
-                    excluded=selection.excluded_keys,
-                )
-            )
+        lists = [
+            (task, store.path(work.member_list(task))) for task in tasks if task.split == split
+        ]
+        members = _Members(selection, lists, lookup, store.path(PLAN_FOLDER))
+        plans += _deal(selection, split, members, used[split], store.path(PLAN_FOLDER))
+        members.close()
         taken += members.taken
         unknown -= members.excluded
     if selection.excluded:
         selection.excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")
-    return Inventory(plans, taken)
+    return Inventory(plans, taken, edition)
 
 
-def _index_workers(selection: Selection, out: Store, workers: engine.Workers) -> engine.Workers:
+def _deal(
+    selection: Selection, split: str, members: _Members, used: Sequence[int], folder: Path
+) -> list[plan.SplitPlan]:
+    """Writes the plans of a split of the source, and of what is taken out of it."""
+    made: list[Made] = [(split, members, sum(used))]
+    if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
+        made = _with_holdout(selection, members, used)
+    return [
+        plan.write(
+            folder,
+            name,
+            classes,
+            num_classes=len(selection.source.classes.wnids),
+            num_shards=selection.shards_of(name, number),
+            seed=selection.seed,
+            excluded=selection.excluded_keys,
+        )
+        for name, classes, number in made
+    ]
+
+
+def _index_workers(
+    selection: Selection, out: Store, workers: engine.Workers, num_tasks: int
+) -> engine.Workers:
     """Returns who lists the images; raises UsageError where they could not be unpacked for all."""
     packed = isinstance(selection.source, Packed)
     if out.as_folder is None and workers.remote and packed:
@@ -191,25 +225,35 @@ def _index_workers(selection: Selection, out: Store, workers: engine.Workers) ->
             f"{selection.where} must be unpacked where all workers can read it: give --out "
             "a folder that they share, then put it into the bucket by imagenet-prep replicate"
         )
-    # Reading headers waits for the disk, so threads are enough, and they start at once. This
-    # machine reads all headers faster than a cluster starts.
+    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
+    # once. This machine reads all headers faster than a cluster starts.
+    kind = engine.THREADS if num_tasks < _WORTH_PROCESSES_TASKS else engine.PROCESSES
     beam_args = workers.beam_args if packed else ()
-    return dataclasses.replace(workers, kind=engine.THREADS, beam_args=beam_args)
+    return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
 
 
-def _with_holdout(
-    selection: Selection, members: _Members, examples: int
-) -> list[tuple[str, Iterable[list[Member]], int]]:
-    """Returns train and holdout, each as (name, members of each class, how many they are)."""
-    number = selection.holdout
-    if number >= examples:
+def _with_holdout(selection: Selection, members: _Members, used: Sequence[int]) -> list[Made]:
+    """Returns train, and the split that is taken out of it."""
+    examples, seed = sum(used), selection.seed
+    name, number, most = schema.HOLDOUT, selection.holdout, selection.holdout_per_class
+    if most:
+        name, number = schema.VALIDATION, sum(min(most, count // 2) for count in used)
+        if not number:
+            raise UsageError(
+                f"--holdout-per-class {most}: no class has two images, so that one could be taken"
+            )
+    elif number >= examples:
         raise UsageError(
             f"--holdout {number}: train has {examples:,} images, and one must be left in it"
         )
-    is_held = plan.hold_out(members, number, selection.seed)
-    train = ([m for m in of_class if not is_held(m)] for of_class in members)
-    holdout = ([m for m in of_class if is_held(m)] for of_class in members)
-    return [(schema.TRAIN, train, examples - number), (schema.HOLDOUT, holdout, number)]
+    whole = None if most else plan.hold_out(members, number, seed)
+
+    def halves(part: int) -> Iterator[list[Member]]:
+        for of_class in members:
+            held = whole or plan.hold_out([of_class], min(most, len(of_class) // 2), seed)
+            yield [member for member in of_class if held(member) == part]
+
+    return [(schema.TRAIN, halves(0), examples - number), (name, halves(1), number)]
 
 
 def index_stage(
@@ -237,71 +281,38 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
         store.remove_tree(UNPACKED)
 
 
-def _count(selection: Selection, split: str, receipts: Sequence[dict[str, Any]]) -> int:
-    """Checks how many members there are, and returns how many are used."""
-    counts = num_per_class(receipts, len(selection.source.classes.wnids))
-    problems = selection.source.count_problems(split, counts)
-    if problems and not selection.any_counts:
-        raise SourceError(
-            f"{selection.where}: not whole: {'; '.join(problems)}. "
-            "Get the missing part, or pass --allow-subset if this is what you want."
-        )
-    limit = selection.per_class
-    used = sum(
-        min(count, limit or count)
-        for index, count in enumerate(counts)
-        if index in selection.classes
-    )
-    if not used:
-        raise UsageError(f"{split}: no image of the chosen classes")
-    return used
+def _count(
+    selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
+) -> tuple[str, dict[str, list[int]]]:
+    """Checks how many members there are; returns the edition, and by split how many are used.
 
-
-class _BoxLookup:
-    """Finds the boxes of a class in the lists that were read.
-
-    Attributes:
-      parts: that they come from, by split.
+    These are by class index, for all classes.
     """
-
-    def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
-        self.parts = parts
-        self._store = store
-        self._work = work
-        # Every class of validation asks for the same list.
-        self._last_list = functools.lru_cache(maxsize=1)(self._list)
-
-    def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns the boxes by stem: of a class of train, or of all of validation."""
-        return self._last_list(split, wnid if split == schema.TRAIN else split)
-
-    def _list(self, split: str, group: str) -> dict[str, Boxes]:
-        path = self._store.path(self._work.box_list(split, group))
-        return boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
-
-
-def _read_boxes(
-    annotations: boxes.Annotations | None,
-    store: LocalStore,
-    workers: engine.Workers,
-    *,
-    quiet: bool,
-) -> _BoxLookup | None:
-    if annotations is None:
-        return None
-    digest = canonical.digest(annotations.identity)
-    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
-    shape = dict.fromkeys(("images", "boxes", "dropped"), int)
-    stage = engine.Stage("boxes", digest, store, work, shape)
-    receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
-    total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
-    if not quiet:
-        print(
-            f"boxes: {total['boxes']:,} in {total['images']:,} annotations; {total['dropped']:,} "
-            "more without an area were dropped",
-            file=sys.stderr,
+    classes = selection.source.classes
+    counts = {
+        split: num_per_class(
+            [r for t, r in zip(tasks, receipts, strict=True) if t.split == split],
+            len(classes.wnids),
         )
-    return _BoxLookup(store, work, annotations.parts)
+        for split in selection.splits
+    }
+    edition = editions.recognised(classes, {split: sum(n) for split, n in counts.items()})
+    limit = selection.per_class
+    used = {}
+    for split, numbers in counts.items():
+        problems = [] if edition else selection.source.count_problems(split, numbers)
+        if problems and not selection.any_counts:
+            raise SourceError(
+                f"{selection.where}: not whole: {'; '.join(problems)}. "
+                "Get the missing part, or pass --allow-subset if this is what you want."
+            )
+        used[split] = [
+            min(count, limit or count) if index in selection.classes else 0
+            for index, count in enumerate(numbers)
+        ]
+        if not any(used[split]):
+            raise UsageError(f"{split}: no image of the chosen classes")
+    return edition, used
 
 
 class _Members:
@@ -317,7 +328,8 @@ class _Members:
         self,
         selection: Selection,
         lists: Sequence[tuple[IndexTask, Path]],
-        lookup: _BoxLookup | None,
+        lookup: BoxLookup | None,
+        scratch: Path,
     ) -> None:
         self.taken: Counter[str] = Counter()
         self.excluded: set[str] = set()
@@ -329,6 +341,18 @@ class _Members:
         self._part_of = {task.name: task.part for task, _ in lists}
         # Class index by number, for images with names of ILSVRC2012's validation split.
         self._numbers: dict[int, int] = {}
+        mixed = (path for task, path in lists if task.class_index is None)
+        entries = (
+            b"%08d%b" % (member.class_index, dump_member(member))
+            for path in mixed
+            for member in parse_members(path.read_bytes())
+        )
+        self._mixed = runs.write(scratch, f"{self._split}.lists", entries)
+
+    def close(self) -> None:
+        """Removes the files that lists of several classes were sorted into."""
+        for path in self._mixed:
+            path.unlink()
 
     def __iter__(self) -> Iterator[list[Member]]:
         """Yields the members of each chosen class that has some.
@@ -339,7 +363,7 @@ class _Members:
         where = self._selection.where
         self.taken.clear()
         for index, lines in enumerate(self._lines()):
-            members = source.sorted_by_key(map(parse_member, lines.splitlines()), where)
+            members = source.sorted_by_key(parse_members(lines), where)
             self._note_numbers(members)
             if index not in self._selection.classes or not members:
                 continue
@@ -350,18 +374,17 @@ class _Members:
             yield boxed
         labels.check_validation(self._selection.source.classes, self._numbers, where)
 
-    def _lines(self) -> Iterator[bytes | bytearray]:
-        """Yields the members of each class as lines, since 1.28 million objects take a gigabyte."""
-        one_class: dict[int, Path] = {}
-        mixed: dict[int, bytearray] = {}
-        for task, path in self._lists:
-            if task.class_index is not None:
-                one_class[task.class_index] = path
-                continue
-            for line in path.read_bytes().splitlines(keepends=True):
-                mixed.setdefault(parse_member(line).class_index, bytearray()).extend(line)
+    def _lines(self) -> Iterator[bytes]:
+        """Yields the members of each class as lines; only one class is held at a time."""
+        one_class = {task.class_index: path for task, path in self._lists}
+        mixed = runs.merged(self._mixed)
+        waiting = next(mixed, None)
         for index in range(len(self._selection.source.classes.wnids)):
-            yield one_class[index].read_bytes() if index in one_class else mixed.pop(index, b"")
+            lines = one_class[index].read_bytes() if index in one_class else b""
+            if waiting is not None and waiting[0] == index:
+                lines += b"".join(waiting[1])
+                waiting = next(mixed, None)
+            yield lines
 
     def _note_numbers(self, members: Sequence[Member]) -> None:
         for member in members:

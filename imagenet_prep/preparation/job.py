@@ -114,7 +114,7 @@ class Job:
 def _select(config: Config) -> tuple[Selection, str]:
     """Returns the requested images, and one line for people about their source."""
     root = Path(config.source).expanduser()
-    splits = [split for split in schema.SPLITS if split in config.splits]
+    splits = [split for split in schema.SPLITS if split in config.source_splits]
     found, description = detect.find(
         root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
     )
@@ -135,6 +135,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         },
         seed=config.seed,
         holdout=config.holdout,
+        holdout_per_class=config.holdout_per_class,
         excluded=None if config.exclude is None else keys.read_list(config.exclude),
     )
     return selection, description
@@ -283,8 +284,7 @@ def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[
         ],
         label_offset=job.label_offset,
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
-        subset=job.selection.any_counts
-        or bool(job.selection.holdout)
-        or job.selection.excluded is not None,
+        subset=job.selection.is_subset,
+        edition=inventory.edition,
         name=source.name,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from imagenet_prep.shards import tfds
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.limit import BadImageLimit, check_finished
 from imagenet_prep.shards.summary import summarise
+from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.sources.tfrecords import listed_classes
@@ -148,6 +150,7 @@ class Output:
         missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
         subset: bool | None = None,
+        edition: str = "",
         name: str = tfds.IMAGENET,
         dropped: str = "",
     ) -> None:
@@ -157,6 +160,7 @@ class Output:
           splits: complete ones to add or replace.
           plan_digest: None for the digest of the sources.
           subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
+          edition: of ImageNet, where it is known; it is worked out likewise.
           dropped: a split to leave out of the manifest.
           classes, incidents, sources, label_offset, missing_features, name: for the manifest and
             small files.
@@ -178,7 +182,10 @@ class Output:
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
         if subset is None:
-            subset = not (classes.official and all(_is_official(s, sources) for s in splits))
+            totals = _totals(splits, sources)
+            whole = editions.recognised(classes, totals)
+            subset = not whole and not editions.ILSVRC2012.is_it(classes, totals)
+            edition = edition or whole
         config = Settings(self._wanted.settings.verb, made).config
         draft = Manifest(
             schema_version=manifest.SCHEMA_VERSION,
@@ -195,6 +202,7 @@ class Output:
             repaired={},
             files=[],
             lacks=missing_features,
+            edition=edition,
         )
         publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
 
@@ -354,6 +362,9 @@ def _place(source: Source) -> tuple[int, str]:
     return schema.SPLITS.index(split_of(source.name)), source.name
 
 
-def _is_official(split: str, sources: Sequence[Source]) -> bool:
-    members = sum(s.members for s in sources if split_of(s.name) == split)
-    return members == schema.OFFICIAL_NUM_EXAMPLES.get(split)
+def _totals(splits: dict[str, Split], sources: Sequence[Source]) -> dict[str, int]:
+    """Returns the images of each split before any was left out, as far as sources count them."""
+    members = Counter(dict.fromkeys(splits, 0))
+    for source in sources:
+        members[split_of(source.name)] += source.members
+    return {split: members[split] or splits[split].examples for split in splits}

@@ -224,17 +224,17 @@ def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: L
     receipts = engine.run(
         stage, shards, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
     )
-    _commit(job.found.root, output, split, receipts, labelling.classes)
+    _commit(job.found, output, split, receipts, labelling.classes)
 
 
 def _commit(
-    root: Path,
+    found: TfrecordSet,
     output: Output,
     split: str,
     receipts: Sequence[dict[str, Any]],
     classes: ClassList,
 ) -> None:
-    check_validation_labels(receipts, classes, root)
+    check_validation_labels(receipts, classes, found.root)
     # Receipts of older versions do not count them; those versions made all images RGB.
     not_rgb = any(receipt.get("not_rgb") for receipt in receipts)
     output.commit(
@@ -243,6 +243,7 @@ def _commit(
         incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
         sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
+        edition=found.manifest.edition if found.manifest else "",
     )
 
 

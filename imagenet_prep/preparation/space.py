@@ -12,7 +12,7 @@ from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.inventory import Selection, index_stage
 from imagenet_prep.preparation.tasks import plan_name, read_member
 from imagenet_prep.shards import plan
@@ -159,7 +159,7 @@ class Forecast:
     def _sample(self, split: SplitPlan) -> Iterator[bytes]:
         source = self.selection.source
         if isinstance(source, Packed):
-            tasks = source.index_tasks(schema.source_split(split.split))
+            tasks = source.index_tasks(self.selection.source_split(split.split))
             yield from _packed_sample(source, tasks)
             return
         reader = self.selection.reader(self.plans)

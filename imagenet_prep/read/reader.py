@@ -165,9 +165,11 @@ class Reader:
 
     def state(self) -> dict[str, Any]:
         """Returns the position of reading as JSON, the same on every rank."""
+        edition = self.manifest.edition
         return {
             "version": _STATE_VERSION,
-            "dataset": self._feed.records.manifest.digest,
+            "dataset": self.manifest.digest,
+            **({"edition": edition} if edition else {}),
             "split": self._feed.records.split,
             "seed": self._feed.seed,
             "window": self._feed.order.window,

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import Member, dump_member, parse_member
+from imagenet_prep.dataset.member import Member, dump_member, parse_members
+from imagenet_prep.shards import runs
 from imagenet_prep.storage.os_errors import storage_errors
 
 
@@ -69,7 +70,7 @@ def hold_out(
 
     Args:
       classes: the members of each class, in any order; read once.
-      number: how many are chosen; at least 1, at most all.
+      number: how many are chosen; at most all.
       seed: decides which, together with the keys, and nothing else does.
     """
 
@@ -77,8 +78,8 @@ def hold_out(
         return keyed_hash(seed, "holdout", member.key), member.key
 
     ranks = (rank(member) for members in classes for member in members)
-    last = heapq.nsmallest(number, ranks)[-1]
-    return lambda member: rank(member) <= last
+    last = heapq.nsmallest(number, ranks)[-1:]
+    return lambda member: [rank(member)] <= last
 
 
 def deal(
@@ -92,9 +93,9 @@ def deal(
             position += 1
 
 
-def order_in_shard(members: Iterable[Member], seed: int) -> list[Member]:
-    """Returns the members of one shard in the order in which they are written."""
-    return sorted(members, key=lambda member: (keyed_hash(seed, "order", member.key), member.key))
+def place_in_shard(member: Member, seed: int) -> tuple[int, str]:
+    """Returns what the members of a shard are sorted by when they are written."""
+    return keyed_hash(seed, "order", member.key), member.key
 
 
 def write(
@@ -109,8 +110,9 @@ def write(
 ) -> SplitPlan:
     """Writes one file a shard, `folder/<shard>.jsonl`, and returns the summary.
 
-    Memory is about 80 bytes a member, whatever their number. The files can be made again
-    at any time, so they are not synced to the disk.
+    Members go through sorted runs on the disk, so memory depends on the largest class and the
+    largest shard, and not on their number. The files can be made again at any time, so they are
+    not synced to the disk.
 
     Args:
       folder: exists.
@@ -125,28 +127,33 @@ def write(
       UsageError: a shard is left without a member.
       IncompleteError: the disk is full.
     """
-    lines = [bytearray() for _ in range(num_shards)]
     shard_bytes = [0] * num_shards
     num_per_class = [0] * num_classes
-    for shard, member in deal(classes, num_shards, seed):
-        if member.key in excluded:
-            continue
-        lines[shard] += dump_member(member)
-        shard_bytes[shard] += member.size
-        num_per_class[member.class_index] += 1
-    if empty := [
-        naming.shard_name(split, i, num_shards) for i in range(num_shards) if not lines[i]
-    ]:
+    filled = bytearray(num_shards)
+
+    def entries() -> Iterator[bytes]:
+        for shard, member in deal(classes, num_shards, seed):
+            if member.key in excluded:
+                continue
+            filled[shard] = 1
+            shard_bytes[shard] += member.size
+            num_per_class[member.class_index] += 1
+            place, _ = place_in_shard(member, seed)
+            yield b"%08d%016x%b" % (shard, place, dump_member(member))
+
+    files = runs.write(folder, split, entries())
+    if not all(filled):
+        empty = [naming.shard_name(split, i, num_shards) for i, n in enumerate(filled) if not n]
         raise UsageError(f"--exclude leaves no image in {some(empty)}. Ask for fewer shards.")
     whole = hashlib.sha256()
-    for shard in range(num_shards):
-        members = order_in_shard(map(parse_member, lines[shard].splitlines()), seed)
-        lines[shard].clear()
-        content = b"".join(map(dump_member, members))
+    for shard, lines in runs.merged(files):
+        content = b"".join(line[16:] for line in lines)
         whole.update(content)
         path = folder / file_name(naming.shard_name(split, shard, num_shards))
         with storage_errors("write", path):
             path.write_bytes(content)
+    for file in files:
+        file.unlink()
     return SplitPlan(
         split=split,
         num_shards=num_shards,
@@ -164,4 +171,4 @@ def file_name(shard: str) -> str:
 
 def parse(data: bytes) -> list[Member]:
     """Returns the members of one shard, from its file, in the order in which they are written."""
-    return [parse_member(line) for line in data.splitlines()]
+    return parse_members(data)

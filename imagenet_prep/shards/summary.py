@@ -35,6 +35,7 @@ def summarise(
             for name, split in committed.splits.items()
         },
         "subset": committed.subset,
+        **({"edition": committed.edition} if committed.edition else {}),
         "repaired": committed.repaired,
         "quarantined": committed.quarantined,
         "excluded": settings.num_excluded(committed.config),
@@ -69,6 +70,8 @@ def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
     else:
         lines.append("this run: nothing was left to do")
     lines += notes
+    if "edition" in summary:
+        lines.append(f"edition: {summary['edition']}")
     if summary["subset"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
     lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")

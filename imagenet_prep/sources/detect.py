@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.sources import cifar10, folder, ilsvrc, mnist, parquet, recordio
+from imagenet_prep.sources import cifar10, class_tars, folder, ilsvrc, mnist, parquet, recordio
 from imagenet_prep.sources.source import Encode, Source
 
 AUTO = "auto"
 ILSVRC, FOLDER, PARQUET, RECORDIO = "ilsvrc", "folder", "parquet", "recordio"
+IMAGENET21K = "imagenet21k"
 CIFAR10, MNIST = "cifar10", "mnist"
 
 LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
+    IMAGENET21K: "fall11_whole.tar, or a folder of nNNNNNNNN.tar, into which winter21_whole.tar.gz "
+    "was unpacked",
     FOLDER: "train/CLASS/*.JPEG and val/CLASS/*.JPEG, or val/*.JPEG beside its labels; "
-    "Kaggle's ILSVRC/Data/CLS-LOC",
+    "Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and val_blurred/; imagenet21k_train/ and "
+    "imagenet21k_val/",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
     RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt where lists name no class",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
@@ -45,6 +50,8 @@ def find(
     source: Source
     if kinds[0] == ILSVRC:
         source = ilsvrc.find(root, splits)
+    elif kinds[0] == IMAGENET21K:
+        source = class_tars.find(root, splits)
     elif kinds[0] == FOLDER:
         source = folder.find(root, splits)
     elif kinds[0] == PARQUET:
@@ -69,6 +76,8 @@ def recognised(root: Path) -> list[str]:
     found = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         found.append(ILSVRC)
+    elif class_tars.locate(root) is not None:
+        found.append(IMAGENET21K)
     if root.is_dir():
         if folder.split_folders(root)[1]:
             found.append(FOLDER)
@@ -87,11 +96,23 @@ def _nothing(root: Path) -> str:
     if not root.exists():
         return f"--source {root}: no such folder. {_layouts()}"
     if not root.is_dir():
-        return f"--source {root}: is a file. {_layouts()}"
+        return f"--source {root}: is a file. {_to_unpack(root.parent, [root.name])}{_layouts()}"
     held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     return (
         f"--source {root}: holds {', '.join(held[:20]) or 'nothing'}, which is not a data set "
-        f"that this program knows. {_layouts()}"
+        f"that this program knows. {_to_unpack(root, held)}{_layouts()}"
+    )
+
+
+def _to_unpack(folder: Path, names: Sequence[str]) -> str:
+    """Returns how to unpack what is packed: images are read in another order than they lie in."""
+    packed = [str(folder / name) for name in names if name.endswith((".tar.gz", ".tgz"))]
+    if not packed:
+        return ""
+    return (
+        "Unpack what is packed, since it can only be read from its start: "
+        + "; ".join(shlex.join(["tar", "-xzf", path, "-C", str(folder)]) for path in packed)
+        + ". Then name the folder that holds what came out. "
     )
 
 

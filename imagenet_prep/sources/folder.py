@@ -1,8 +1,9 @@
 """A folder a class, as torchvision's ImageFolder and Kaggle have it; validation may be flat.
 
 ROOT/train/CLASS/*, ROOT/val/CLASS/* or ROOT/val/*; Kaggle's are ROOT/ILSVRC/Data/CLS-LOC/train
-and .../val. Labels of a flat validation folder come from the devkit, from tensorflow/models'
-list of synsets, or from Kaggle's solution.
+and .../val; the face-blurred ILSVRC2012's and ImageNet-21K-P's have names of their own. Labels of
+a flat validation folder come from the devkit, from tensorflow/models' list of synsets, or from
+Kaggle's solution.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
-from imagenet_prep.sources import ilsvrc, labels, source
+from imagenet_prep.sources import editions, labels, lemmas, source
 from imagenet_prep.sources.source import File, IndexTask
 
-TRAIN_FOLDER = "train"
-VALIDATION_FOLDERS = ("val", "validation", "valid")
+FOLDERS = {
+    schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
+    schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
+}
 KAGGLE = "Data/CLS-LOC"
 
 # One WNID a line in the order of the file names (tensorflow/models, research/slim).
@@ -29,9 +32,6 @@ SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
 # Kaggle's: a line "WNID words" a class; and "ImageId,PredictionString" with "WNID x y x y ...".
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
-
-# Kaggle's solution has 2 MB, the other lists less.
-_MAX_LIST_BYTES = 16 << 20
 
 _IMAGES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -141,10 +141,11 @@ class Folder(source.Stored):
         return members
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from ILSVRC2012's; another data set's are not known."""
-        if not self.is_ilsvrc:
+        """Returns how counts differ from ILSVRC2012's, or from those of the folder's edition."""
+        expected = editions.called(Path(self.folders[split]).name, len(self.classes.wnids))
+        if expected is None and not self.is_ilsvrc:
             return []
-        return ilsvrc.count_problems(split, self.classes, num_per_class)
+        return (expected or editions.ILSVRC2012).problems(split, self.classes, num_per_class)
 
     def _member(self, task: IndexTask, path: str, num_bytes: int) -> Member:
         base = path.rpartition("/")[2]
@@ -169,13 +170,12 @@ def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
             # Given ILSVRC itself or the folder above: the paths are the same.
             base, prefix = candidate, f"{KAGGLE}/"
             break
-    found = {}
-    if (base / prefix / TRAIN_FOLDER).is_dir():
-        found[schema.TRAIN] = prefix + TRAIN_FOLDER
-    for name in VALIDATION_FOLDERS:
-        if (base / prefix / name).is_dir():
-            found.setdefault(schema.VALIDATION, prefix + name)
-    return base, found
+    there = {split: _there(base / prefix, split) for split in FOLDERS}
+    return base, {split: prefix + names[0] for split, names in there.items() if names}
+
+
+def _there(base: Path, split: str) -> list[str]:
+    return [name for name in FOLDERS[split] if (base / name).is_dir()]
 
 
 def find(root: Path, splits: Sequence[str]) -> Folder:
@@ -192,15 +192,14 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
     base, folders = split_folders(root)
     if missing := [split for split in splits if split not in folders]:
         raise UsageError(
-            f"--source {root}: no folder of {' and '.join(missing)}; expected {TRAIN_FOLDER}/ and "
-            f"one of {', '.join(f'{name}/' for name in VALIDATION_FOLDERS)}, or choose --splits."
+            f"--source {root}: no folder of {' and '.join(missing)}; expected "
+            + " and ".join(f"one of {', '.join(f'{n}/' for n in FOLDERS[s])}" for s in missing)
+            + ", or choose --splits."
         )
-    if schema.VALIDATION in splits:
-        beside_it = (base / folders[schema.VALIDATION]).parent
-        validation = [name for name in VALIDATION_FOLDERS if (beside_it / name).is_dir()]
-        if len(validation) > 1:
+    for split in splits:
+        if len(there := _there((base / folders[split]).parent, split)) > 1:
             raise UsageError(
-                f"--source {root}: holds {' and '.join(validation)}. Keep only the one "
+                f"--source {root}: holds {' and '.join(there)}. Keep only the one "
                 "that is to be read."
             )
     # Kaggle's lists lie beside ILSVRC/, or in it.
@@ -211,17 +210,19 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
     truth = lists.validation(classes, root) if flat else None
     parts = []
     class_folders = {}
+    groups: Iterator[tuple[str, list[File]]]
     for split in splits:
         folder = base / folders[split]
         if flat and split == schema.VALIDATION:
-            groups = [("", _images(source.scan(folder)))]
+            groups = iter([("", _images(source.scan(folder)))])
         else:
             _refuse_strays(folder)
             class_folders[split] = _class_folders(folder, classes)
-            groups = [
+            # One class at a time: the names of 13 million files take gigabytes.
+            groups = (
                 (name, _images(source.scan(folder / name)))
                 for name in class_folders[split].values()
-            ]
+            )
         parts.append(source.folder_part(folder.name, groups))
     chosen = {split: folders[split] for split in splits}
     return Folder(classes, tuple(parts), base, chosen, class_folders, truth)
@@ -261,7 +262,7 @@ class _Lists:
             numbers = enumerate(self.devkit.validation_class_index, start=1)
             return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
         if self.synset_labels is not None:
-            lines = _read(self.synset_labels).split()
+            lines = source.read_list(self.synset_labels).split()
             rows = [(f"ILSVRC2012_val_{i:08d}", wnid) for i, wnid in enumerate(lines, start=1)]
             return _class_indices(rows, classes, self.synset_labels)
         if self.solution is not None:
@@ -281,6 +282,9 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
     known = [name for name in names if name in official.index]
     if len(known) == len(names):
         return official
+    if Path(first).name in editions.WINTER21_P.names:
+        words = lemmas.beside([base, base.parent])
+        return labels.classes_called(names, str(base / first), words)
     # A stray folder must not turn ILSVRC2012 into a data set of 1001 classes.
     if 2 * len(known) > len(names):
         strangers = sorted(set(names) - set(known))
@@ -323,7 +327,8 @@ def _is_image(name: str) -> bool:
 
 
 def _read_mapping(path: Path) -> labels.ClassList:
-    rows = sorted(line.partition(" ")[::2] for line in _read(path).splitlines() if line.strip())
+    lines = source.read_list(path).splitlines()
+    rows = sorted(line.partition(" ")[::2] for line in lines if line.strip())
     odd = [wnid for wnid, _ in rows if not labels.WNID.fullmatch(wnid)]
     if odd or not rows or len({wnid for wnid, _ in rows}) != len(rows):
         raise SourceError(
@@ -336,7 +341,7 @@ def _read_mapping(path: Path) -> labels.ClassList:
 
 def _read_solution(path: Path) -> list[tuple[str, str]]:
     """Returns (stem, WNID) of each validation image."""
-    rows = csv.reader(io.StringIO(_read(path)))
+    rows = csv.reader(io.StringIO(source.read_list(path)))
     try:
         if next(rows, None) != ["ImageId", "PredictionString"]:
             raise SourceError(
@@ -359,15 +364,3 @@ def _class_indices(
             )
         found[stem] = classes.index[wnid]
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_LIST_BYTES + 1)
-        text = data.decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
-    if len(data) > _MAX_LIST_BYTES:
-        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
-    return text

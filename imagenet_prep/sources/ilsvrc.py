@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import labels, published, source, tar
+from imagenet_prep.sources import editions, labels, published, source, tar
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
 
@@ -74,17 +74,11 @@ class Ilsvrc2012(source.Stored):
             class, or a validation image has no label.
         """
         files = tar.members(self.reader, task.part, task.start, task.stop)
-        members = source.sorted_by_key((self._member(task, file) for file in files), task.part)
-        if not members:
-            raise SourceError(
-                f"{task.part}: byte {task.start:,}: {task.name} holds no image. "
-                "The archive is not whole: compare its md5 and download it again."
-            )
-        return members
+        return source.listed((self._member(task, file) for file in files), task, task.part)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from ILSVRC2012's."""
-        return count_problems(split, self.classes, num_per_class)
+        return editions.ILSVRC2012.problems(split, self.classes, num_per_class)
 
     def _inner_tars(self, archive: str) -> Iterator[tar.TarMember]:
         return tar.members(self.reader, archive, 0, self.reader.size(archive))
@@ -162,37 +156,6 @@ def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
         for s in splits
     )
     return Ilsvrc2012(classes, parts, wanted, truth)
-
-
-def count_problems(
-    split: str, classes: labels.ClassList, num_per_class: Sequence[int]
-) -> list[str]:
-    """Returns how counts differ from ILSVRC2012's official ones; empty where they do not.
-
-    Args:
-      split: "train" or "validation"; ILSVRC2012 has no other with labels.
-      classes: the class list.
-      num_per_class: images by class index.
-    """
-    if not classes.official:
-        return [f"the class list has {len(classes.wnids)} classes and is not ILSVRC2012's"]
-    if split not in schema.OFFICIAL_NUM_EXAMPLES:
-        return [f"{split} is no split of ILSVRC2012"]
-    problems = []
-    total, expected = sum(num_per_class), schema.OFFICIAL_NUM_EXAMPLES[split]
-    if total != expected:
-        problems.append(f"{split} has {total:,} images, expected {expected:,}")
-    if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
-        problems.append(f"{split} misses {some(absent)}")
-    low, high = schema.OFFICIAL_CLASS_RANGE[split]
-    odd = [
-        f"{wnid} with {count:,}"
-        for wnid, count in zip(classes.wnids, num_per_class, strict=True)
-        if count and not low <= count <= high
-    ]
-    if odd:
-        problems.append(f"{split} expects {low} to {high} images a class, got {some(odd)}")
-    return problems
 
 
 def _expected(splits: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -108,16 +108,18 @@ def official_classes() -> ClassList:
     return ClassList(tuple(row[0] for row in rows), tuple(row[1] for row in rows))
 
 
-def classes_called(names: Sequence[str], where: str) -> ClassList:
+def classes_called(
+    names: Sequence[str], where: str, lemmas: Mapping[str, str] | None = None
+) -> ClassList:
     """Returns the class list of a data set that has names only, in their order.
 
-    WNIDs of ILSVRC2012 get its words. Blanks become "_" in the id, since labels.txt and its
-    readers take the first word of a line for it.
+    WNIDs get the words of `lemmas`, or else of ILSVRC2012. Blanks become "_" in the id, since
+    labels.txt and its readers take the first word of a line for it.
 
     Raises:
       SourceError: two classes have the same name.
     """
-    words = dict(zip(*dataclasses.astuple(official_classes()), strict=True))
+    words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
     if odd := sorted(name for name, count in Counter(ids).items() if count > 1 or not name):
         raise SourceError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import ilsvrc, labels, source
+from imagenet_prep.sources import editions, labels, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Parquet(source.Packed):
             there = len(self.splits[split])
             problems.append(f"{split} has {there} of {there + self.absent[split]} files")
         if self.classes.official:
-            problems += ilsvrc.count_problems(split, self.classes, num_per_class)
+            problems += editions.ILSVRC2012.problems(split, self.classes, num_per_class)
         return problems
 
     def _image(self, task: IndexTask, where: str, row: int, label: Any, image: Any) -> PackedImage:

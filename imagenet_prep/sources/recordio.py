@@ -17,7 +17,7 @@ import numpy as np
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import ilsvrc, labels, source
+from imagenet_prep.sources import editions, labels, source
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
@@ -156,7 +156,7 @@ class RecordIO(source.Stored):
         """Returns how counts differ from ILSVRC2012's; another data set's are not known."""
         if not self.classes.official:
             return []
-        return ilsvrc.count_problems(split, self.classes, num_per_class)
+        return editions.ILSVRC2012.problems(split, self.classes, num_per_class)
 
     def _member(self, task: IndexTask, record: recordio.Stored) -> Member:
         where = f"{self.files[task.part]}: byte {record.offset:,}: image {record.number}"

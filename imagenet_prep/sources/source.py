@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
+# Kaggle's solution has 2 MB, the words of all of WordNet 3 MB, other lists less.
+_MAX_LIST_BYTES = 16 << 20
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
@@ -217,6 +219,21 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
     return [found[key] for key in sorted(found)]
 
 
+def listed(members: Iterable[Member], task: IndexTask, archive: str) -> list[Member]:
+    """Returns the images of a tar in the order of their keys.
+
+    Raises:
+      SourceError: a key comes twice, or there is no image.
+    """
+    found = sorted_by_key(members, archive)
+    if not found:
+        raise SourceError(
+            f"{archive}: byte {task.start:,}: {task.name} holds no image. "
+            "The archive is not whole: compare its md5 and download it again."
+        )
+    return found
+
+
 def duplicate(one: Member, other: Member) -> str:
     """Returns what is said of two members with the same key."""
     if one.archive == other.archive:
@@ -291,6 +308,32 @@ def _refuse_unprintable(folder: Path, name: str) -> None:
         raise SourceError(
             f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it: records hold text."
         ) from error
+
+
+def read_list(path: Path, *, lenient: bool = False) -> str:
+    """Returns the text of a small list beside the images.
+
+    Args:
+      path: the file.
+      lenient: take what is not UTF-8 for Latin-1, as in lists that are older.
+
+    Raises:
+      SourceError: it cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_LIST_BYTES + 1)
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            if not lenient:
+                raise
+            text = data.decode("latin-1")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
+    if len(data) > _MAX_LIST_BYTES:
+        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
+    return text
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:

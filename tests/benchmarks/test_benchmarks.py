@@ -17,7 +17,8 @@ import pytest
 
 from benchmarks import codec, download, measure, read, replicate, scale, write
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources import class_tars, ilsvrc, labels
+from imagenet_prep.sources.editions import ILSVRC2012
 from tests.kit.command import wait_until
 
 PHASES = {"start-up", "index", "plan", "launch", "shards", "commit", "end"}
@@ -196,12 +197,21 @@ def test_bars_are_judged_over_the_rounds() -> None:
     assert of("peak PSS MB, 2 workers") == ("701", "MISSED")
 
 
+def test_scale_has_as_many_class_tars_as_it_says(tmp_path: Path) -> None:
+    for images, tars in ((7, 3), (6, 3)):
+        folder = tmp_path / str(images)
+        scale.make_source(folder, scale.Row("", images, 0, 1, tars))
+        source = class_tars.find(folder, ["train"])
+        found = [len(source.index(task)) for task in source.index_tasks("train")]
+        assert (sum(found), len(found)) == (images, tars)
+
+
 def test_scale_has_ilsvrc2012s_counts() -> None:
     counts = scale.class_counts(scale.NUM_TRAIN)
 
     assert sum(counts) == 1_281_167
     assert (min(counts), max(counts), len(counts)) == (732, 1300, 1000)
-    assert ilsvrc.count_problems("train", labels.official_classes(), counts) == []
+    assert ILSVRC2012.problems("train", labels.official_classes(), counts) == []
     assert sum(scale.class_counts(2_345)) == 2_345
 
 

@@ -214,8 +214,18 @@ def test_what_records_lack_is_kept_and_left_out_where_they_are_whole() -> None:
     assert manifest.loads(SMALL.dumps(), "here").lacks == {}
 
 
+def test_the_edition_is_kept_and_left_out_where_there_is_none() -> None:
+    named = dataclasses.replace(SMALL, edition="ImageNet-21K winter21")
+
+    assert manifest.loads(named.dumps(), "here") == named
+    assert b"edition" not in SMALL.dumps()
+    with pytest.raises(ManifestError, match=r"the edition '\\x1b'"):
+        manifest.loads(dataclasses.replace(SMALL, edition="\x1b").dumps(), "here")
+
+
 @pytest.mark.parametrize(
-    "field", [f.name for f in dataclasses.fields(Manifest) if f.name != "lacks"][1:]
+    "field",
+    [f.name for f in dataclasses.fields(Manifest) if f.name not in ("lacks", "edition")][1:],
 )
 def test_a_missing_field_is_named(field: str) -> None:
     content = json.loads(SMALL.dumps())

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,38 @@ def prepared(source: Path, out: Path, *more: str) -> dict[str, bytes]:
     result = prepare(source, out, *more)
     assert result.code == 0, result
     return shards(out)
+
+
+def test_imagenet21k_from_one_tar_and_from_a_folder_of_tars(tmp_path: Path) -> None:
+    classes = {
+        wnid: [f"{wnid}_{number}.JPEG" for number in range(count)]
+        for wnid, count in (("n00015388", 5), ("n01440764", 1), ("n02084071", 6))
+    }
+    outs = []
+    for whole in (True, False):
+        root = layouts.make_class_tars(classes, tmp_path / f"in-{whole}", whole=whole)
+        (root / "words.txt").write_text("n00015388\tanimal, fauna\nn02084071\tdog\n")
+        refused = prepare(root, tmp_path / "refused", "--splits", "train,validation")
+        assert (refused.code, "--holdout-per-class" in refused.err) == (2, True)
+        outs.append(tmp_path / f"out-{whole}")
+        result = prepare(root, outs[-1], "--allow-subset", "--holdout-per-class", "2")
+        assert result.code == 0, result
+    found = contents(outs[0])
+
+    assert shards(outs[0]) == shards(outs[1])
+    assert found["labels.txt"].decode().splitlines() == [
+        "n00015388 animal, fauna",
+        "n01440764 tench, Tinca tinca",
+        "n02084071 dog",
+    ]
+    counts = {
+        split: Counter(record.wnid for record in split_records(outs[0], split))
+        for split in ("train", "validation")
+    }
+    assert counts["validation"] == {"n00015388": 2, "n02084071": 2}
+    assert counts["train"] + counts["validation"] == {w: len(n) for w, n in classes.items()}
+    assert json.loads(found["dataset.json"])["subset"] is True
+    assert command.run("verify", outs[0]).code == 0
 
 
 @pytest.fixture(scope="session")

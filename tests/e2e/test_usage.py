@@ -40,6 +40,8 @@ from tests.kit.dataset import contents, shard_names
         ("--splits", "train", "--validation-shards", "3"),
         ("--splits", "validation", "--holdout", "3"),
         ("--holdout", "-1"),
+        ("--holdout-per-class", "2", "--holdout", "3"),
+        ("--holdout-per-class", "2", "--splits", "train"),
         ("--subset-classes", "n99999999"),
         ("--subset-classes", "0"),
         ("stray",),

@@ -36,7 +36,10 @@ def golden_plan(seed: int, num_shards: int) -> list[list[str]]:
     shards: list[list[Member]] = [[] for _ in range(num_shards)]
     for shard, member in plan.deal(golden_classes(), num_shards, seed):
         shards[shard].append(member)
-    return [[m.key for m in plan.order_in_shard(shard, seed)] for shard in shards]
+    return [
+        [m.key for m in sorted(shard, key=lambda member: plan.place_in_shard(member, seed))]
+        for shard in shards
+    ]
 
 
 def content() -> dict[str, Any]:

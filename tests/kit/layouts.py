@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -73,6 +74,46 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
     elif truth == "csv":
         write(root / "LOC_val_solution.csv", solution(mini))
     return root
+
+
+def make_class_tars(classes: Mapping[str, Sequence[str]], root: Path, *, whole: bool) -> Path:
+    """Writes ImageNet-21K's archives: a tar a class, in fall11_whole.tar or winter21_whole/.
+
+    Args:
+      classes: names of images by WNID.
+      root: created.
+      whole: one tar of all of them, or a folder of them.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    tars = {
+        f"{wnid}.tar": _tar({name: _jpeg_called(name) for name in names})
+        for wnid, names in classes.items()
+    }
+    if whole:
+        (root / "fall11_whole.tar").write_bytes(_tar(tars))
+    else:
+        for name, data in tars.items():
+            write(root / "winter21_whole" / name, data)
+    return root
+
+
+def _jpeg_called(name: str) -> bytes:
+    """Returns a small JPEG that differs from those of other names."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (24, 16), tuple(hashlib.sha256(name.encode()).digest()[:3])).save(
+        buffer, "JPEG"
+    )
+    return buffer.getvalue()
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
 
 
 def make_kaggle(mini: Miniature, root: Path, classes: Sequence[tuple[str, str]]) -> Path:

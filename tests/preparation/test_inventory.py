@@ -15,8 +15,10 @@ from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.inventory import Selection, remove_unpacked, take_inventory
-from imagenet_prep.preparation.tasks import UNPACKED, plan_name
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan
+from imagenet_prep.sources import editions
+from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Part, Stored
 from imagenet_prep.storage.folder import LocalStore
@@ -114,6 +116,41 @@ def test_something_must_be_left_in_train(tmp_path: Path) -> None:
         take_inventory(selection(holdout=9), LocalStore(tmp_path), WORKERS, quiet=True)
 
 
+def test_validation_is_taken_out_of_each_class_at_most_half_of_it(tmp_path: Path) -> None:
+    wanted = selection((4, 1, 4), holdout_per_class=3)
+    store = LocalStore(tmp_path / "a")
+    inventory = take_inventory(wanted, store, WORKERS, quiet=True)
+    train, validation = inventory.plans
+
+    assert (train.split, train.num_per_class) == ("train", (2, 1, 2))
+    assert (validation.split, validation.num_per_class) == ("validation", (2, 0, 2))
+    assert len({*keys(store, train), *keys(store, validation)}) == 9
+    assert inventory.taken == Counter({"train.tar": 9})
+    assert (wanted.is_subset, wanted.source_split("validation")) == (True, "train")
+    one = take_inventory(replace(wanted, holdout_per_class=1), store, WORKERS, quiet=True)
+    assert {*keys(store, one.plans[1])} <= {
+        *(f"{CLASSES.wnids[i]}/{n}.JPEG" for i in (0, 2) for n in range(4))
+    }
+    single = selection((1, 1, 1), holdout_per_class=3, any_counts=True)
+    with pytest.raises(UsageError, match="--holdout-per-class 3: no class has two images"):
+        take_inventory(single, LocalStore(tmp_path / "b"), WORKERS, quiet=True)
+
+
+def test_a_known_edition_is_named_and_needs_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Edition("ImageNet of three classes", 3, {"train": 8})
+    monkeypatch.setattr(editions, "_OTHERS", (known,))
+    some = selection((4, 3, 1), per_class=2, any_counts=True)
+    wanted = {"whole": selection((4, 3, 1)), "some": some, "other": selection()}
+    found = {
+        name: take_inventory(each, LocalStore(tmp_path / name), WORKERS, quiet=True).edition
+        for name, each in wanted.items()
+    }
+
+    assert found == {"whole": known.name, "some": known.name, "other": ""}
+
+
 def test_other_counts_need_a_word(tmp_path: Path) -> None:
     few = selection((4, 3, 1))
     with pytest.raises(SourceError, match="/in: not whole: train has 8 images.*--allow-subset"):
@@ -202,3 +239,27 @@ def test_no_shard_may_be_left_empty(tmp_path: Path) -> None:
     chosen = excluding(*every, classes=frozenset((0,)), any_counts=True)
     with pytest.raises(UsageError, match="--exclude leaves no image in train-00000-of-00002, tr"):
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
+
+
+class Mixed(Listed):
+    """The same images, in one list of all classes."""
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        return [IndexTask(split, split, f"{split}.tar")]
+
+    def index(self, task: IndexTask) -> list[Member]:
+        lists = [super(Mixed, self).index(each) for each in super().index_tasks(task.split)]
+        return [member for of_class in lists[::-1] for member in of_class]
+
+
+def test_a_list_of_all_classes_gives_the_plan_of_a_list_each(tmp_path: Path) -> None:
+    parts = (Part("train.tar", 90, 1),)
+    one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    mixed = selection(source=Mixed(CLASSES, parts), holdout=3)
+    found = take_inventory(mixed, one, WORKERS, quiet=True)
+    expected = take_inventory(selection(holdout=3), other, WORKERS, quiet=True)
+
+    assert found == expected
+    assert sorted(path.name for path in one.path(PLAN_FOLDER).iterdir()) == sorted(
+        f"{name}.jsonl" for split in found.plans for name in split.shard_names
+    )

@@ -16,6 +16,8 @@ from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.preparation.output import Output, Wanted
 from imagenet_prep.shards.commit import publish
+from imagenet_prep.sources import editions
+from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import stamps
@@ -72,6 +74,18 @@ def load(root: Path) -> Manifest:
 
 def quarantined(root: Path) -> list[str]:
     return [json.loads(line)["key"] for line in (root / naming.QUARANTINE).read_text().splitlines()]
+
+
+def test_an_edition_is_recognised_by_the_images_that_sources_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 1, "validation": 2}),))
+    make(tmp_path, resized(*BOTH), ["train"])
+    known = load(tmp_path)
+    assert (known.edition, known.subset) == ("known", False)
+    make(tmp_path, resized(*BOTH))
+    both = load(tmp_path)
+    assert (both.edition, both.subset) == ("", True)
 
 
 def test_a_run_makes_what_is_wanted_and_a_second_finds_it(tmp_path: Path) -> None:

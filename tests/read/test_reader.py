@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.order import Order, Steps
 from tests.kit.tfrecords import numbers_of
@@ -117,6 +119,15 @@ def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: st
         assert len(json.dumps(state)) < 300
         assert len(rest) == 6 - done
         assert all(map(same, rest, batches[done:]))
+
+
+def test_the_state_names_the_edition_of_the_data_set(damaged: Path) -> None:
+    path = damaged / naming.MANIFEST
+    known = dataclasses.replace(manifest.loads(path.read_bytes(), "here"), edition="ImageNet-21K")
+    assert "edition" not in open_set(damaged, "train", 10, "native").state()
+    path.write_bytes(known.dumps())
+
+    assert open_set(damaged, "train", 10, "native").state()["edition"] == "ImageNet-21K"
 
 
 def test_a_state_taken_before_the_last_step_is_trained_on_counts_it_as_read(

@@ -74,7 +74,9 @@ def test_identity_changes_with_names_sizes_and_times_only(root: Path) -> None:
 
 def test_a_folder_without_a_split_says_what_was_expected(root: Path) -> None:
     (root / "val").rename(root / "value")
-    with pytest.raises(UsageError, match=r"no folder of validation; expected train/ and one of"):
+    with pytest.raises(
+        UsageError, match=r"no folder of validation; expected one of val/, validation/"
+    ):
         folder.find(root, ["train", "validation"])
 
 

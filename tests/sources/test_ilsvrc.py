@@ -14,6 +14,7 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources.editions import ILSVRC2012
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.kit.miniature import (
@@ -283,8 +284,8 @@ def train_counts() -> list[int]:
 
 
 def test_the_official_counts_have_no_problem(official: ClassList, train_counts: list[int]) -> None:
-    assert ilsvrc.count_problems("train", official, train_counts) == []
-    assert ilsvrc.count_problems("validation", official, [50] * 1000) == []
+    assert ILSVRC2012.problems("train", official, train_counts) == []
+    assert ILSVRC2012.problems("validation", official, [50] * 1000) == []
 
 
 def test_one_missing_image_of_train_is_a_problem(
@@ -292,7 +293,7 @@ def test_one_missing_image_of_train_is_a_problem(
 ) -> None:
     train_counts[train_counts.index(1300)] -= 1
 
-    assert ilsvrc.count_problems("train", official, train_counts) == [
+    assert ILSVRC2012.problems("train", official, train_counts) == [
         "train has 1,281,166 images, expected 1,281,167"
     ]
 
@@ -303,7 +304,7 @@ def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
     counts[7] += 1
 
     odd = f"{official.wnids[3]} with 49, {official.wnids[7]} with 51"
-    assert ilsvrc.count_problems("validation", official, counts) == [
+    assert ILSVRC2012.problems("validation", official, counts) == [
         f"validation expects 50 to 50 images a class, got {odd}"
     ]
 
@@ -315,7 +316,7 @@ def test_a_class_beyond_the_official_range_is_a_problem(
     train_counts[low] -= 1
     train_counts[high] += 1
 
-    (problem,) = ilsvrc.count_problems("train", official, train_counts)
+    (problem,) = ILSVRC2012.problems("train", official, train_counts)
     assert problem.startswith("train expects 732 to 1300 images a class, got ")
     assert {f"{official.wnids[low]} with 731", f"{official.wnids[high]} with 1,301"} == set(
         problem.split("got ")[1].split(", ")
@@ -327,7 +328,7 @@ def test_missing_classes_are_counted_and_the_first_are_named(
 ) -> None:
     counts = [0] * 10 + train_counts[10:]
 
-    problems = ilsvrc.count_problems("train", official, counts)
+    problems = ILSVRC2012.problems("train", official, counts)
     assert problems[1:] == [
         f"train misses {', '.join(official.wnids[:5])} and 5 more",
     ]
@@ -336,7 +337,7 @@ def test_missing_classes_are_counted_and_the_first_are_named(
 def test_another_class_list_is_itself_the_problem() -> None:
     classes = ClassList(("n00000001",), ("one",))
 
-    assert ilsvrc.count_problems("train", classes, [5]) == [
+    assert ILSVRC2012.problems("train", classes, [5]) == [
         "the class list has 1 classes and is not ILSVRC2012's"
     ]
 

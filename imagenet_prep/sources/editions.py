@@ -1,0 +1,145 @@
+"""The published editions of ImageNet, as far as their counts are known.
+
+ILSVRC2012 was published again in 2021 with blurred faces, without 101 images of train and 3 of
+validation (github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The whole of
+ImageNet has no validation split: fall11 is of 2011, and winter21 lacks most classes of people.
+ImageNet-21K-P is each of these without its rare classes (github.com/Alibaba-MIIL/ImageNet21K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from imagenet_prep.core.errors import some
+from imagenet_prep.dataset import schema
+from imagenet_prep.sources.labels import ClassList
+
+_TRAIN, _VALIDATION = schema.TRAIN, schema.VALIDATION
+# Images that the blurred edition lacks: of one class, at most all of them.
+_UNBLURRED = {_TRAIN: 101, _VALIDATION: 3}
+
+
+@dataclass(frozen=True)
+class Edition:
+    """What is known of one edition.
+
+    Attributes:
+      name: what manifest, report and checkpoints call it.
+      num_classes: of its class list.
+      examples: images by split.
+      class_range: fewest and most images of a class by split, where that is known.
+      is_ilsvrc: whether its classes are ILSVRC2012's.
+      names: of the archive and the folders that it comes in and nothing else does.
+    """
+
+    name: str
+    num_classes: int
+    examples: dict[str, int]
+    class_range: dict[str, tuple[int, int]] = field(default_factory=dict)
+    is_ilsvrc: bool = False
+    names: tuple[str, ...] = ()
+
+    def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
+        """Returns how counts differ from this edition's; empty where they do not.
+
+        Args:
+          split: "train" or "validation".
+          classes: the class list.
+          num_per_class: images by class index.
+        """
+        if not self._has(classes):
+            other = f"is not {self.name}'s"
+            if not self.is_ilsvrc:
+                other = f"{self.name} has {self.num_classes:,}"
+            return [f"the class list has {len(classes.wnids)} classes and {other}"]
+        if split not in self.examples:
+            return [f"{split} is no split of {self.name}"]
+        problems = []
+        total, expected = sum(num_per_class), self.examples[split]
+        if total != expected:
+            problems.append(f"{split} has {total:,} images, expected {expected:,}")
+        if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
+            problems.append(f"{split} misses {some(absent)}")
+        low, high = self.class_range.get(split, (1, total))
+        odd = [
+            f"{wnid} with {count:,}"
+            for wnid, count in zip(classes.wnids, num_per_class, strict=True)
+            if count and not low <= count <= high
+        ]
+        if odd:
+            problems.append(f"{split} expects {low} to {high} images a class, got {some(odd)}")
+        return problems
+
+    def is_it(self, classes: ClassList, totals: Mapping[str, int]) -> bool:
+        """Returns whether splits with so many images are splits of this edition."""
+        return self._has(classes) and all(
+            self.examples.get(split) == total for split, total in totals.items()
+        )
+
+    def _has(self, classes: ClassList) -> bool:
+        return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
+
+
+ILSVRC2012 = Edition(
+    "ILSVRC2012",
+    schema.OFFICIAL_NUM_CLASSES,
+    schema.OFFICIAL_NUM_EXAMPLES,
+    schema.OFFICIAL_CLASS_RANGE,
+    is_ilsvrc=True,
+)
+FACE_BLURRED = Edition(
+    "ILSVRC2012 face-blurred",
+    schema.OFFICIAL_NUM_CLASSES,
+    {split: schema.OFFICIAL_NUM_EXAMPLES[split] - lost for split, lost in _UNBLURRED.items()},
+    {
+        split: (schema.OFFICIAL_CLASS_RANGE[split][0] - lost, schema.OFFICIAL_CLASS_RANGE[split][1])
+        for split, lost in _UNBLURRED.items()
+    },
+    is_ilsvrc=True,
+    names=("train_blurred", "val_blurred"),
+)
+FALL11 = Edition(
+    "ImageNet-21K fall11",
+    21_841,
+    {_TRAIN: 14_197_122},
+    names=("fall11_whole.tar", "fall11_whole"),
+)
+WINTER21 = Edition("ImageNet-21K winter21", 19_167, {_TRAIN: 13_153_500}, names=("winter21_whole",))
+_PROCESSED = ("imagenet21k_train", "imagenet21k_val")
+FALL11_P = Edition(
+    "ImageNet-21K-P fall11",
+    11_221,
+    {_TRAIN: 11_797_632, _VALIDATION: 561_052},
+    names=_PROCESSED,
+)
+WINTER21_P = Edition(
+    "ImageNet-21K-P winter21",
+    10_450,
+    {_TRAIN: 11_060_223, _VALIDATION: 522_500},
+    names=_PROCESSED,
+)
+_OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
+
+
+def recognised(classes: ClassList, totals: Mapping[str, int]) -> str:
+    """Returns the name of the edition that a data set is.
+
+    It is "" for ILSVRC2012 as it was first published, which needs no name, and for all others.
+
+    Args:
+      classes: the class list.
+      totals: images by split, before any was left out.
+    """
+    found = (edition.name for edition in _OTHERS if totals and edition.is_it(classes, totals))
+    return next(found, "")
+
+
+def called(name: str, num_classes: int) -> Edition | None:
+    """Returns the edition that an archive or a folder of this name should be; None for any."""
+    return closest((edition for edition in _OTHERS if name in edition.names), num_classes)
+
+
+def closest(editions: Iterable[Edition], num_classes: int) -> Edition | None:
+    """Returns the edition with the most similar number of classes; None of none."""
+    return min(editions, key=lambda e: abs(e.num_classes - num_classes), default=None)

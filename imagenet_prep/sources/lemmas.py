@@ -1,0 +1,45 @@
+"""Words for WordNet ids, from the files that people keep beside ImageNet-21K."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from imagenet_prep.sources import source
+from imagenet_prep.sources.labels import WNID
+
+# A line "WNID words" for each synset: image-net.org's list of all of WordNet, and timm's.
+_LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
+# The same as two files, line by line (Big Transfer); blanks in lemmas are "_".
+_IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
+NAMES = (*_LISTS, _LEMMAS)
+
+
+def beside(folders: Iterable[Path]) -> dict[str, str]:
+    """Returns words by WNID from the first such file in these folders; empty without any.
+
+    Words only help people, so a line that is none of the kind is passed over.
+
+    Raises:
+      SourceError: the file cannot be read, or is too large to be such a list.
+    """
+    for folder in folders:
+        for name in _LISTS:
+            if (folder / name).is_file():
+                lines = source.read_list(folder / name, lenient=True).splitlines()
+                return _words(line.split(None, 1) for line in lines)
+        if (folder / _IDS).is_file() and (folder / _LEMMAS).is_file():
+            ids, lemmas = (
+                source.read_list(folder / n, lenient=True).splitlines() for n in (_IDS, _LEMMAS)
+            )
+            spaced = (lemma.replace("_", " ") for lemma in lemmas)
+            return _words(map(list, zip(ids, spaced, strict=False)))
+    return {}
+
+
+def _words(rows: Iterable[list[str]]) -> dict[str, str]:
+    return {
+        row[0]: " ".join(row[1].split())
+        for row in rows
+        if len(row) == 2 and WNID.fullmatch(row[0]) and row[1].strip()
+    }

@@ -1,0 +1,42 @@
+"""The lines that lists of images are made of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.member import Boxes, Member, dump_member, parse_members
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+number = st.integers(0, 2**63)
+members = st.builds(
+    Member,
+    text,
+    text,
+    number,
+    number,
+    number,
+    st.sampled_from([Boxes((), (), (), ()), Boxes((0.5,), (1.0,), (0.25,), (1,))]),
+)
+
+
+@given(st.lists(members, max_size=5))
+def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
+    lines = [dump_member(member) for member in found]
+
+    assert lines == [
+        canonical.dumps(member if member.boxes.xmin else member[:5]) + b"\n" for member in found
+    ]
+    assert parse_members(b"".join(lines)) == found
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"1\n", b'["a"]\n', b"{}\n", b'["a","b",1,2,3\n', b'["a","b",1,2,3,[1]]\n', b"\xff", b"[" * 9],
+)
+def test_a_damaged_list_is_said(damage: bytes) -> None:
+    with pytest.raises(DataDamagedError, match=r"below \.work is damaged"):
+        parse_members(b'["a","b",1,2,3]\n' + damage)

@@ -1,0 +1,66 @@
+"""Counts of the published editions, on lists of counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.sources import editions, folder, labels
+from imagenet_prep.sources.editions import FACE_BLURRED, FALL11, WINTER21, WINTER21_P, Edition
+from imagenet_prep.sources.labels import ClassList
+from tests.kit.layouts import write
+
+OFFICIAL = labels.official_classes()
+
+
+def classes_of(number: int) -> ClassList:
+    return ClassList(tuple(f"n{i:08d}" for i in range(number)), ("",) * number)
+
+
+def spread(total: int, number: int) -> list[int]:
+    return [total // number + (i < total % number) for i in range(number)]
+
+
+@pytest.mark.parametrize("edition", [FALL11, WINTER21, WINTER21_P])
+def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
+    classes = classes_of(edition.num_classes)
+    assert editions.recognised(classes, edition.examples) == edition.name
+    for split, total in edition.examples.items():
+        counts = spread(total, edition.num_classes)
+        assert edition.problems(split, classes, counts) == []
+        counts[0] -= 1
+        assert edition.problems(split, classes, counts) == [
+            f"{split} has {total - 1:,} images, expected {total:,}"
+        ]
+        assert editions.recognised(classes, {**edition.examples, split: total - 1}) == ""
+    assert editions.recognised(classes_of(edition.num_classes - 1), edition.examples) == ""
+
+
+def test_the_blurred_edition_is_not_the_first_and_they_do_not_mix() -> None:
+    blurred = {"train": 1_281_066, "validation": 49_997}
+    assert editions.recognised(OFFICIAL, blurred) == FACE_BLURRED.name
+    assert editions.recognised(OFFICIAL, {"train": 1_281_066}) == FACE_BLURRED.name
+    assert editions.recognised(OFFICIAL, {**blurred, "validation": 50_000}) == ""
+    assert editions.recognised(OFFICIAL, {"train": 1_281_167, "validation": 50_000}) == ""
+    assert editions.recognised(classes_of(1000), blurred) == ""
+    assert editions.recognised(OFFICIAL, {}) == ""
+
+
+def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -> None:
+    for split in ("train_blurred", "val_blurred"):
+        write(tmp_path / split / "n01440764" / "n01440764_1.jpg", b"1")
+    for split in ("imagenet21k_train", "imagenet21k_val", "imagenet21k_small_classes"):
+        write(tmp_path / "p" / split / "n00015388" / "n00015388_1.JPEG", b"1")
+    write(tmp_path / "p" / "words.txt", b"n00015388\tanimal, fauna\n")
+    blurred = folder.find(tmp_path, ["train", "validation"])
+    processed = folder.find(tmp_path / "p", ["train", "validation"])
+
+    assert blurred.classes.official
+    assert blurred.count_problems("train", [1] + [0] * 999)[0] == (
+        "train has 1 images, expected 1,281,066"
+    )
+    assert processed.classes == ClassList(("n00015388",), ("animal, fauna",))
+    assert processed.count_problems("validation", [1]) == [
+        "the class list has 1 classes and ImageNet-21K-P winter21 has 10,450"
+    ]

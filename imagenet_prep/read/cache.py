@@ -293,6 +293,8 @@ class NodeCache:
             fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
             yield
         finally:
+            # Closing does not free it while a process that was forked meanwhile has a copy.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _content(self, name: str) -> bytes:

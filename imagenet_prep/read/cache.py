@@ -293,7 +293,7 @@ class NodeCache:
             fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
             yield
         finally:
-            # Closing frees no lock that a process forked meanwhile has inherited.
+            # Closing does not free it while a process that was forked meanwhile has a copy.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -119,6 +120,23 @@ def test_a_remote_set_reads_as_the_local_one(colours: Path, server: Server, tmp_
     assert len(remote) == len(local)
     assert remote.manifest == local.manifest
     assert [remote.read(n) for n in range(NUM_TRAIN)] == [local.read(n) for n in range(NUM_TRAIN)]
+
+
+def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(
+    server: Server, tmp_path: Path
+) -> None:
+    """So did workers of a DataLoader, and waited for themselves."""
+    copy = NodeCache(server.url, tmp_path, None)
+    with copy._only_one("some shard"):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        with copy._only_one("some shard", fcntl.LOCK_NB):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_each_shard_is_fetched_once_for_all_ranks_and_epochs(

@@ -31,9 +31,10 @@ def opened(root: Path, batch: int = 4, split: str = "train", **more: Any) -> Rea
 def test_workers_make_the_batches_that_the_reader_makes(
     scenes: Path, workers: int, method: str
 ) -> None:
-    reader, alone = (opened(scenes, 7, world=World(1, 2), seed=3) for _ in range(2))
+    how = {"world": World(1, 2), "seed": 3, "views": 2, "fields": ("images", "mask", "key")}
+    reader, alone = (opened(scenes, 7, **how) for _ in range(2))
     next(iter(reader))  # its threads are begun, which a fork does not have
-    sampler = opened(scenes, 7, world=World(1, 2), seed=3).sampler()
+    sampler = opened(scenes, 7, **how).sampler()
     for _ in range(2):
         expected = list(alone)
         found = list(dataloader.batches(reader, sampler, workers, method))
@@ -149,3 +150,5 @@ def test_damage_in_a_worker_is_named_or_masked(damaged: Path) -> None:
 def test_what_a_dataloader_needs_is_said(colours: Path) -> None:
     with pytest.raises(UsageError, match="batch_size=None and sampler=reader.sampler()"):
         opened(colours)[0]  # type: ignore[index]
+    with pytest.raises(UsageError, match="pin_memory=True"):
+        opened(colours, framework=None, out=lambda: np.empty(0)).sampler()

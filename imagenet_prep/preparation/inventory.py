@@ -296,7 +296,11 @@ def _count(
         )
         for split in selection.splits
     }
-    edition = editions.recognised(classes, {split: sum(n) for split, n in counts.items()})
+    edition = editions.recognised(
+        classes,
+        {split: sum(numbers) for split, numbers in counts.items()},
+        [part.name for part in selection.source.parts],
+    )
     limit = selection.per_class
     used = {}
     for split, numbers in counts.items():

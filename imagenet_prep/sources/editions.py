@@ -122,17 +122,27 @@ WINTER21_P = Edition(
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
 
 
-def recognised(classes: ClassList, totals: Mapping[str, int]) -> str:
+def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
     """Returns the name of the edition that a data set is.
 
     It is "" for ILSVRC2012 as it was first published, which needs no name, and for all others.
+    One split with ILSVRC2012's classes may just have lost some files: to be another edition, it
+    needs the other split beside it, or the name of its folder.
 
     Args:
       classes: the class list.
       totals: images by split, before any was left out.
+      names: of the archives or folders that they come from, where these are known.
     """
-    found = (edition.name for edition in _OTHERS if totals and edition.is_it(classes, totals))
-    return next(found, "")
+    for edition in _OTHERS:
+        sure = (
+            not edition.is_ilsvrc
+            or totals.keys() == edition.examples.keys()
+            or not set(names).isdisjoint(edition.names)
+        )
+        if sure and totals and edition.is_it(classes, totals):
+            return edition.name
+    return ""
 
 
 def called(name: str, num_classes: int) -> Edition | None:

@@ -141,8 +141,10 @@ class Folder(source.Stored):
         return members
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from ILSVRC2012's, or from those of the folder's edition."""
-        expected = editions.called(Path(self.folders[split]).name, len(self.classes.wnids))
+        """Returns how counts differ from ILSVRC2012's, or from the edition's that folders name."""
+        names = (Path(folder).name for folder in self.folders.values())
+        called = (editions.called(name, len(self.classes.wnids)) for name in names)
+        expected = next(filter(None, called), None)
         if expected is None and not self.is_ilsvrc:
             return []
         return (expected or editions.ILSVRC2012).problems(split, self.classes, num_per_class)

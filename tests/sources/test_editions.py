@@ -40,7 +40,11 @@ def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
 def test_the_blurred_edition_is_not_the_first_and_they_do_not_mix() -> None:
     blurred = {"train": 1_281_066, "validation": 49_997}
     assert editions.recognised(OFFICIAL, blurred) == FACE_BLURRED.name
-    assert editions.recognised(OFFICIAL, {"train": 1_281_066}) == FACE_BLURRED.name
+    # Three lost files of validation are no other edition.
+    for split, total in blurred.items():
+        assert editions.recognised(OFFICIAL, {split: total}) == ""
+        name = {"train": "train_blurred", "validation": "val_blurred"}[split]
+        assert editions.recognised(OFFICIAL, {split: total}, [name]) == FACE_BLURRED.name
     assert editions.recognised(OFFICIAL, {**blurred, "validation": 50_000}) == ""
     assert editions.recognised(OFFICIAL, {"train": 1_281_167, "validation": 50_000}) == ""
     assert editions.recognised(classes_of(1000), blurred) == ""
@@ -60,6 +64,12 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
     assert blurred.count_problems("train", [1] + [0] * 999)[0] == (
         "train has 1 images, expected 1,281,066"
     )
+    # With another validation folder, it is still the blurred edition that is there in part.
+    (tmp_path / "val_blurred").rename(tmp_path / "val")
+    mixed = folder.find(tmp_path, ["train", "validation"])
+    assert mixed.count_problems("validation", [50] * 1000) == [
+        "validation has 50,000 images, expected 49,997"
+    ]
     assert processed.classes == ClassList(("n00015388",), ("animal, fauna",))
     assert processed.count_problems("validation", [1]) == [
         "the class list has 1 classes and ImageNet-21K-P winter21 has 10,450"

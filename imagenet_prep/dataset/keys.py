@@ -60,7 +60,8 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
       UsageError: the file cannot be read, is not UTF-8, or lists nothing.
     """
     try:
-        lines = Path(path).expanduser().read_bytes().decode().split("\n")
+        # Editors of Windows begin a file with a mark, which would become a part of the first key.
+        lines = Path(path).expanduser().read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -23,7 +23,7 @@ def test_only_validation_images_of_ilsvrc2012_have_keys_without_a_class() -> Non
 def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("b/2 x.JPEG\na/1\n")
-    other.write_bytes(b"\r\na/1\r\n b/2 x.JPEG\na/1")
+    other.write_bytes(b"\xef\xbb\xbfb/2 x.JPEG\r\na/1\r\n b/2 x.JPEG\na/1")
     found = read_list(one)
 
     assert found.keys == {"a/1", "b/2 x.JPEG"}

@@ -148,7 +148,8 @@ def find(root: Path, splits: Sequence[str]) -> ClassTars:
     if place.is_file():
         archives = {place.name: place}
         part = source.file_part(place)
-        tars = _inner_tars(ArchiveReader(archives), place.name)
+        with ArchiveReader(archives) as reader:
+            tars = _inner_tars(reader, place.name)
     else:
         files = _class_files(place)
         # Relative to the source, so that `report` finds them.

@@ -166,13 +166,13 @@ def take_inventory(
         in a shard, or keys to exclude that no image has.
     """
     store = out.local
+    # It may hold files of an earlier run, which may have filled the disk, or links of a stranger.
+    store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
     workers = _index_workers(selection, out, workers, len(tasks))
     receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
-    # It may hold files of an earlier run, or links of a stranger.
-    store.remove_tree(PLAN_FOLDER)
     store.make_folder(PLAN_FOLDER)
     plans = []
     taken: Counter[str] = Counter()

@@ -52,6 +52,18 @@ class KeyList(NamedTuple):
                 "as in quarantine.jsonl, one a line: n01440764/n01440764_10026.JPEG"
             )
 
+    def refuse_ambiguous(self, keys: Collection[str]) -> None:
+        """Raises UsageError where some of the keys belong to an image of train and of validation.
+
+        Folders of classes may hold files of the same names.
+        """
+        if keys:
+            raise UsageError(
+                f"{self.path}: {some(sorted(keys))}: train and validation have an image of this "
+                "key each, so it does not say which is meant. Rename one of the files, or choose "
+                "--splits."
+            )
+
 
 def read_list(path: str | os.PathLike[str]) -> KeyList:
     """Returns the keys in a file, one a line; empty lines are ignored.

@@ -163,7 +163,7 @@ def take_inventory(
     Raises:
       SourceError: the source is damaged, or incomplete although no subset was asked for.
       UsageError: more shards than images, no image of the chosen classes, none left in train or
-        in a shard, or keys to exclude that no image has.
+        in a shard, or keys to exclude that no image has, or two.
     """
     store = out.local
     # It may hold files of an earlier run, which may have filled the disk, or links of a stranger.
@@ -188,6 +188,8 @@ def take_inventory(
         plans += _deal(selection, split, members, used[split], store.path(PLAN_FOLDER))
         members.close()
         taken += members.taken
+        if selection.excluded:
+            selection.excluded.refuse_ambiguous(members.excluded - unknown)
         unknown -= members.excluded
     if selection.excluded:
         selection.excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")

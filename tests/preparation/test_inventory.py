@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Workers
@@ -232,6 +232,32 @@ def test_keys_that_no_image_has_are_not_excluded_in_silence(tmp_path: Path) -> N
     assert str(refused.value).startswith(
         f"list: {classless}, x/y.JPEG: no such key in what is taken from /in. "
     )
+
+
+def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
+    class Both(Listed):
+        """Validation holds images of the same names, as folders of classes may."""
+
+    key = f"{CLASSES.wnids[0]}/1.JPEG"
+    parts = (Part("train.tar", 90, 1), Part("validation.tar", 90, 1))
+    how: dict[str, Any] = {"splits": ("train", "validation"), "num_shards": {}}
+    chosen = excluding(key, source=Both(CLASSES, parts), **how)
+    with pytest.raises(UsageError, match=f"^list: {key}: train and validation have an image of"):
+        take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
+
+
+def test_the_plan_of_an_earlier_run_takes_no_space_of_the_next(tmp_path: Path) -> None:
+    class Full(Listed):
+        def index(self, task: IndexTask) -> list[Member]:
+            raise IncompleteError("no space is left")
+
+    store = LocalStore(tmp_path)
+    store.make_folder(PLAN_FOLDER)
+    store.path(f"{PLAN_FOLDER}/train.run-0000").write_bytes(b"left by a full disk")
+    with pytest.raises(IncompleteError, match="no space is left"):
+        full = selection(source=Full(CLASSES, (Part("train.tar", 90, 1),)))
+        take_inventory(full, store, WORKERS, quiet=True)
+    assert not store.names(PLAN_FOLDER)
 
 
 def test_no_shard_may_be_left_empty(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.settings import EXCLUDED, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Stage, Workers
 from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.inventory import Inventory, Selection
+from imagenet_prep.preparation.inventory import Inventory
 from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import (
     PLAN_FOLDER,

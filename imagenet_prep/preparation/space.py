@@ -13,7 +13,8 @@ from imagenet_prep.codec.transform import transform
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.dataset import naming
-from imagenet_prep.preparation.inventory import Selection, index_stage
+from imagenet_prep.preparation.inventory import index_stage
+from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import plan_name, read_member
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan

@@ -14,7 +14,8 @@ from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Workers
-from imagenet_prep.preparation.inventory import Selection, remove_unpacked, take_inventory
+from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
+from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import editions
@@ -249,7 +250,7 @@ def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
 def test_the_plan_of_an_earlier_run_takes_no_space_of_the_next(tmp_path: Path) -> None:
     class Full(Listed):
         def index(self, task: IndexTask) -> list[Member]:
-            raise IncompleteError("no space is left")
+            raise IncompleteError(f"no space is left for {task.name}")
 
     store = LocalStore(tmp_path)
     store.make_folder(PLAN_FOLDER)

@@ -1,0 +1,114 @@
+"""The images that are wanted of a source, and the shards that they go to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.preparation.tasks import UNPACKED
+from imagenet_prep.sources import boxes
+from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
+from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.folder import LocalStore
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The images that are wanted, and into how many shards they go.
+
+    Attributes:
+      source: where images come from.
+      where: the source, for messages.
+      annotations: bounding boxes beside it; None if there are none or they are not wanted.
+      splits: of the source, in order.
+      classes: indices of the classes.
+      per_class: at most this many images of each, chosen by the seed; None for all.
+      any_counts: accept other counts than the published ones.
+      num_shards: by split; None for the official number of examples in each shard.
+      seed: decides which image lies in which shard.
+      holdout: how many images are taken out of train, as a split of their own.
+      holdout_per_class: how many of each class are taken out of train, as validation.
+      excluded: the keys whose images are left out at last: all others stay where they were.
+    """
+
+    source: Source
+    where: str
+    annotations: boxes.Annotations | None
+    splits: tuple[str, ...]
+    classes: frozenset[int]
+    per_class: int | None
+    any_counts: bool
+    num_shards: dict[str, int | None]
+    seed: int
+    holdout: int = 0
+    holdout_per_class: int = 0
+    excluded: KeyList | None = None
+
+    @property
+    def excluded_keys(self) -> frozenset[str]:
+        """The keys whose images are left out."""
+        return self.excluded.keys if self.excluded else frozenset()
+
+    @property
+    def is_subset(self) -> bool:
+        """Whether the splits have other counts than the published ones, or may have."""
+        return (
+            self.any_counts
+            or bool(self.holdout or self.holdout_per_class)
+            or self.excluded is not None
+        )
+
+    def source_split(self, split: str) -> str:
+        """Returns the split of the source that the images of a split come from."""
+        return split if split in self.splits else schema.TRAIN
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that the images and boxes come from."""
+        return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
+
+    @cached_property
+    def index_digest(self) -> str:
+        """Digest of all that decides the members."""
+        # Only the chosen classes are unpacked, so they decide what lies there.
+        chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
+        return canonical.digest([*self.source.identity, chosen])
+
+    def index_tasks(self) -> list[IndexTask]:
+        """Returns the pieces of the source that hold chosen classes."""
+        return [
+            task
+            for split in self.splits
+            for task in self.source.index_tasks(split)
+            if task.class_index is None or task.class_index in self.classes
+        ]
+
+    def reader(self, store: LocalStore) -> Reader:
+        """Returns what reads the members, from the source or from what was unpacked in `store`."""
+        if isinstance(self.source, Stored):
+            return self.source.reader
+        tasks = [task for split in self.splits for task in self.source.index_tasks(split)]
+        folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
+        return ArchiveReader({task.name: folder / task.name for task in tasks})
+
+    def shards_of(self, split: str, examples: int) -> int:
+        """Returns the number of shards of a split.
+
+        Raises:
+          UsageError: more were asked for than there are examples.
+        """
+        like = schema.source_split(split)
+        asked, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
+        if asked is None:
+            per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[like] // official)
+            return min(official, -(-examples // per_shard))
+        if asked > examples:
+            raise UsageError(
+                f"--{split}-shards {asked}: there are {examples:,} images, and no shard may be "
+                "empty"
+            )
+        return asked

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import editions, labels, lemmas, source, tar
+from imagenet_prep.sources import editions, ilsvrc, labels, lemmas, source, tar
 from imagenet_prep.sources.labels import WNID, ClassList
 from imagenet_prep.sources.source import File, IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
@@ -116,7 +116,9 @@ class ClassTars(source.Stored):
 def locate(root: Path) -> Path | None:
     """Returns the tar of class tars, or the folder of class tars, that `root` is or holds."""
     if root.is_file():
-        return root if root.suffix == ".tar" else None
+        # The archives of ILSVRC2012 have an md5 to prove, so their folder is to be named.
+        is_other = root.suffix != ".tar" or root.name in ilsvrc.ARCHIVES.values()
+        return None if is_other else root
     for folder in (root, *(root / name for name in _FOLDERS)):
         if (folder / WHOLE).is_file():
             return folder / WHOLE
@@ -182,7 +184,7 @@ def _inner_tars(reader: ArchiveReader, archive: str) -> list[ClassTar]:
         if match is None:
             raise SourceError(
                 f"{archive}: byte {inner.offset:,}: member {inner.name!r}, expected <WNID>.tar. "
-                "This is no archive of ImageNet-21K."
+                "Of tars, only one of class tars is read as it is: unpack any other."
             )
         tars.append(ClassTar(match[1], archive, inner.offset, inner.offset + inner.size))
     if not tars:

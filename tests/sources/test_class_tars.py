@@ -153,6 +153,14 @@ def test_a_tar_of_tars_that_is_none(tmp_path: Path, outer: bytes, said: str) -> 
         class_tars.find(tmp_path, ["train"])
 
 
+def test_an_archive_of_ilsvrc2012_is_not_taken_for_one_of_imagenet_21k(tmp_path: Path) -> None:
+    # Its md5 is published, and is demanded where the folder is named that holds it.
+    archive = tmp_path / "ILSVRC2012_img_train.tar"
+    archive.write_bytes(_tar(("n01440764.tar", _tar(("n01440764_1.JPEG", b"1", b"0")), b"0")))
+    with pytest.raises(UsageError, match=r"is a file(.|\n)*name the folder that holds it"):
+        detect.find(archive, ["train"], "auto", encode=bytes, encoding="none")
+
+
 def test_what_lies_among_the_tars_and_is_none_is_refused(tmp_path: Path) -> None:
     root = make_class_tars(CLASSES, tmp_path, whole=False)
     folder = root / "winter21_whole"

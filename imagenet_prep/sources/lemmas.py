@@ -12,7 +12,6 @@ from imagenet_prep.sources.labels import WNID
 _LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
 # The same as two files, line by line (Big Transfer); blanks in lemmas are "_".
 _IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
-NAMES = (*_LISTS, _LEMMAS)
 
 
 def beside(folders: Iterable[Path]) -> dict[str, str]:

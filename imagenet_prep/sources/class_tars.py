@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,16 +115,20 @@ class ClassTars(source.Stored):
 
 def locate(root: Path) -> Path | None:
     """Returns the tar of class tars, or the folder of class tars, that `root` is or holds."""
+    return next(_places(root), None)
+
+
+def _places(root: Path) -> Iterator[Path]:
     if root.is_file():
         # The archives of ILSVRC2012 have an md5 to prove, so their folder is to be named.
-        is_other = root.suffix != ".tar" or root.name in ilsvrc.ARCHIVES.values()
-        return None if is_other else root
+        if root.suffix == ".tar" and root.name not in ilsvrc.ARCHIVES.values():
+            yield root
+        return
     for folder in (root, *(root / name for name in _FOLDERS)):
         if (folder / WHOLE).is_file():
-            return folder / WHOLE
-        if folder.is_dir() and any(_CLASS_TAR.fullmatch(path.name) for path in folder.iterdir()):
-            return folder
-    return None
+            yield folder / WHOLE
+        elif folder.is_dir() and any(_CLASS_TAR.fullmatch(path.name) for path in folder.iterdir()):
+            yield folder
 
 
 def find(root: Path, splits: Sequence[str]) -> ClassTars:
@@ -133,15 +137,22 @@ def find(root: Path, splits: Sequence[str]) -> ClassTars:
     ILSVRC2012's class list is taken where it has all of them, so that labels never shift.
 
     Raises:
-      UsageError: there are no class tars, or validation is asked for, which there is none of.
+      UsageError: there are no class tars, or two editions of them, or validation is asked for,
+        which there is none of.
       SourceError: a tar is damaged, is of no class, or comes twice.
     """
-    place = locate(root)
-    if place is None:
+    places = [*_places(root)]
+    if len(places) > 1:
+        raise UsageError(
+            f"--source {root}: holds {' and '.join(place.name for place in places)}: name the one "
+            "that is to be read."
+        )
+    if not places:
         raise UsageError(
             f"--source {root}: neither {WHOLE} nor the tars of classes, nNNNNNNNN.tar, are there. "
             "Get them from image-net.org (login needed), and unpack what is a .tar.gz."
         )
+    (place,) = places
     if schema.VALIDATION in splits:
         raise UsageError(
             f"--source {root}: ImageNet-21K has no validation split. Take one out of train by "

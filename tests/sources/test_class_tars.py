@@ -153,6 +153,16 @@ def test_a_tar_of_tars_that_is_none(tmp_path: Path, outer: bytes, said: str) -> 
         class_tars.find(tmp_path, ["train"])
 
 
+def test_of_two_editions_side_by_side_one_is_to_be_named(tmp_path: Path) -> None:
+    winter = make_class_tars(CLASSES, tmp_path, whole=False) / "winter21_whole"
+    whole = make_class_tars(CLASSES, tmp_path, whole=True) / "fall11_whole.tar"
+    assert detect.recognised(tmp_path) == ["imagenet21k"]
+    with pytest.raises(UsageError, match=r"fall11_whole\.tar and winter21_whole: name the one"):
+        class_tars.find(tmp_path, ["train"])
+    found = [class_tars.find(place, ["train"]).parts[0].name for place in (winter, whole)]
+    assert found == ["winter21_whole", "fall11_whole.tar"]
+
+
 def test_an_archive_of_ilsvrc2012_is_not_taken_for_one_of_imagenet_21k(tmp_path: Path) -> None:
     # Its md5 is published, and is demanded where the folder is named that holds it.
     archive = tmp_path / "ILSVRC2012_img_train.tar"

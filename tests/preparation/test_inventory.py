@@ -12,8 +12,9 @@ import pytest
 
 from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Workers
+from imagenet_prep.preparation import chosen_members
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
@@ -279,11 +280,24 @@ class Mixed(Listed):
         return [member for of_class in lists[::-1] for member in of_class]
 
 
-def test_a_list_of_all_classes_gives_the_plan_of_a_list_each(tmp_path: Path) -> None:
+def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def parsed(lines: bytes) -> list[Member]:
+        sizes.append(len(lines))
+        return parse_members(lines)
+
+    monkeypatch.setattr(chosen_members, "_PARSED_BYTES", 50)
+    monkeypatch.setattr(chosen_members, "parse_members", parsed)
     parts = (Part("train.tar", 90, 1),)
     one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
     mixed = selection(source=Mixed(CLASSES, parts), holdout=3)
     found = take_inventory(mixed, one, WORKERS, quiet=True)
+    # A class has 172 bytes at most, and the list has 387.
+    # The largest class has 163 bytes, and the list 366.
+    assert max(sizes) == 163
     expected = take_inventory(selection(holdout=3), other, WORKERS, quiet=True)
 
     assert found == expected

@@ -113,9 +113,7 @@ class NodeCache:
                 shard.name: number for number, each in enumerate(windows) for shard in each
             }
             self._move(0)
-            while self._num_threads < _CONNECTIONS:
-                self._num_threads += 1
-                threading.Thread(target=self._work, name="fetch", daemon=True).start()
+            self._begin_work()
 
     def need(self, shard: Shard) -> HeldFile:
         """Returns a shard, open, once it and its index are in `root`.
@@ -134,6 +132,7 @@ class NodeCache:
             self._asked.append(shard)
             try:
                 self._move(self._window)
+                self._begin_work()
                 while name not in self._held:
                     if name in self._failed:
                         raise self._failed[name]
@@ -178,6 +177,12 @@ class NodeCache:
         there = self._held.keys() | self._in_work
         self._wanted = deque(shard for name, shard in near.items() if name not in there)
         self._news.notify_all()
+
+    def _begin_work(self) -> None:
+        """Starts the threads that are missing; the caller holds the lock."""
+        while self._num_threads < _CONNECTIONS and not self._closed:
+            self._num_threads += 1
+            threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
     def _work(self) -> None:
         while True:

@@ -69,7 +69,6 @@ class Reader:
         self.num_classes = len(feed.records.wnids)
         self._examples_read = 0
         self._process = os.getpid()
-        self._of_fork: Reader | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -115,6 +114,7 @@ class Reader:
         Raises:
           DataDamagedError: a record or an image is damaged; shard, record and offset are named.
         """
+        self._own()
         left = self.steps_left
         if not left:
             # The state was restored where less than one step of this many ranks is left.
@@ -249,15 +249,17 @@ class Reader:
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
                 "sampler=reader.sampler(). A single example is reader.example(NUMBER)."
             )
-        ((_, batch),) = self._here()._batches(*position, 1)
+        self._own()
+        ((_, batch),) = self._batches(*position, 1)
         return batch
 
-    def _here(self) -> Reader:
-        """Returns this reader, or in a forked process one of that process' own."""
+    def _own(self) -> None:
+        """Opens the reader anew in a process that was forked from the one that opened it."""
         if self._process != os.getpid():
-            # A fork has none of the threads, and whoever held a lock never frees it there.
-            self._process, self._of_fork = os.getpid(), copy.copy(self)
-        return self if self._of_fork is None else self._of_fork
+            # A fork has none of the threads, and whoever held a lock never frees it there. Nor can
+            # what the other process opened be closed without such locks, so it stays.
+            opened = vars(copy.copy(self))
+            self.__dict__.update(opened, _of_parent=dict(vars(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are opened anew at the same position, with one thread by default."""
@@ -279,32 +281,38 @@ class Reader:
         """
         if not 0 <= number < len(self._feed.records):
             raise IndexError(f"example {number} of {len(self._feed.records):,}")
-        return self._here()._feed.records.read(number)
+        self._own()
+        return self._feed.records.read(number)
 
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
 
-        The first call reads the name of every example of the split: 20 µs each.
+        The first call reads the name of every example of the split, 20 µs each, and fetches all
+        shards of a remote set.
 
         Raises:
           KeyError: there is none.
-          DataDamagedError: a record is damaged.
+          DataDamagedError: the name in a record is damaged.
         """
+        self._own()
         return self._numbers[key]
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """The numbers of the examples by their keys."""
-        found = {}
-        for number in range(len(self._feed.records)):
-            example = self._feed.records.read(number)
-            found[f"{example.wnid}/{example.filename}"] = number
-            found.setdefault(example.filename, number)
+        records, found = self._feed.records, {}
+        for number in range(len(records)):
+            class_index, key = records.name(number)
+            folder = f"{records.wnids[class_index]}/"
+            name = key.removeprefix(folder)
+            found[folder + name] = number
+            found.setdefault(name, number)
         return found
 
     def close(self) -> None:
-        """Closes the shards."""
-        self._feed.close()
+        """Closes the shards that this process has opened."""
+        if self._process == os.getpid():
+            self._feed.close()
 
 
 def make_dataset(

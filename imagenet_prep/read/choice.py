@@ -59,7 +59,7 @@ class Choice:
         index: dict[str | int, int] = {}
         for number, wnid in enumerate(wnids):
             index[wnid] = index[number] = number
-        asked = config.classes or ()
+        asked = () if config.classes is None else config.classes
         if unknown := [each for each in asked if each not in index]:
             raise UsageError(
                 f"classes: {some(unknown)} not in the class list, which has {len(wnids):,} classes "

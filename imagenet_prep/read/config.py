@@ -129,8 +129,11 @@ class ReadConfig:
         part, parts = self.fold
         if not 0 <= part < parts:
             raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
-        if self.classes is not None and not len(self.classes):
-            raise UsageError("classes is empty: name some, or leave it out for all")
+        if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
+            raise UsageError(
+                f"classes={self.classes!r}: expected a list of WNIDs or class indices; leave it "
+                "out for all"
+            )
         if not self.is_remote:
             if self.cache_dir is not None or self.cache_gb is not None:
                 raise UsageError(

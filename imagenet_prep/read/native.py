@@ -129,14 +129,16 @@ class NativeBackend:
             return leased, leased
         given = self._out()
         name = self._wanted.dtype + (" (or uint16)" if dtype == np.uint16 else "")
-        expected = f"expected contiguous {name} {list(self._shape)} in memory of this machine"
+        expected = (
+            f"expected contiguous, aligned {name} {list(self._shape)} in memory of this machine"
+        )
         try:
             array = array_over(given)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise UsageError(f"out() gave what is no memory ({error}): {expected}") from error
-        if array.dtype != dtype or array.shape != self._shape or not array.flags.c_contiguous:
+        if array.dtype != dtype or array.shape != self._shape or not array.flags.carray:
             found = f"{array.dtype} {list(array.shape)}"
-            found += "" if array.flags.c_contiguous else ", not contiguous"
+            found += "" if array.flags.carray else ", not contiguous or not aligned"
             raise UsageError(f"out() gave {found}: {expected}")
         return given, array
 

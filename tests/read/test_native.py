@@ -263,7 +263,13 @@ def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
     [
         (np.empty((4, 24, 24, 3)), r"gave float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24"),
         (np.empty((3, 24, 24, 3), np.float32), r"gave float32 \[3, 24, 24, 3\]: expected"),
-        (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "not contiguous: expected contiguous"),
+        (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "not contiguous or not aligned: expected"),
+        (
+            np.frombuffer(bytearray(4 * 24 * 24 * 3 * 4 + 1), np.float32, offset=1).reshape(
+                4, 24, 24, 3
+            ),
+            "not aligned: expected contiguous, aligned float32",
+        ),
         (np.broadcast_to(np.float32(0), (4, 24, 24, 3)), "it is read-only"),
         ([1.0, 2.0], r"gave what is no memory \(memoryview"),
     ],

@@ -28,9 +28,6 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
-FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
-DEFAULT_FOLDER = "~/.cache/imagenet-prep"
-
 _LOCKS = f"{naming.WORK}/locks"
 _REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
 _CONNECTIONS = 8

@@ -15,7 +15,6 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import ReadConfig
@@ -354,11 +353,11 @@ def open_reader(config: ReadConfig) -> Reader:
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
     records = _open_records(config)
-    _check_world(world, records.placement, config.data_dir)
+    records.placement.check_ranks(world, config.data_dir)
     choice = Choice.of(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
-        chosen = choice.numbers(records, _cache_folder(config) / records.manifest.digest[:16])
+        chosen = choice.numbers(records, config.cache_folder / records.manifest.digest[:16])
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     window = config.shuffle_window
@@ -395,31 +394,5 @@ def _open_records(config: ReadConfig) -> Records:
     from imagenet_prep.read.cache import NodeCache
 
     limit = None if config.cache_gb is None else round(config.cache_gb * 1e9)
-    cache = NodeCache(config.data_dir, _cache_folder(config), limit)
+    cache = NodeCache(config.data_dir, config.cache_folder, limit)
     return Records(cache.root, config.split, cache)
-
-
-def _cache_folder(config: ReadConfig) -> Path:
-    """Returns the folder of this machine below which each data set has its own."""
-    from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE
-
-    folder = config.cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER
-    return Path(folder).expanduser()
-
-
-def _check_world(world: World, placement: Placement, data_dir: str) -> None:
-    """Raises UsageError if these ranks would not read each part of the set exactly once."""
-    if placement.nodes == 1:
-        return
-    where = f"{data_dir} is {placement}"
-    if world.size != placement.nodes * world.local_size:
-        raise UsageError(
-            f"{where}: {placement.nodes} hosts with equally many ranks must read it together, but "
-            f"there are {world.size} ranks, {world.local_size} on this host. Start them on all "
-            "hosts, or replicate to the hosts that are there."
-        )
-    if world.cross_rank != placement.node:
-        raise UsageError(
-            f"{where}, but this host is number {world.cross_rank} among those that train. Start "
-            "them in the order of the hosts file that replicate was given."
-        )

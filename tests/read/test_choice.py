@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
@@ -201,6 +201,16 @@ def test_names_are_read_once_and_kept(
     table.write_bytes(damaged)
     assert chosen(pictures, fraction=0.3) == expected
     assert asked == list(range(COUNT))
+
+
+def test_a_folder_that_cannot_keep_names_is_named_and_what_names_another(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(file))
+    with pytest.raises(StoreError, match=f"{file}.* let IMAGENET_PREP_CACHE name a folder"):
+        open_set(pictures, fraction=0.5)
 
 
 @pytest.mark.parametrize(

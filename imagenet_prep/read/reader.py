@@ -115,9 +115,6 @@ class Reader:
         """
         self._own()
         left = self.steps_left
-        if not left:
-            # The state was restored where less than one step of this many ranks is left.
-            self._begin_epoch()
         for read, batch in self._batches(self.epoch, self._examples_read, left):
             self._examples_read = read
             left -= 1
@@ -182,12 +179,16 @@ class Reader:
     def restore(self, state: dict[str, Any]) -> None:
         """Continues at the position of `state`, with any number of ranks and any batch size.
 
+        Where less than a step of these is left of an epoch, that is the beginning of the next.
         If nodes hold parts of the set, their number must stay the same.
 
         Raises:
           UsageError: the state is of another data set, split, seed, window, partition or choice.
         """
         self.epoch, self._examples_read = self._position(state)
+        if not self.steps_left:
+            # Less than one step of this many ranks is left.
+            self._begin_epoch()
 
     # Under the names that PyTorch's loaders ask for.
     state_dict, load_state_dict = state, restore

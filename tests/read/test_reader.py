@@ -182,6 +182,16 @@ def test_another_number_of_ranks_reads_the_rest_of_the_epoch(
     assert set(before + after) == set(order[: NUM_TRAIN - tail])
 
 
+def test_where_less_than_a_step_is_left_the_epoch_is_the_next_one(colours: Path) -> None:
+    """Who loops while reader.epoch < epochs trained on an epoch too many."""
+    reader = open_set(colours, "train", 12, "native")
+    reader.restore(reader.state() | {"examples_read": 40})
+
+    assert (reader.epoch, reader.steps_left) == (1, 4)
+    assert len(list(reader)) == 4
+    assert reader.epoch == 2
+
+
 def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: str) -> None:
     reader = open_set(colours, "validation", 4, backend)
     before = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]

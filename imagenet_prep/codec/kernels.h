@@ -22,7 +22,8 @@ enum {
   TILE = 16,        /* side of the squares that are transposed */
 };
 
-/* One output row is the weighted sum of `taps` input rows. Each writes `width` samples, rounded up to its vector, and reads as many of each row. */
+/* One output row is the weighted sum of `taps` input rows. Each writes `width` samples, rounded up
+ * to its vector, and reads as many of each row. */
 typedef void blend_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
                         int taps, int width);
 

@@ -118,7 +118,7 @@ def decode_without_image(
 
     Args:
       read: returns bytes of the payload, by offset and size.
-      size: of the payload, bytes.
+      size: of the payload, bytes; below 0, as a damaged index may say, there is none.
       missing_features: as for `decode`.
 
     Raises:
@@ -130,13 +130,14 @@ def decode_without_image(
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
     """Returns a payload, without the entry of its image where that is large."""
+    size = max(size, 0)
     head = read(0, min(size, _HEAD_BYTES))
     length, at = _read_varint(head, 1)
     start = at
     while head[:1] == _FIELD_1 and start + length == size and head[at : at + 1] == _FIELD_1:
         num_bytes, inner = _read_varint(head, at + 1)
         stop = inner + num_bytes
-        if stop > len(head) and head.startswith(_ENCODED, inner):
+        if len(head) < stop <= size and head.startswith(_ENCODED, inner):
             small = head[start:at] + read(stop, size - stop)
             return _FIELD_1 + _varint(len(small)) + small
         at = stop

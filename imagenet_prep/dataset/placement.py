@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.core.errors import ManifestError, UsageError
+from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
 
@@ -86,6 +87,23 @@ class Placement:
         """Returns every file on the node but manifest and placement; an index before its shard."""
         shards = (shard for split in manifest.splits for shard in self.shards(manifest, split))
         return [*manifest.files, *(file for shard in shards for file in shard.files)]
+
+    def check_ranks(self, world: World, data_dir: str) -> None:
+        """Raises UsageError if these ranks would not read each part of the set exactly once."""
+        if self.nodes == 1:
+            return
+        where = f"{data_dir} is {self}"
+        if world.size != self.nodes * world.local_size:
+            raise UsageError(
+                f"{where}: {self.nodes} hosts with equally many ranks must read it together, but "
+                f"there are {world.size} ranks, {world.local_size} on this host. Start them on all "
+                "hosts, or replicate to the hosts that are there."
+            )
+        if world.cross_rank != self.node:
+            raise UsageError(
+                f"{where}, but this host is number {world.cross_rank} among those that train. "
+                "Start them in the order of the hosts file that replicate was given."
+            )
 
     def dumps(self, digest: str) -> bytes:
         """Returns the bytes of placement.json of a data set."""

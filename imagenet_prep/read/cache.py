@@ -28,9 +28,6 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
-FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
-DEFAULT_FOLDER = "~/.cache/imagenet-prep"
-
 _LOCKS = f"{naming.WORK}/locks"
 _REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
 _CONNECTIONS = 8
@@ -113,9 +110,7 @@ class NodeCache:
                 shard.name: number for number, each in enumerate(windows) for shard in each
             }
             self._move(0)
-            while self._num_threads < _CONNECTIONS:
-                self._num_threads += 1
-                threading.Thread(target=self._work, name="fetch", daemon=True).start()
+            self._begin_work()
 
     def need(self, shard: Shard) -> HeldFile:
         """Returns a shard, open, once it and its index are in `root`.
@@ -134,6 +129,7 @@ class NodeCache:
             self._asked.append(shard)
             try:
                 self._move(self._window)
+                self._begin_work()
                 while name not in self._held:
                     if name in self._failed:
                         raise self._failed[name]
@@ -178,6 +174,12 @@ class NodeCache:
         there = self._held.keys() | self._in_work
         self._wanted = deque(shard for name, shard in near.items() if name not in there)
         self._news.notify_all()
+
+    def _begin_work(self) -> None:
+        """Starts the threads that are missing; the caller holds the lock."""
+        while self._num_threads < _CONNECTIONS and not self._closed:
+            self._num_threads += 1
+            threading.Thread(target=self._work, name="fetch", daemon=True).start()
 
     def _work(self) -> None:
         while True:

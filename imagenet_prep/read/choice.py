@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.errors import StoreError, UsageError, some
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList, read_list
+from imagenet_prep.read.config import FOLDER_VARIABLE, ReadConfig
 from imagenet_prep.read.order import mix, stream
 from imagenet_prep.storage.folder import LocalStore
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from imagenet_prep.read.config import ReadConfig
     from imagenet_prep.read.records import Records
 
 # Independent streams of random numbers from one seed.
@@ -59,7 +59,7 @@ class Choice:
         index: dict[str | int, int] = {}
         for number, wnid in enumerate(wnids):
             index[wnid] = index[number] = number
-        asked = config.classes or ()
+        asked = () if config.classes is None else config.classes
         if unknown := [each for each in asked if each not in index]:
             raise UsageError(
                 f"classes: {some(unknown)} not in the class list, which has {len(wnids):,} classes "
@@ -124,8 +124,14 @@ def _hash(key: str) -> int:
 def _names(records: Records, kept: Path) -> npt.NDArray[Any]:
     """Returns class index and hash of the key of each example; they are read once a machine."""
     store, name = LocalStore(kept), f"{naming.WORK}/names-{records.split}"
-    store.make_folder(naming.WORK)
-    lock = store.open(f"{name}.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        store.make_folder(naming.WORK)
+        lock = store.open(f"{name}.lock", os.O_RDWR | os.O_CREAT)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}. The names of all examples are kept there: let {FOLDER_VARIABLE} name a "
+            "folder that can be written to."
+        ) from error
     try:
         # One of the ranks reads them, the others wait.
         fcntl.flock(lock, fcntl.LOCK_EX)

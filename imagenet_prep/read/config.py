@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import address
@@ -24,6 +25,8 @@ _CHOICES = {
     "device": ("cpu", "gpu"),
     "on_bad_record": ("raise", "skip"),
 }
+FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
+_DEFAULT_FOLDER = "~/.cache/imagenet-prep"
 _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuffle_window": 0}
 
 
@@ -129,8 +132,11 @@ class ReadConfig:
         part, parts = self.fold
         if not 0 <= part < parts:
             raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
-        if self.classes is not None and not len(self.classes):
-            raise UsageError("classes is empty: name some, or leave it out for all")
+        if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
+            raise UsageError(
+                f"classes={self.classes!r}: expected a list of WNIDs or class indices; leave it "
+                "out for all"
+            )
         if not self.is_remote:
             if self.cache_dir is not None or self.cache_gb is not None:
                 raise UsageError(
@@ -146,6 +152,12 @@ class ReadConfig:
     def is_remote(self) -> bool:
         """Whether the data set lies at an address, not in a folder."""
         return "://" in self.data_dir
+
+    @property
+    def cache_folder(self) -> Path:
+        """The folder of this machine below which each data set has its own."""
+        folder = self.cache_dir or os.environ.get(FOLDER_VARIABLE) or _DEFAULT_FOLDER
+        return Path(folder).expanduser()
 
     @property
     def is_training(self) -> bool:

@@ -20,7 +20,7 @@ class DaliBackend:
 
     DALI reads through `external_source`, in our order. Its own `readers.tfrecord` shuffles in a
     small buffer only, assigns shards to ranks by itself, cannot be resumed by another number of
-    ranks, and would not agree with the other backend.
+    ranks, and would not agree with the other backends.
     """
 
     def __init__(self, wanted: Decoding, device_id: int | None, largest: tuple[int, int]) -> None:

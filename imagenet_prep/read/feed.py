@@ -1,4 +1,4 @@
-"""The input of both backends: the encoded images of one rank in order, and their crops."""
+"""The input of all backends: the encoded images of one rank in order, and their crops."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class NativeBackend:
         kernel = planes.LINEAR if wanted.antialias else planes.NEIGHBOURS
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._pool = ThreadPoolExecutor(wanted.num_threads, thread_name_prefix="decode")
+        self._left: list[Future[None]] = []
         self._has_planes = True
         try:
             planes.require()
@@ -81,6 +82,8 @@ class NativeBackend:
         Raises:
           Exception: of Pillow, for an image that neither decodes.
         """
+        # What an epoch that was left still writes must not meet this one's images in `out`.
+        wait(self._left)
         ahead: deque[tuple[EncodedBatch, Any, list[Future[None]]]] = deque()
         encoded = itertools.islice(feed(), steps)
         try:
@@ -89,15 +92,14 @@ class NativeBackend:
                     ahead.append(self._begin(batch))
                 if not ahead:
                     return
-                batch, images, shown = ahead.popleft()
+                batch, images, shown = ahead[0]
                 for part in shown:
                     part.result()
+                ahead.popleft()
                 yield {"images": images, "class_index": batch.class_index, "mask": batch.mask}
         finally:
             # This must not wait: the garbage collector may call it.
-            for _, _, shown in ahead:
-                for part in shown:
-                    part.cancel()
+            self._left = [part for _, _, shown in ahead for part in shown if not part.cancel()]
 
     def _begin(self, batch: EncodedBatch) -> tuple[EncodedBatch, Any, list[Future[None]]]:
         """Lets threads fill the batch's images, each several of them."""
@@ -127,14 +129,16 @@ class NativeBackend:
             return leased, leased
         given = self._out()
         name = self._wanted.dtype + (" (or uint16)" if dtype == np.uint16 else "")
-        expected = f"expected contiguous {name} {list(self._shape)} in memory of this machine"
+        expected = (
+            f"expected contiguous, aligned {name} {list(self._shape)} in memory of this machine"
+        )
         try:
             array = array_over(given)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise UsageError(f"out() gave what is no memory ({error}): {expected}") from error
-        if array.dtype != dtype or array.shape != self._shape or not array.flags.c_contiguous:
+        if array.dtype != dtype or array.shape != self._shape or not array.flags.carray:
             found = f"{array.dtype} {list(array.shape)}"
-            found += "" if array.flags.c_contiguous else ", not contiguous"
+            found += "" if array.flags.carray else ", not contiguous or not aligned"
             raise UsageError(f"out() gave {found}: {expected}")
         return given, array
 

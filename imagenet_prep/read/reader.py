@@ -15,7 +15,6 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import ReadConfig
@@ -69,7 +68,6 @@ class Reader:
         self.num_classes = len(feed.records.wnids)
         self._examples_read = 0
         self._process = os.getpid()
-        self._of_fork: Reader | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -115,10 +113,8 @@ class Reader:
         Raises:
           DataDamagedError: a record or an image is damaged; shard, record and offset are named.
         """
+        self._own()
         left = self.steps_left
-        if not left:
-            # The state was restored where less than one step of this many ranks is left.
-            self._begin_epoch()
         for read, batch in self._batches(self.epoch, self._examples_read, left):
             self._examples_read = read
             left -= 1
@@ -183,12 +179,16 @@ class Reader:
     def restore(self, state: dict[str, Any]) -> None:
         """Continues at the position of `state`, with any number of ranks and any batch size.
 
+        Where less than a step of these is left of an epoch, that is the beginning of the next.
         If nodes hold parts of the set, their number must stay the same.
 
         Raises:
           UsageError: the state is of another data set, split, seed, window, partition or choice.
         """
         self.epoch, self._examples_read = self._position(state)
+        if not self.steps_left:
+            # Less than one step of this many ranks is left.
+            self._begin_epoch()
 
     # Under the names that PyTorch's loaders ask for.
     state_dict, load_state_dict = state, restore
@@ -249,15 +249,17 @@ class Reader:
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
                 "sampler=reader.sampler(). A single example is reader.example(NUMBER)."
             )
-        ((_, batch),) = self._here()._batches(*position, 1)
+        self._own()
+        ((_, batch),) = self._batches(*position, 1)
         return batch
 
-    def _here(self) -> Reader:
-        """Returns this reader, or in a forked process one of that process' own."""
+    def _own(self) -> None:
+        """Opens the reader anew in a process that was forked from the one that opened it."""
         if self._process != os.getpid():
-            # A fork has none of the threads, and whoever held a lock never frees it there.
-            self._process, self._of_fork = os.getpid(), copy.copy(self)
-        return self if self._of_fork is None else self._of_fork
+            # A fork has none of the threads, and whoever held a lock never frees it there. Nor can
+            # what the other process opened be closed without such locks, so it stays.
+            opened = vars(copy.copy(self))
+            self.__dict__.update(opened, _of_parent=dict(vars(self)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are opened anew at the same position, with one thread by default."""
@@ -279,32 +281,38 @@ class Reader:
         """
         if not 0 <= number < len(self._feed.records):
             raise IndexError(f"example {number} of {len(self._feed.records):,}")
-        return self._here()._feed.records.read(number)
+        self._own()
+        return self._feed.records.read(number)
 
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
 
-        The first call reads the name of every example of the split: 20 µs each.
+        The first call reads the name of every example of the split, 20 µs each, and fetches all
+        shards of a remote set.
 
         Raises:
           KeyError: there is none.
-          DataDamagedError: a record is damaged.
+          DataDamagedError: the name in a record is damaged.
         """
+        self._own()
         return self._numbers[key]
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """The numbers of the examples by their keys."""
-        found = {}
-        for number in range(len(self._feed.records)):
-            example = self._feed.records.read(number)
-            found[f"{example.wnid}/{example.filename}"] = number
-            found.setdefault(example.filename, number)
+        records, found = self._feed.records, {}
+        for number in range(len(records)):
+            class_index, key = records.name(number)
+            folder = f"{records.wnids[class_index]}/"
+            name = key.removeprefix(folder)
+            found[folder + name] = number
+            found.setdefault(name, number)
         return found
 
     def close(self) -> None:
-        """Closes the shards."""
-        self._feed.close()
+        """Closes the shards that this process has opened."""
+        if self._process == os.getpid():
+            self._feed.close()
 
 
 def make_dataset(
@@ -346,11 +354,11 @@ def open_reader(config: ReadConfig) -> Reader:
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
     records = _open_records(config)
-    _check_world(world, records.placement, config.data_dir)
+    records.placement.check_ranks(world, config.data_dir)
     choice = Choice.of(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
-        chosen = choice.numbers(records, _cache_folder(config) / records.manifest.digest[:16])
+        chosen = choice.numbers(records, config.cache_folder / records.manifest.digest[:16])
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     window = config.shuffle_window
@@ -387,31 +395,5 @@ def _open_records(config: ReadConfig) -> Records:
     from imagenet_prep.read.cache import NodeCache
 
     limit = None if config.cache_gb is None else round(config.cache_gb * 1e9)
-    cache = NodeCache(config.data_dir, _cache_folder(config), limit)
+    cache = NodeCache(config.data_dir, config.cache_folder, limit)
     return Records(cache.root, config.split, cache)
-
-
-def _cache_folder(config: ReadConfig) -> Path:
-    """Returns the folder of this machine below which each data set has its own."""
-    from imagenet_prep.read.cache import DEFAULT_FOLDER, FOLDER_VARIABLE
-
-    folder = config.cache_dir or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER
-    return Path(folder).expanduser()
-
-
-def _check_world(world: World, placement: Placement, data_dir: str) -> None:
-    """Raises UsageError if these ranks would not read each part of the set exactly once."""
-    if placement.nodes == 1:
-        return
-    where = f"{data_dir} is {placement}"
-    if world.size != placement.nodes * world.local_size:
-        raise UsageError(
-            f"{where}: {placement.nodes} hosts with equally many ranks must read it together, but "
-            f"there are {world.size} ranks, {world.local_size} on this host. Start them on all "
-            "hosts, or replicate to the hosts that are there."
-        )
-    if world.cross_rank != placement.node:
-        raise UsageError(
-            f"{where}, but this host is number {world.cross_rank} among those that train. Start "
-            "them in the order of the hosts file that replicate was given."
-        )

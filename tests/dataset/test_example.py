@@ -299,3 +299,17 @@ def test_an_example_is_read_without_its_image(num_bytes: int) -> None:
     damaged = payload[:3] + b"\xff" * 9 + payload[12:]
     with pytest.raises(DataDamagedError):
         example.decode_without_image(lambda at, size: damaged[at : at + size], len(damaged))
+
+
+@pytest.mark.parametrize("entry_bytes", [4500, 10**6, 2**40])
+def test_an_image_that_leaves_its_record_is_damage(entry_bytes: int) -> None:
+    entry = b"\x0a" + varint(entry_bytes) + field(1, schema.ENCODED.encode())
+    payload = field(1, entry + bytes(4200))
+
+    def part(offset: int, size: int) -> bytes:
+        assert size >= 0  # os.pread refuses it
+        return payload[offset : offset + size]
+
+    for size in (len(payload), 2, -4):
+        with pytest.raises(DataDamagedError):
+            example.decode_without_image(part, size)

@@ -122,6 +122,16 @@ def test_a_remote_set_reads_as_the_local_one(colours: Path, server: Server, tmp_
     assert [remote.read(n) for n in range(NUM_TRAIN)] == [local.read(n) for n in range(NUM_TRAIN)]
 
 
+def test_an_example_is_fetched_before_an_epoch_has_begun(
+    colours: Path, server: Server, tmp_path: Path
+) -> None:
+    """It waited forever: only epochs began to fetch."""
+    remote = open_feed(server.url, tmp_path).records
+
+    assert remote.read(20) == Records(colours, "train").read(20)
+    assert list(shards_in(tmp_path)) == [SHARDS[2]]
+
+
 def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(
     server: Server, tmp_path: Path
 ) -> None:

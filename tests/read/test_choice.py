@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
@@ -76,7 +77,7 @@ def test_classes_are_chosen_by_wnid_and_by_index(pictures: Path) -> None:
     expected = {number for number in range(COUNT) if number % CLASSES in (2, 5)}
 
     assert chosen(pictures, classes=[wnid(2), 5]) == expected
-    assert chosen(pictures, classes=range(CLASSES)) == set(range(COUNT))
+    assert chosen(pictures, classes=np.arange(CLASSES)) == set(range(COUNT))
 
 
 def test_keys_are_chosen_by_a_list(pictures: Path, tmp_path: Path) -> None:
@@ -202,11 +203,22 @@ def test_names_are_read_once_and_kept(
     assert asked == list(range(COUNT))
 
 
+def test_a_folder_that_cannot_keep_names_is_named_and_what_names_another(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(file))
+    with pytest.raises(StoreError, match=f"{file}.* let IMAGENET_PREP_CACHE name a folder"):
+        open_set(pictures, fraction=0.5)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"classes": ["n99999999", 8, 1]}, "classes: n99999999, 8 not in the class list, which"),
-        ({"classes": []}, "classes is empty"),
+        ({"classes": []}, r"classes=\[\]: expected a list of WNIDs or class indices; leave it out"),
+        ({"classes": "n00001001"}, "classes='n00001001': expected a list"),
         ({"fraction": 0.0}, "fraction=0.0: expected more than 0, at most 1"),
         ({"fraction": 1.5}, "fraction=1.5"),
         ({"fold": (3, 3)}, r"fold=\(3, 3\): expected \(k, n\) with 0 <= k < n"),

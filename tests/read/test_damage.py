@@ -176,6 +176,16 @@ def test_pictures_that_do_not_decode_are_masked_and_nothing_else(
     assert reader.epoch == 2
 
 
+def test_pictures_that_are_moved_over_black_are_not_damaged(tmp_path: Path) -> None:
+    """Beside one that is, they were: their views leave the picture."""
+    root = written(tmp_path / "set", {FIRST + 3: not_a_picture})
+    reader = open_set(root, "native", recipe="cifar10", on_bad_record="skip")
+
+    assert sum(int(batch["mask"].sum()) for batch in reader) == NUM_TRAIN - 1
+    (said,) = reader.skipped
+    assert f"{SHARD}: record 3 at byte" in said
+
+
 def test_a_missing_shard_is_named_before_anything_is_read(damaged: Path, backend: str) -> None:
     (damaged / SHARD).unlink()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,41 @@ def test_batches_are_written_into_the_users_memory(
         assert np.array_equal(memory, images)
 
 
+def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(
+    scenes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers in turn held images of it instead of the next epoch's."""
+    show, writing, busy = native.NativeBackend._show, [], []
+    begun, asked = threading.Event(), threading.Event()
+
+    def slow(backend: Any, batch: Any, views: Any, images: Any, part: range) -> None:
+        if asked.is_set() or np.shares_memory(images, given[0]):
+            show(backend, batch, views, images, part)
+            return
+        writing.append(part)
+        begun.set()
+        asked.wait(0.3)
+        show(backend, batch, views, images, part)
+        writing.remove(part)
+
+    def out() -> Any:
+        if len(given) == 3:
+            busy.extend(writing)
+            asked.set()
+        given.append(np.empty((4, 24, 24, 3), np.float32))
+        return given[-1]
+
+    given: list[Any] = []
+    monkeypatch.setattr(native.NativeBackend, "_show", slow)
+    reader = opened(scenes, out=out)
+    next(iter(reader))
+    assert begun.wait(60)
+    next(iter(reader))
+
+    assert len(given) == 6
+    assert not busy
+
+
 def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
     given = []
 
@@ -227,7 +263,13 @@ def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
     [
         (np.empty((4, 24, 24, 3)), r"gave float64 \[4, 24, 24, 3\]: expected .* float32 \[4, 24"),
         (np.empty((3, 24, 24, 3), np.float32), r"gave float32 \[3, 24, 24, 3\]: expected"),
-        (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "not contiguous: expected contiguous"),
+        (np.empty((4, 24, 24, 6), np.float32)[..., ::2], "not contiguous or not aligned: expected"),
+        (
+            np.frombuffer(bytearray(4 * 24 * 24 * 3 * 4 + 1), np.float32, offset=1).reshape(
+                4, 24, 24, 3
+            ),
+            "not aligned: expected contiguous, aligned float32",
+        ),
         (np.broadcast_to(np.float32(0), (4, 24, 24, 3)), "it is read-only"),
         ([1.0, 2.0], r"gave what is no memory \(memoryview"),
     ],

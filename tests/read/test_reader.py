@@ -16,7 +16,8 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.order import Order, Steps
-from tests.kit.tfrecords import numbers_of
+from imagenet_prep.read.records import Records
+from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
 from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
 
 WORLDS = [(1, 8), (2, 5), (3, 4), (7, 3), (8, 2)]
@@ -181,6 +182,16 @@ def test_another_number_of_ranks_reads_the_rest_of_the_epoch(
     assert set(before + after) == set(order[: NUM_TRAIN - tail])
 
 
+def test_where_less_than_a_step_is_left_the_epoch_is_the_next_one(colours: Path) -> None:
+    """Who loops while reader.epoch < epochs trained on an epoch too many."""
+    reader = open_set(colours, "train", 12, "native")
+    reader.restore(reader.state() | {"examples_read": 40})
+
+    assert (reader.epoch, reader.steps_left) == (1, 4)
+    assert len(list(reader)) == 4
+    assert reader.epoch == 2
+
+
 def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: str) -> None:
     reader = open_set(colours, "validation", 4, backend)
     before = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]
@@ -254,18 +265,35 @@ def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) ->
     assert reader.state()["examples_read"] == 0
 
 
-def test_examples_are_found_by_number_and_by_key(scenes: Path) -> None:
+def test_examples_are_found_by_number_and_by_key(
+    scenes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = make_dataset(scenes, "train", 4, backend="native", world=World())
     last = reader.num_examples - 1
     example = reader.example(last)
+    # The images of a split are 150 GB, and a key is not in them.
+    monkeypatch.setattr(Records, "read", None, raising=True)
 
     assert reader.find(f"{example.wnid}/{example.filename}") == last
     assert reader.find(example.filename) == last
+    with pytest.raises(KeyError):
+        reader.find("n00000000/nobody.JPEG")
+    monkeypatch.undo()
     assert reader.example(0) != example
     with pytest.raises(IndexError, match="example 50 of 50"):
         reader.example(last + 1)
+
+
+def test_validation_images_are_found_with_and_without_their_class(tmp_path: Path) -> None:
+    name = "ILSVRC2012_val_00000002.JPEG"
+    two = [picture(number, plain(number)) for number in range(2)]
+    two[1] = two[1]._replace(filename=name)
+    write_set(tmp_path / "set", {"validation": [two]}, num_classes=2)
+    reader = make_dataset(tmp_path / "set", "validation", 1, backend="native", world=World())
+
+    assert reader.find(name) == reader.find(f"{wnid(1)}/{name}") == 1
     with pytest.raises(KeyError):
-        reader.find("n00000000/nobody.JPEG")
+        reader.find(f"{wnid(0)}/{name}")
 
 
 def test_pytorchs_names_for_the_state_are_the_same(scenes: Path) -> None:

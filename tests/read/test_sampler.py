@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import multiprocessing
 import pickle
 import threading
 from pathlib import Path
@@ -118,6 +119,29 @@ def test_a_pickled_reader_is_opened_anew_at_its_position(scenes: Path) -> None:
     assert threading.active_count() == before  # begun only when they are read
     assert again.state() == third.state() == reader.state()
     assert all(map(same, list(again), list(reader)))
+
+
+def test_a_forked_reader_has_threads_of_its_own(colours: Path) -> None:
+    """Those of the process that opened it are not there, and it waited for them."""
+    reader = opened(colours, 8, seed=9)
+    first = next(iter(reader))
+    here, there = multiprocessing.get_context("fork").Pipe()
+
+    def work() -> None:
+        reader.close()
+        numbers = [n for batch in reader for n in seen(batch)]
+        there.send((numbers, reader.find(reader.example(49).filename), reader.epoch))
+
+    process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    process.start()
+    there.close()
+    assert here.poll(300)
+    found = here.recv()
+    process.join()
+
+    expected = [n for batch in reader for n in seen(batch)]
+    assert found == (expected, 49, 1)
+    assert len(seen(first) + expected) == 48
 
 
 def test_workers_read_a_remote_set_through_one_cache(colours: Path, tmp_path: Path) -> None:

@@ -116,6 +116,21 @@ def test_mxnets_recipe_is_the_articles() -> None:
     assert "framework" not in recipe.resolve(Config(synthetic=True), 1, 1_281_167, 1000).facts()
 
 
+@pytest.mark.parametrize("only_model", [True, False])
+def test_a_checkpoint_of_the_other_framework_is_refused_by_name(only_model: bool) -> None:
+    ours, mxnets = (
+        recipe.resolve(Config(synthetic=True, model="tiny", framework=name), 1, 1_281_167, 1000)
+        for name in ("tensorflow", "mxnet")
+    )
+
+    assert recipe.difference(mxnets.facts(), ours, only_model=only_model) == (
+        "framework 'mxnet', this one has 'tensorflow'"
+    )
+    assert recipe.difference(ours.facts(), mxnets, only_model=only_model) == (
+        "framework 'tensorflow', this one has 'mxnet'"
+    )
+
+
 def test_mxnet_has_no_optimizer_of_ours() -> None:
     tutorial = Config(framework="mxnet", synthetic=True, recipe="tutorial", model="resnet18")
     assert recipe.resolve(tutorial, 8, 1_281_167, 1000).optimizer == "sgd"

@@ -107,7 +107,7 @@ def test_mxnets_recipe_is_the_articles() -> None:
     assert (run.model, run.global_batch, run.precision) == ("resnet50-v1", 64 * 256, "float16")
     assert run.schedule.peak == pytest.approx(6.4)
     assert [run.schedule(step) for step in (0, run.schedule.warmup_steps)] == [0.1, 6.4]
-    assert run.schedule.warmup_steps == 5 * run.steps_per_epoch
+    assert (run.schedule.kind, run.schedule.warmup_steps) == ("poly", 10 * run.steps_per_epoch)
     assert (run.optimizer, run.momentum, run.weight_decay, run.label_smoothing, run.nesterov) == (
         *("sgd", 0.9, 1e-4, 0.0, False),
     )

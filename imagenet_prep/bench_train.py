@@ -166,6 +166,8 @@ def short_run(
             **noise,
             synthetic=examples is None,
             no_evaluation=examples is not None,
+            fraction=1.0,
+            keys=None,
             # Half a step more than wanted: rounding must not take one away.
             num_epochs=(steps + 0.5) * batch / (examples or _IMAGES),
             num_batches=None,

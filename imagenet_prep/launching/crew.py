@@ -133,6 +133,7 @@ class Crew:
         self._starter: _Member | None = None
         self._ends = float("inf")
         self._asked = False
+        self._done = 0
         self.outcome = Outcome()
 
     def run(
@@ -187,11 +188,13 @@ class Crew:
                 return
             if news is None:
                 self._ask()
-            elif isinstance(news, dict):
-                self._failed(news)
-            else:
+            elif not isinstance(news, dict):
                 waiting.remove(news[0])
                 self._ended(*news)
+            elif "done" in news:
+                self._ranks_done()
+            else:
+                self._failed(news)
 
     def _left_s(self) -> float | None:
         return None if self._ends == float("inf") else max(0.0, self._ends - time.monotonic())
@@ -216,6 +219,12 @@ class Crew:
             limit_s = min(limit_s, self._grace_s)
             self._order({"limit": limit_s}, limit_s)
 
+    def _ranks_done(self) -> None:
+        """Takes that a host has no rank left, and after the last one ends what servers do not."""
+        self._done += 1
+        if self._done == len(self._hosts) and self._ends == float("inf"):
+            self._order({"limit": _FAILED_S}, _FAILED_S)
+
     def _ended(self, member: _Member, code: int) -> None:
         if member is self._starter:
             if code:
@@ -230,7 +239,7 @@ class Crew:
             self._failed({"rank": -1, "code": 1, "left": False})
 
     def _told(self, line: str) -> bool:
-        """Takes a line that is for us: what `launching.host` tells of a rank that failed."""
+        """Takes a line that is for us: what `launching.host` tells of its ranks."""
         if not line.startswith(self._mark):
             return False
         self._news.put(json.loads(line.removeprefix(self._mark)))

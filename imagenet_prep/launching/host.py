@@ -127,8 +127,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
 def run(orders: IO[str]) -> None:
     """Runs this host's ranks until they have ended, or `launch` has.
 
-    Each rank that fails is told on stderr: the launch's mark and, as JSON, its "rank", "code" and
-    whether it was "left" by another.
+    What happens is told on stderr, as the launch's mark and JSON: of each rank that fails its
+    "rank", "code" and whether it was "left" by another; {"done": true} when no rank is left.
 
     Args:
       orders: lines of JSON. The first has "mark", "folder" (to be in, where it is there),
@@ -149,7 +149,8 @@ def run(orders: IO[str]) -> None:
         obeying.start()
         environments = [begin["shared"] | each for each in begin["ranks"]]
         ranks.start(begin["command"], environments, begin.get("logs"))
-        ranks.wait(lambda rank: _tell(begin["mark"], rank))
+        mark = begin["mark"]
+        ranks.wait(lambda rank: _tell_failed(mark, rank), lambda: _tell(mark, {"done": True}))
 
 
 def _obey(orders: IO[str], ranks: Ranks) -> None:
@@ -162,14 +163,17 @@ def _obey(orders: IO[str], ranks: Ranks) -> None:
     ranks.ask(_ABANDONED_S)
 
 
-def _tell(mark: str, rank: Rank) -> None:
+def _tell_failed(mark: str, rank: Rank) -> None:
     # The code first: by then its last line has come, which tells who left whom.
     code = rank.code()
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
         # It says nothing itself, and ranks that wait for a server wait for ever.
         with contextlib.suppress(OSError):
             print(f"imagenet-prep: {rank.reason()}", file=sys.stderr, flush=True)
-    told = {"rank": rank.number, "code": code, "left": rank.left}
+    _tell(mark, {"rank": rank.number, "code": code, "left": rank.left})
+
+
+def _tell(mark: str, told: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         print(f"{mark} {json.dumps(told)}", file=sys.stderr, flush=True)
 

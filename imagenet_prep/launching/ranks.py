@@ -165,20 +165,25 @@ class Ranks:
         """Lets `wait` kill what lives so many seconds from now."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def wait(self, failed: Callable[[Rank], object]) -> None:
-        """Returns when no rank is left.
+    def wait(self, failed: Callable[[Rank], object], done: Callable[[], object]) -> None:
+        """Returns when no rank and no server is left.
 
         Args:
           failed: called with each rank whose exit code is not 0, in the order of their ends, but
             not with those that were killed here.
+          done: called when there may be servers left, but no rank.
         """
         running = list(self._ranks)
+        serving = False
         try:
             while running and time.monotonic() < self._deadline:
                 for rank in [each for each in running if each.process.poll() is not None]:
                     running.remove(rank)
                     if rank.code():
                         failed(rank)
+                if not serving and all(rank.number < 0 for rank in running):
+                    serving = True
+                    done()
                 time.sleep(_POLL_S if running else 0)
         finally:
             for rank in running:

@@ -102,13 +102,7 @@ class Horovod(Comm):
                 "Run `imagenet-prep install-horovod` on every host."
             ) from error
         self._hvd = hvd
-        self.world = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
-        if self.world.size != world.size:
-            raise UsageError(
-                f"the launcher says {world.size} ranks, Horovod found {self.world.size}. It was "
-                "built without support for this launcher: build it with "
-                "`imagenet-prep install-horovod --mpi`, or launch without --mpi."
-            )
+        self.world = met(hvd, world)
         compression = hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
 
@@ -163,6 +157,22 @@ def launched() -> World:
         return World.from_environment()
     except ValueError as error:
         raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
+
+
+def met(hvd: Any, world: World) -> World:
+    """Returns which rank this is, as Horovod says, which all ranks have initialised.
+
+    Raises:
+      UsageError: these are not the ranks that the launcher has started. Each would train alone.
+    """
+    found = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    if found.size != world.size:
+        raise UsageError(
+            f"the launcher says {world.size} ranks, Horovod found {found.size}. It was built "
+            "without support for this launcher: build it by `imagenet-prep install-horovod` with "
+            "--mpi, or launch without --mpi."
+        )
+    return found
 
 
 def connect(*, fp16_compression: bool) -> Comm:

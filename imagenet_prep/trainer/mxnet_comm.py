@@ -17,7 +17,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, launched
+from imagenet_prep.trainer.comm import Comm, launched, met
 
 # Numbers of one message; what rank 0 tells the others has a few hundred bytes. The servers want
 # arrays of one name to have one shape.
@@ -106,7 +106,7 @@ class Ring(_Together):
         """Meets the other ranks.
 
         Raises:
-          UsageError: Horovod is not installed for MXNet.
+          UsageError: Horovod is not installed for MXNet, or another number of ranks has come.
         """
         # Horovod makes all symbols of MXNet global, and among them an old libjpeg. Pillow's, which
         # our reader uses too, keeps to its own functions if it is loaded before; else it crashes.
@@ -122,7 +122,7 @@ class Ring(_Together):
                 "Run `imagenet-prep install-horovod --framework mxnet` on every host."
             ) from error
         self._hvd = hvd
-        self.world = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+        self.world = met(hvd, world)
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array to its sum over the ranks, as soon as it is known."""

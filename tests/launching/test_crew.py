@@ -19,7 +19,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import mpi
+from imagenet_prep.launching import crew, mpi
 from imagenet_prep.launching.crew import Crew, Outcome
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.ranks import Rank, Ranks
@@ -311,8 +311,27 @@ def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Pa
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both run")
     failed: list[tuple[str, int]] = []
     ranks.ask(1.0)
-    ranks.wait(lambda rank: failed.append((rank.name, rank.code())))
+    done: list[int] = []
+    ranks.wait(lambda rank: failed.append((rank.name, rank.code())), lambda: done.append(1))
 
     # Who is killed here has not failed.
     assert failed == [("rank 0", 128 + signal.SIGTERM)]
+    assert done == [1]
     assert [rank.name for rank in ranks._ranks] == ["rank 0", "server 1"]
+
+
+def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that asks no server for anything leaves them waiting for ever."""
+    monkeypatch.setattr(crew, "_FAILED_S", 0.1)
+    code = (
+        "import os, sys, time; served = os.environ.get('DMLC_ROLE') == 'server';"
+        "time.sleep(600 * served)"
+    )
+    order = {"mark": "mark-of-this-launch", "folder": str(tmp_path), "shared": {}, "logs": None}
+    order["command"] = [sys.executable, "-c", code]
+    order["ranks"] = [{"RANK": "0"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "0"}]
+    ended = Crew([Host("localhost", 1)], "mark-of-this-launch", 60.0).run([order])
+
+    assert (ended.code, ended.left) == (0, set())

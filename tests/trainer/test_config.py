@@ -107,13 +107,28 @@ def test_mxnets_recipe_is_the_articles() -> None:
     assert (run.model, run.global_batch, run.precision) == ("resnet50-v1", 64 * 256, "float16")
     assert run.schedule.peak == pytest.approx(6.4)
     assert [run.schedule(step) for step in (0, run.schedule.warmup_steps)] == [0.1, 6.4]
-    assert run.schedule.warmup_steps == 5 * run.steps_per_epoch
+    assert (run.schedule.kind, run.schedule.warmup_steps) == ("poly", 10 * run.steps_per_epoch)
     assert (run.optimizer, run.momentum, run.weight_decay, run.label_smoothing, run.nesterov) == (
         *("sgd", 0.9, 1e-4, 0.0, False),
     )
     # A checkpoint of TensorFlow's is another run.
     assert run.facts()["framework"] == "mxnet"
     assert "framework" not in recipe.resolve(Config(synthetic=True), 1, 1_281_167, 1000).facts()
+
+
+@pytest.mark.parametrize("only_model", [True, False])
+def test_a_checkpoint_of_the_other_framework_is_refused_by_name(only_model: bool) -> None:
+    ours, mxnets = (
+        recipe.resolve(Config(synthetic=True, model="tiny", framework=name), 1, 1_281_167, 1000)
+        for name in ("tensorflow", "mxnet")
+    )
+
+    assert recipe.difference(mxnets.facts(), ours, only_model=only_model) == (
+        "framework 'mxnet', this one has 'tensorflow'"
+    )
+    assert recipe.difference(ours.facts(), mxnets, only_model=only_model) == (
+        "framework 'tensorflow', this one has 'mxnet'"
+    )
 
 
 def test_mxnet_has_no_optimizer_of_ours() -> None:

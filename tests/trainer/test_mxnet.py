@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -130,6 +132,22 @@ def test_what_is_exported_holds_the_weights(runs: Path) -> None:
     assert [
         each.shape for each in weights if each.tobytes() not in files["model-0000.params"]
     ] == []
+
+
+def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By `launch --mpi`, a Horovod without MPI finds one rank each, all with one log folder."""
+    fake: Any = ModuleType("horovod.mxnet")
+    fake.init = lambda: None
+    fake.rank = fake.local_rank = lambda: 0
+    fake.size = fake.local_size = lambda: 1
+    monkeypatch.setitem(sys.modules, "horovod", ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
+    sys.modules["horovod"].mxnet = fake  # type: ignore[attr-defined]
+
+    with pytest.raises(UsageError, match="the launcher says 2 ranks, Horovod found 1"):
+        mxnet_comm.Ring(World(1, 2))
 
 
 def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,8 @@ _COMMANDS = {
     *("adopt", "airflow", "benchmarks", "campaign", "download", "e2e", "flink", "golden"),
     *("hostile", "oracles", "replicate", "report", "resize"),
 }
+# Rooms whose tests take minutes, each with servers or frameworks of its own.
+_MINUTES = ("flink", "airflow", "trainer", "report", "launching", "benchmarks")
 
 set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 # Time is pytest-timeout's business: a deadline an example fails on a busy machine. With CI
@@ -35,16 +37,48 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests of whole commands as slow; leaves out the `long` ones unless `-m` names them."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    """Marks tests of whole commands as slow; leaves out the `long` ones unless `-m` names them.
+
+    Once they are in random order, each worker is given some rooms of minutes to begin with: their
+    servers are started once, and no test of a minute is left for the end.
+    """
     for item in items:
-        if item.path.relative_to(REPOSITORY / "tests").parts[0] in _COMMANDS:
+        if _room(item) in _COMMANDS:
             item.add_marker(pytest.mark.slow)
     if "long" not in config.option.markexpr:
         left = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left)
+    yield
+    _begin_with_minutes(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def _begin_with_minutes(items: list[pytest.Item], num_workers: int) -> None:
+    """Deals the rooms of `_MINUTES` to the beginnings of the workers' equal parts of `items`."""
+    begin: list[list[pytest.Item]] = [[] for _ in range(num_workers)]
+    others = []
+    for item in items:
+        room = _room(item)
+        if room in _MINUTES:
+            begin[_MINUTES.index(room) % num_workers].append(item)
+        else:
+            others.append(item)
+    ends = [len(items) * number // num_workers for number in range(1, num_workers + 1)]
+    items.clear()
+    for rooms, end in zip(begin, ends, strict=True):
+        items += rooms
+        count = max(0, end - len(items))
+        items += others[:count]
+        del others[:count]
+    items += others
+
+
+def _room(item: pytest.Item) -> str:
+    return item.path.relative_to(REPOSITORY / "tests").parts[0]
 
 
 def _leaks(name: str) -> bool:

@@ -101,12 +101,12 @@ def command(dag_file: str, *words: str) -> None:
     runpy.run_path(dag_file)["run"]("prepare", *words)
 
 
-def main(what: str, *arguments: str) -> None:
-    """Runs the function that is named first."""
-    {"run": run, "describe": describe, "draw": draw, "trigger": trigger, "command": command}[what](
-        *arguments
-    )
+def main() -> None:
+    """Runs the function that the command line names first."""
+    known = {"run": run, "describe": describe, "draw": draw, "trigger": trigger, "command": command}
+    what, *arguments = sys.argv[1:]
+    known[what](*arguments)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

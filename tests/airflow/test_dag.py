@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.airflow.conftest import DRIVER, Airflow
+from tests.airflow.conftest import Airflow
 from tests.kit import command, faults
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.miniature import Miniature, miniature_for_tests
@@ -100,9 +100,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     assert contents(replica) == whole
 
     before = {folder: everything(folder) for folder in (out, replica, weird_tmp_path / "archives")}
-    again = airflow.call(
-        ("-m", "airflow"), "dags", "test", "imagenet_prep", "--conf", json.dumps(conf)
-    )
+    again = airflow.cli("dags", "test", "imagenet_prep", "--conf", json.dumps(conf))
 
     assert again.code == 0, again
     assert "state=success" in again.out + again.err
@@ -226,7 +224,7 @@ def test_an_address_with_a_password_is_refused_before_a_run_is_made(
         {"prepare_flags": [f"--source=https://ann:{SECRET}/x@mirror.edu/"]},
     ]
     words = [json.dumps({"out": str(fake.out), **conf}) for conf in confs]
-    asked = airflow.call((DRIVER,), "trigger", airflow.dag_file, *words)
+    asked = airflow.call("trigger", *words)
 
     said = [line for line in asked.out.splitlines() if line.startswith(("refused: ", "runs: "))]
     refused = [f"refused: Invalid input for param {next(iter(conf))}" for conf in confs]
@@ -238,7 +236,7 @@ def test_an_address_with_a_password_is_refused_before_a_run_is_made(
 
 def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake) -> None:
     word = f"--base-url=https://ann:{SECRET}@mirror.edu/"
-    refused = airflow.call((DRIVER,), "command", airflow.dag_file, word)
+    refused = airflow.call("command", word)
 
     assert "AirflowFailException: prepare: an address in the parameters holds" in refused.err
     assert SECRET not in refused.out + refused.err
@@ -265,7 +263,7 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, f
 
 def test_a_missing_program_is_named_and_not_tried_again(airflow: Airflow) -> None:
     airflow.program.unlink()
-    finished = airflow.call((DRIVER,), "command", airflow.dag_file)
+    finished = airflow.call("command")
 
     assert f"AirflowFailException: {airflow.program}: no such program." in finished.err
 
@@ -286,7 +284,7 @@ def test_a_task_that_ends_early_asks_its_command_to_end(
     airflow: Airflow, fake: Fake, how: signal.Signals
 ) -> None:
     (fake.folder / "wait").touch()
-    with airflow.started((DRIVER,), "command", airflow.dag_file) as running:
+    with airflow.started("command") as running:
         command.wait_until((fake.folder / "waits").exists, "the command waits")
         running.send(how)
         running.finish()
@@ -299,7 +297,8 @@ def test_the_file_loads_nothing_heavy_and_shows_typed_parameters_with_descriptio
     airflow: Airflow,
 ) -> None:
     result = airflow.home / "described.json"
-    finished = airflow.call((DRIVER,), "describe", airflow.dag_file, result)
+    with airflow.started("describe", result) as running:
+        finished = running.finish()
     assert finished.code == 0, finished
     told = json.loads(result.read_text())
     loaded = {module.partition(".")[0] for module in told["modules"]}
@@ -323,7 +322,7 @@ def test_the_picture_of_the_dag_shows_every_task(airflow: Airflow, repository: P
         pytest.skip("no dot; on Debian: sudo apt-get install graphviz")
     picture = repository / "build" / "airflow" / "dag.svg"
     picture.parent.mkdir(parents=True, exist_ok=True)
-    finished = airflow.call((DRIVER,), "draw", airflow.dag_file, picture)
+    finished = airflow.call("draw", picture)
 
     assert finished.code == 0, finished
     drawn = picture.read_text()

@@ -19,6 +19,7 @@ import pytest
 from benchmarks import exchange, exchange_host, scaling
 from benchmarks.exchange import EACH, ONE, RING, TWICE, Result, Row
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
+from tests.kit.lengths import long_but
 
 MXNET = REPOSITORY / ".venv" / "mxnet" / "bin" / "python"
 TINY = "^(ring|1 server), 2 workers$"
@@ -176,7 +177,10 @@ def stand_in(folder: Path, script: str) -> Path:
 
 @pytest.mark.root
 @pytest.mark.usefixtures("networks")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum",
+    long_but([signal.SIGINT, signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]),
+)
 def test_nothing_is_left_however_it_ends(tmp_path: Path, signum: signal.Signals) -> None:
     pids, seen = tmp_path / "pids", tmp_path / "seen"
     python = stand_in(tmp_path, f"ip netns >> {seen}; echo $$ >> {pids}; echo 1; exec sleep 10000")

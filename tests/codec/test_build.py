@@ -49,6 +49,7 @@ def unloaded() -> Iterator[None]:
     planes._threads.__dict__.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("compiler", ["system", "zig"])
 def test_what_an_installation_compiles_makes_the_codecs_bytes(
@@ -68,6 +69,7 @@ def test_what_an_installation_compiles_makes_the_codecs_bytes(
     assert library.stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_followed_by_the_next(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

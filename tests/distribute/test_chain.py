@@ -282,6 +282,7 @@ def _becomes(member: Member, state: State) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1 << 32), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_whatever_givers_say_every_run_ends_and_honest_hosts_get_all(

@@ -65,6 +65,42 @@ def terminal() -> Iterator[tuple[int, list[bytes]]]:
         os.close(ours)
 
 
+def assert_two_have_written(
+    reference: Reference, out: Path, result: command.Finished, seen: list[bytes]
+) -> None:
+    shown = b"".join(seen).decode()
+    assert result.code == 0, shown
+    assert contents(out) == reference.contents
+    assert len(workers(out)) >= flink.NUM_TASK_MANAGERS
+    # The bar: how much is done, how long it takes still, images a second.
+    assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
+    # Bad images met on a worker are listed with their keys.
+    assert b'"key":"n' in reference.contents["quarantine.jsonl"]
+    assert not list(out.glob(".work/*/attempts"))
+
+
+def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    """The bytes are those of one machine, and the terminal shows how far the run is."""
+    out = tmp_path / "out"
+    argv = prepare(reference, out, "--", *cluster.options())
+    with terminal() as (stderr, seen), command.started(*argv, stderr=stderr) as run:
+        command.wait_until(
+            lambda: len(receipts(out)) > 4 and len(workers(out)) == flink.NUM_TASK_MANAGERS,
+            "some shards of both",
+        )
+        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        assert_nothing_half_visible(out, reference.contents)
+        result = run.finish()
+    assert_two_have_written(reference, out, result, seen)
+
+    again = command.run(*argv)
+    assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
+
+
+# In short: the run above, of which one is killed.
+@pytest.mark.long
 def test_two_task_managers_write_the_bytes_of_one_machine_and_show_how_far_they_are(
     cluster: flink.Cluster, reference: Reference, tmp_path: Path
 ) -> None:
@@ -72,31 +108,8 @@ def test_two_task_managers_write_the_bytes_of_one_machine_and_show_how_far_they_
     argv = prepare(reference, out, "--", *cluster.options())
     with terminal() as (stderr, seen):
         result = command.run(*argv, stderr=stderr)
-    shown = b"".join(seen).decode()
-    assert result.code == 0, shown
-    assert contents(out) == reference.contents
+    assert_two_have_written(reference, out, result, seen)
     assert len(workers(out)) == flink.NUM_TASK_MANAGERS
-    # The bar: how much is done, how long it takes still, images a second.
-    assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
-    # Bad images met on a worker are listed with their keys.
-    assert b'"key":"n' in reference.contents["quarantine.jsonl"]
-    assert not list(out.glob(".work/*/attempts"))
-
-    again = command.run(*argv)
-    assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
-
-
-def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
-    cluster: flink.Cluster, reference: Reference, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    with command.started(*prepare(reference, out, "--", *cluster.options())) as run:
-        command.wait_until(lambda: len(receipts(out)) > 4, "some shards")
-        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
-        assert_nothing_half_visible(out, reference.contents)
-        result = run.finish()
-    assert result.code == 0, result
-    assert contents(out) == reference.contents
 
 
 @pytest.mark.long

@@ -146,12 +146,13 @@ def streams(allowed: Messages) -> st.SearchStrategy[bytes]:
     return st.lists(parts, max_size=6).map(b"".join)
 
 
-def program(says: bytes, *, then: str = "cat >/dev/null") -> str:
+def program(says: bytes, *, then: str = "exec cat >/dev/null") -> str:
     """Returns a shell script that says this, whatever it is told, then does `then`.
 
     Args:
       says: to its standard output.
-      then: what the shell runs afterwards; by default it hears its input to the end.
+      then: what the shell runs afterwards; by default it hears its input to the end. `exec` has it
+        end where it is killed, as ssh does: a child would keep its output open.
     """
     octal = "".join(f"\\0{byte:03o}" for byte in says)
     return f"printf %b {shlex.quote(octal)}\n{then}\n"

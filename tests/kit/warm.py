@@ -73,12 +73,25 @@ class Warm:
       pid: of the command.
     """
 
-    def __init__(self, modules: Iterable[str] = VERBS) -> None:
+    def __init__(
+        self,
+        modules: Iterable[str] = VERBS,
+        python: str | Path = sys.executable,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts the process that imports.
+
+        Args:
+          modules: imported before the first command.
+          python: the interpreter, where it is another one.
+          env: added to the environment in which they are imported.
+        """
         self._folder = tempfile.TemporaryDirectory()
+        quiet = {"OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.warm", *modules],
+            [python, "-m", "tests.kit.warm", *modules],
             cwd=REPOSITORY,
-            env=environment(OPENBLAS_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3"),
+            env=environment(**quiet, **(env or {})),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -219,12 +232,12 @@ def _serve(modules: Sequence[str]) -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import prints is no answer
     for module in modules:
         importlib.import_module(module)
     others = len(os.listdir("/proc/self/task")) - 1
     assert not others or "tensorflow" in modules, f"an import has started {others} threads"
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         told = json.loads(line)

@@ -159,6 +159,7 @@ def test_asked_to_end_all_ranks_save_and_nothing_is_left(
     assert (tmp_path / "saved-1").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "deaf"])
 def test_nothing_is_left_of_a_launch_that_was_killed(tmp_path: Path, how: str) -> None:
     with launched(tmp_path, how) as running:
@@ -180,6 +181,7 @@ def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> N
     assert "may be left" not in finished.err
 
 
+@pytest.mark.slow
 def test_ranks_die_with_the_process_that_runs_them(tmp_path: Path) -> None:
     with launched(tmp_path, grace="1") as running:
         both_run(tmp_path, running)

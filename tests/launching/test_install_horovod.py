@@ -236,8 +236,11 @@ def test_ranks_of_two_hosts_send_by_the_interface_that_was_asked_for(tmp_path: P
         with open(tmp_path / "log", "wb") as log:
             code = first.popen(argv, stdout=log, stderr=log).wait(PATIENCE_S)
         said = (tmp_path / "log").read_text()
+        left = [Path(f"/proc/{pid}/cmdline").read_bytes() for n in net.nodes for pid in n.pids()]
 
     assert code == 0, said
+    assert "2 hosts fit, 2 ranks" in said
+    assert [words for words in left if b"imagenet_prep" in words] == []
     told = [line for line in said.splitlines() if line.startswith(("[0, ", "[1, "))]
     rows = sorted(map(json.loads, told))
     assert rows == [[0, 3.0, ["10.78.0.2"]], [1, 3.0, ["10.78.0.1"]]]

@@ -129,9 +129,9 @@ def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epochs", long_but([8], [8, 30]))
+@pytest.mark.parametrize("times", long_but([4], [4, 30]))
 def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
-    colours: Path, backend: str, epochs: int
+    colours: Path, backend: str, times: int
 ) -> None:
     # In a process of its own, where nothing else comes and goes. Thread pools of a framework may
     # grow to their size and are not given back: what counts is that the growth ends.
@@ -155,8 +155,8 @@ def epochs(count):
 seen = []
 epochs(10)
 for _ in range(4):
-    epochs({epochs})
-    for _ in range(7):
+    epochs({times})
+    for _ in range({times}):
         epochs(0)
     seen.append(look())
 print(json.dumps(seen))

@@ -59,7 +59,7 @@ def test_a_giver_that_hangs_is_passed_over(hosts: Hosts, dataset: Path) -> None:
 
 def test_asked_hosts_answer_each_for_itself(hosts: Hosts, dataset: Path) -> None:
     assert hosts.run(dataset).code == 0
-    flood = peers.program(b"", then="yes")
+    flood = peers.program(b"", then="exec yes")
     too_many = 20 * peers.line("problem", text="\x1b[31mred", is_missing=True)
     hosts.instead("10.0.0.1", peers.program(peers.GREETING, then=":"))
     hosts.instead("10.0.0.2", peers.program(b'["looked",0,{"lacking_bytes":Infinity}]\n'))

@@ -27,16 +27,28 @@ class Demo(NamedTuple):
     source: Path
 
 
-@pytest.fixture(scope="session")
-def demo(shared_cache: Path) -> Demo:
-    """The demo, 400 photographs at 256 pixels; read-only."""
+def make_demo(folder: Path, images: int, short_side: int) -> Demo:
+    """Returns the demo of that many photographs, made once a run."""
+    size = ("--images", str(images), "--short-side", str(short_side))
 
     def make(folder: Path) -> None:
-        result = command.run("demo", folder, "--no-training")
+        result = command.run("demo", folder, *size, "--no-training")
         assert result.code == 0, result
 
-    folder = made_once(shared_cache / "demo", make)
-    return Demo(folder / "dataset-400-256", folder / "archives-400")
+    folder = made_once(folder, make)
+    return Demo(folder / f"dataset-{images}-{short_side}", folder / f"archives-{images}")
+
+
+@pytest.fixture(scope="session")
+def demo(shared_cache: Path) -> Demo:
+    """The demo as its users see it: 400 photographs at 256 pixels; read-only."""
+    return make_demo(shared_cache / "demo", 400, 256)
+
+
+@pytest.fixture(scope="session")
+def small(shared_cache: Path) -> Demo:
+    """The demo with 60 photographs at 96 pixels, whose page is made in a second; read-only."""
+    return make_demo(shared_cache / "small", 60, 96)
 
 
 @pytest.fixture(scope="session")
@@ -49,9 +61,9 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(demo: Demo, tmp_path: Path) -> Path:
-    """The demo's data set, to be damaged."""
-    return Path(shutil.copytree(demo.out, tmp_path / "copy"))
+def copy(small: Demo, tmp_path: Path) -> Path:
+    """The small demo's data set, to be damaged."""
+    return Path(shutil.copytree(small.out, tmp_path / "copy"))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from PIL import Image
 from imagenet_prep import verify
 from imagenet_prep.reporting import facts, page, sample
 from tests.kit import command
+from tests.kit.shared import made_once
 from tests.report.conftest import SCREENSHOTS, Demo
 
 pytestmark = pytest.mark.browser
@@ -35,24 +36,40 @@ _FOCUS = """() => {
 
 
 @pytest.fixture(scope="session")
-def comparison(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo at 256 and at 64 pixels, side by side."""
-    folder = tmp_path_factory.mktemp("comparison")
-    other = folder / "small"
-    shards = ("--train-shards", "3", "--validation-shards", "2", "--allow-subset")
-    prepare = ("prepare", "--source", demo.source, "--out", other, "--short-side", "64", *shards)
-    assert command.run(*prepare).code == 0
-    out = folder / "comparison.html"
-    assert command.run("report", "--compare", demo.out, other, "--out", out).code == 0
-    return out
+def comparison(small: Demo, shared_cache: Path) -> Path:
+    """The small demo and itself at 64 pixels, side by side."""
+
+    def make(folder: Path) -> None:
+        shards = ("--train-shards", "3", "--validation-shards", "2", "--allow-subset")
+        other = ("--out", folder / "64", "--short-side", "64")
+        assert command.run("prepare", "--source", small.source, *other, *shards).code == 0
+        page = ("--out", folder / REPORT)
+        assert command.run("report", "--compare", small.out, folder / "64", *page).code == 0
+
+    return made_once(shared_cache / "comparison", make) / REPORT
 
 
 @pytest.fixture(scope="session")
-def trained(demo: Demo, training: Path) -> Path:
-    """The demo's report, with figures of training."""
-    out = training.with_name(REPORT)
-    assert command.run("report", demo.out, "--training", training, "--out", out).code == 0
-    return out
+def trained(small: Demo, training: Path, shared_cache: Path) -> Path:
+    """The small demo's report, with figures of training."""
+
+    def make(folder: Path) -> None:
+        words = ("--training", training, "--out", folder / REPORT)
+        assert command.run("report", small.out, *words).code == 0
+
+    return made_once(shared_cache / "trained", make) / REPORT
+
+
+@pytest.fixture(scope="session")
+def damaged(small: Demo, shared_cache: Path) -> Path:
+    """The report of a set that lacks a file."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(small.out, folder / "set")
+        (folder / "set" / "labels.txt").unlink()
+        assert command.run("report", folder / "set", "--out", folder / REPORT).code == 0
+
+    return made_once(shared_cache / "damaged-page", make) / REPORT
 
 
 def violations(shown: Any) -> list[str]:
@@ -185,17 +202,13 @@ def test_axe_finds_nothing_wrong(
     demo: Demo,
     comparison: Path,
     trained: Path,
-    tmp_path: Path,
+    damaged: Path,
     open_page: OpenPage,
     which: str,
     scheme: str,
 ) -> None:
-    path = {"comparison": comparison, "training": trained}.get(which, demo.out / REPORT)
-    if which == "damaged":
-        copy = Path(shutil.copytree(demo.out, tmp_path / "copy"))
-        (copy / "labels.txt").unlink()
-        path = tmp_path / REPORT
-        assert command.run("report", copy, "--out", path).code == 0
+    pages = {"comparison": comparison, "training": trained, "damaged": damaged}
+    path = pages.get(which, demo.out / REPORT)
     shown, _ = open_page(path, scheme=scheme)
     if which == "dialog":
         shown.locator("button.tile:has(.pair)").first.click()
@@ -204,9 +217,9 @@ def test_axe_finds_nothing_wrong(
 
 
 def test_no_text_of_a_data_set_becomes_markup(
-    demo: Demo, tmp_path: Path, open_page: OpenPage
+    small: Demo, tmp_path: Path, open_page: OpenPage
 ) -> None:
-    known = facts.gather(demo.out, verify.load_manifest(demo.out), [EVIL], None)
+    known = facts.gather(small.out, verify.load_manifest(small.out), [EVIL], None)
     tiles = [
         dataclasses.replace(tile, words=EVIL, filename=EVIL, wnid=EVIL, shard=EVIL)
         for tile in sample.draw(known, 0)[:3]

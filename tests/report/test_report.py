@@ -35,9 +35,9 @@ def verdict(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", match[0]).split())
 
 
-def test_the_page_tells_what_the_manifest_does(demo: Demo, report: Report) -> None:
-    page = report(demo.out)
-    manifest = json.loads((demo.out / "dataset.json").read_bytes())
+def test_the_page_tells_what_the_manifest_does(small: Demo, report: Report) -> None:
+    page = report(small.out)
+    manifest = json.loads((small.out / "dataset.json").read_bytes())
 
     assert verdict(page).startswith("Whole, as a subset Checked on ")
     assert "at level manifest: every file is there with its size." in verdict(page)
@@ -46,31 +46,31 @@ def test_the_page_tells_what_the_manifest_does(demo: Demo, report: Report) -> No
         assert source["md5"] in page
     for split in manifest["splits"].values():
         assert all(shard["sha256"] in page for shard in split["shards"])
-    for line in (demo.out / "quarantine.jsonl").read_text().splitlines():
+    for line in (small.out / "quarantine.jsonl").read_text().splitlines():
         assert json.loads(line)["key"] in page
-    assert str(demo.out) in page
+    assert str(small.out) in page
 
 
 def test_figures_of_training_are_shown_where_they_are_given(
-    demo: Demo, training: Path, report: Report
+    small: Demo, training: Path, report: Report
 ) -> None:
-    page = report(demo.out, "--training", training)
+    page = report(small.out, "--training", training)
 
     assert "8 ranks train 720.0 images/s" in page
     assert '<td class="number">90.0</td>' in page
     assert page.count('href="#training"') == 1
-    assert command.run("report", demo.out, "--training", demo.out / "labels.txt").code == 2
+    assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2
 
 
-def test_a_report_changes_nothing_but_its_own_page(demo: Demo, report: Report) -> None:
-    before = everything(demo.out)
-    report(demo.out, "--level", "decode")
+def test_a_report_changes_nothing_but_its_own_page(small: Demo, report: Report) -> None:
+    before = everything(small.out)
+    report(small.out, "--level", "decode")
 
-    assert everything(demo.out) == before
+    assert everything(small.out) == before
 
 
-def test_each_class_is_shown_with_facts_of_its_source(demo: Demo, report: Report) -> None:
-    found = data(report(demo.out))
+def test_each_class_is_shown_with_facts_of_its_source(demo: Demo) -> None:
+    found = data((demo.out / "report.html").read_text("utf-8"))
 
     manifest = json.loads((demo.out / "dataset.json").read_bytes())
     assert len(found["classes"]) == manifest["classes"]["count"]
@@ -85,9 +85,9 @@ def test_each_class_is_shown_with_facts_of_its_source(demo: Demo, report: Report
     assert 10 <= sum(tile["before"] is not None for tile in found["tiles"]) <= 16
 
 
-def test_a_seed_gives_the_same_sample_and_another_another(demo: Demo, report: Report) -> None:
-    first, again = data((demo.out / "report.html").read_text("utf-8")), data(report(demo.out))
-    other = data(report(demo.out, "--seed", "1"))
+def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, report: Report) -> None:
+    first, again = data((small.out / "report.html").read_text("utf-8")), data(report(small.out))
+    other = data(report(small.out, "--seed", "1"))
 
     def pairs(found: dict[str, list[dict[str, object]]]) -> list[object]:
         return [tile["rows"] for tile in found["tiles"] if tile["before"]]
@@ -103,15 +103,15 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     page = report(copy)
 
     assert verdict(page).startswith("Whole")
-    assert len(data(page)["tiles"]) >= 100
+    assert len(data(page)["tiles"]) >= 70
     assert all(tile["before"] is None for tile in data(page)["tiles"])
     assert page.count("<figure>") == 2
 
 
-def test_the_source_may_have_moved(demo: Demo, copy: Path, tmp_path: Path, report: Report) -> None:
+def test_the_source_may_have_moved(small: Demo, copy: Path, tmp_path: Path, report: Report) -> None:
     (copy / ".work" / "origin.json").unlink()
     without = data(report(copy))
-    beside = data(report(copy, "--source", demo.source))
+    beside = data(report(copy, "--source", small.source))
 
     assert not any(tile["before"] for tile in without["tiles"])
     assert any(tile["before"] for tile in beside["tiles"])
@@ -139,7 +139,7 @@ def test_receipts_of_older_versions_are_read(copy: Path, report: Report) -> None
     assert verdict(page).startswith("Whole")
     assert "Throughput over the run" in page
     assert "Images/s per worker" not in page
-    assert len(data(page)["tiles"]) >= 100
+    assert len(data(page)["tiles"]) >= 70
 
 
 SHARD = "train-00001-of-00004"
@@ -150,7 +150,7 @@ SHARD = "train-00001-of-00004"
     [
         (lambda out: (out / SHARD).unlink(), "manifest", f"{SHARD}: missing"),
         (lambda out: cut(out / SHARD, 100_000), "manifest", f"{SHARD}: 100,000 bytes, expected"),
-        (lambda out: flip_bit(out / SHARD, 50_000), "crc", f"{SHARD}: record 1 at byte"),
+        (lambda out: flip_bit(out / SHARD, 10_000), "crc", f"{SHARD}: record 1 at byte"),
         (lambda out: (out / "index" / SHARD).unlink(), "manifest", f"index/{SHARD}: missing"),
         (lambda out: (out / "labels.txt").write_bytes(b"\xff\x00"), "manifest", "labels.txt: its"),
         (lambda out: (out / "quarantine.jsonl").write_bytes(b"1\n{}\n{"), "manifest", "quarantine"),
@@ -213,30 +213,30 @@ def test_half_a_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert command.run("report", *arguments).code == 2
 
 
-def test_prepare_and_resize_end_with_a_report_where_asked(demo: Demo, tmp_path: Path) -> None:
-    out, small = tmp_path / "out", tmp_path / "small"
+def test_prepare_and_resize_end_with_a_report_where_asked(small: Demo, tmp_path: Path) -> None:
+    out, shrunk = tmp_path / "out", tmp_path / "shrunk"
     flags = ("--allow-subset", "--train-shards", "2", "--short-side", "96", "--report")
     prepared = command.run(
-        "prepare", "--source", demo.source, "--out", out, "--splits", "train", *flags
+        "prepare", "--source", small.source, "--out", out, "--splits", "train", *flags
     )
-    resized = command.run("resize", "-i", out, "-o", small, "--short-side", "48", "--report")
+    resized = command.run("resize", "-i", out, "-o", shrunk, "--short-side", "48", "--report")
 
     assert prepared.code == 0, prepared
     assert resized.code == 0, resized
     assert f"report: {out / 'report.html'}" in prepared.out
-    for folder in (out, small):
+    for folder in (out, shrunk):
         page = (folder / "report.html").read_text("utf-8")
         assert verdict(page).startswith("Whole")
         assert any(tile["before"] for tile in data(page)["tiles"])
     assert command.run("verify", out, "--level", "decode").code == 0
 
 
-def test_the_report_asked_for_does_not_change_the_data_set(demo: Demo, tmp_path: Path) -> None:
+def test_the_report_asked_for_does_not_change_the_data_set(small: Demo, tmp_path: Path) -> None:
     plain, reported = tmp_path / "plain", tmp_path / "reported"
     flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
     for out, more in ((plain, ()), (reported, ("--report",))):
         assert (
-            command.run("prepare", "--source", demo.source, "--out", out, *flags, *more).code == 0
+            command.run("prepare", "--source", small.source, "--out", out, *flags, *more).code == 0
         )
     found = contents(reported)
 

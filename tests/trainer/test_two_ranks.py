@@ -205,7 +205,9 @@ def test_more_ranks_than_shards_share_every_shard(shades: Path, tmp_path: Path) 
     assert [row["examples"] for row in rows(run, "evaluation")] == [NUM_VALIDATION] * 2
 
 
+# In short: the two hosts of test_install_horovod, and those of test_sagemaker_container.
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.root
 def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as net:

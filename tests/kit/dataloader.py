@@ -3,7 +3,7 @@
 As there (torch/utils/data/dataloader.py, `_MultiProcessingDataLoaderIter`): the sampler is asked
 in this process, `prefetch` indices a worker ahead; worker i gets every n-th index by a queue of its
 own and answers with dataset[index]; batches are yielded in the sampler's order. The tests of
-tests/read/test_frameworks.py show the same with PyTorch itself.
+tests/frameworks show the same with PyTorch itself.
 """
 
 from __future__ import annotations

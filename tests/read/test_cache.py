@@ -254,7 +254,10 @@ def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path)
     feed = open_feed(server.url, tmp_path, window=0)
     batches = feed.batches(0, 0)
     next(batches)
-    wait_until(lambda: set(shards_in(tmp_path)) == set(SHARDS))
+    cache = feed.records._cache
+    assert cache is not None
+    # Open, not only there: who has just fetched one is about to open it.
+    wait_until(lambda: set(cache._held) == set(SHARDS))
     for name in SHARDS:
         for file in (name, naming.index_name(name)):
             (feed.records.root / file).unlink()

@@ -37,7 +37,10 @@ def train(config: Config) -> Score | None:
 
     if importlib.util.find_spec(config.framework) is None:
         name, remedy = {
-            "tensorflow": ("TensorFlow", "pip install 'imagenet-prep[tf]'"),
+            "tensorflow": (
+                "TensorFlow",
+                "pip install 'imagenet-prep[tf]', or add --framework mxnet where MXNet is",
+            ),
             "mxnet": ("MXNet", "docs/mxnet.md says how to make its environment"),
         }[config.framework]
         raise UsageError(f"training needs {name}: {remedy}")

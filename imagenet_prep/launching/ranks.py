@@ -165,7 +165,9 @@ class Ranks:
         """Lets `wait` kill what lives so many seconds from now."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def wait(self, failed: Callable[[Rank], object], done: Callable[[], object]) -> None:
+    def wait(
+        self, failed: Callable[[Rank], object], done: Callable[[], object] = lambda: None
+    ) -> None:
         """Returns when no rank and no server is left.
 
         Args:

@@ -115,7 +115,7 @@ def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
 def held() -> int:
     """Returns how many batches of encoded images somebody in this process still refers to."""
     gc.collect()
-    return sum(isinstance(thing, EncodedBatch) for thing in gc.get_objects())
+    return sum(type(thing) is EncodedBatch for thing in gc.get_objects())
 
 
 def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> None:

@@ -375,10 +375,8 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     assert "resumed after step 8 from" in capsys.readouterr().out
 
 
-def test_numbers_of_the_data_set_are_those_of_the_run(train: Train, tmp_path: Path) -> None:
-    train(tmp_path / "run", num_epochs=0.2)
-
-    (start,) = rows(tmp_path / "run", "start")
+def test_numbers_of_the_data_set_are_those_of_the_run(trained: Path) -> None:
+    (start,) = rows(trained, "start")
     assert (start["num_examples"], start["num_classes"]) == (NUM_TRAIN, 4)
 
 

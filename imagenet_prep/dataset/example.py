@@ -8,6 +8,7 @@ map are sorted by key, as protobuf's deterministic serialization does.
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
@@ -37,6 +38,8 @@ _HEAD_BYTES = 4096
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
 _TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
 _CONSTANTS = ((schema.FORMAT, b"JPEG"), (schema.COLORSPACE, b"RGB"), (schema.CHANNELS, 3))
+_KEYS_BEFORE_IMAGE = frozenset(key for key in schema.ALL_KEYS if key < schema.ENCODED)
+_KEYS_BEHIND_FILENAME = frozenset(key for key in schema.ALL_KEYS if key > schema.FILENAME)
 _SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
 
@@ -83,7 +86,7 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
     behind = b"".join(
         (
-            _filename_head(_FILENAME, len(filename)),
+            _entry_head(_FILENAME, len(filename)),
             filename,
             rest(example.height, example.width, example.stored_label, example.boxes),
         )
@@ -106,7 +109,70 @@ def decode(
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
-    return _checked(decode_features(payload), missing_features)
+    return _as_encoded(payload) or _checked(decode_features(payload), missing_features)
+
+
+def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
+    """Returns the example in `payload`, or None if it is damaged or not laid out as by `encode`.
+
+    This is much quicker than to parse it whole: protobuf copies no image, and the entries of a
+    class or of a size, which recur, are parsed and checked once.
+    """
+    head = bytes(payload[:_HEAD_BYTES])
+    length, start = _read_varint(head, 1)
+    at, size = _value(_IMAGE_VALUE, head)
+    if not at:
+        return None
+    behind = bytes(payload[at + size :])
+    name_at, name_size = _value(_FILENAME_VALUE, behind)
+    image_head, stop = _entry_head(_ENCODED, size), name_at + name_size
+    if (
+        head[:1] != _FIELD_1
+        or start + length != len(payload)
+        or not head[start:at].endswith(image_head)
+        or behind[:name_at] != _entry_head(_FILENAME, name_size)
+    ):
+        return None
+    try:
+        first = _part(head[start : at - len(image_head)], _KEYS_BEFORE_IMAGE)
+        last = _part(behind[stop:], _KEYS_BEHIND_FILENAME)
+        return ImageExample(
+            encoded=bytes(payload[at : at + size]),
+            height=last.height,
+            width=last.width,
+            filename=behind[name_at:stop].decode(),
+            stored_label=first.stored_label,
+            wnid=first.wnid,
+            text=first.text,
+            boxes=last.boxes,
+        )
+    except (DataDamagedError, UnicodeDecodeError):
+        return None  # what is wrong is found in the whole
+
+
+def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
+    """Returns where the value of a key seems to begin, and its size; zeros if there is none."""
+    found = pattern.search(data)
+    return (found.end(), _read_varint(found[1], 0)[0]) if found else (0, 0)
+
+
+# As many as a reader meets soon again: classes, and the sizes of images.
+@functools.lru_cache(maxsize=1 << 13)
+def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
+    """Returns an example that is blank but for what these entries say.
+
+    Raises:
+      DataDamagedError: they are not those of `keys`, or break the schema.
+    """
+    features = decode_features(_FIELD_1 + _varint(len(entries)) + entries)
+    if features.keys() != keys:
+        raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
+    return _checked(_blank() | features, NOTHING)
+
+
+@functools.cache
+def _blank() -> dict[str, Value]:
+    return decode_features(encode(ImageExample(b"", 0, 0, "", 0, "", "")))
 
 
 def decode_without_image(
@@ -250,6 +316,7 @@ def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Box
 _size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
 
 
+@functools.lru_cache
 def _entry_head(key: bytes, size: int) -> bytes:
     """Returns the entry of a key that holds `size` bytes, up to these bytes themselves.
 
@@ -266,12 +333,11 @@ def _entry_head(key: bytes, size: int) -> bytes:
     return _FIELD_1 + _varint(len(key) + len(feature) + size) + key + feature
 
 
-_filename_head = functools.lru_cache(_entry_head)
-
-
 def _varint(value: int) -> bytes:
     if value < 0x80:
         return bytes((value,))
+    if 0x4000 <= value < 0x200000:  # most images
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
 
 
@@ -291,6 +357,12 @@ def _key_field(key: str) -> bytes:
 
 
 _ENCODED, _FILENAME = map(_key_field, (schema.ENCODED, schema.FILENAME))
+# From a key to its value: the lengths of the feature, its list and, as a group, the value.
+_LENGTH = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+_IMAGE_VALUE, _FILENAME_VALUE = (
+    re.compile(re.escape(key) + rb"\x12%b\x0a%b\x0a(%b)" % (_LENGTH, _LENGTH, _LENGTH))
+    for key in (_ENCODED, _FILENAME)
+)
 
 
 def _messages() -> tuple[Any, Any]:

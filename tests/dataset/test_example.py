@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import example as instance
@@ -250,6 +251,51 @@ def test_a_mutated_example_is_read_or_is_damage_and_nothing_else(data: st.DataOb
     except DataDamagedError:
         return
     assert isinstance(decoded, ImageExample)
+
+
+def outcome(read: Callable[[bytes], object], payload: bytes) -> str:
+    try:
+        return repr(read(payload))
+    except DataDamagedError as error:
+        return str(error)
+
+
+def in_one_go(payload: bytes) -> ImageExample:
+    """Decodes as for an example whose entries have another order than `encode` gives them."""
+    return example._checked(example.decode_features(payload), {})
+
+
+@settings(deadline=None, max_examples=400)
+@given(image_examples, st.data())
+def test_what_encode_wrote_reads_as_if_another_had_written_it(
+    image: ImageExample, data: st.DataObject
+) -> None:
+    payload = bytearray(example.encode(image))
+    for _ in range(data.draw(st.integers(0, 2))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+
+    assert outcome(example.decode, bytes(payload)) == outcome(in_one_go, bytes(payload))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 127, 128, 16_000, 17_000, 2_100_000])
+@pytest.mark.parametrize("image", [SOUND, BOXED], ids=["without boxes", "with boxes"])
+def test_what_recurs_is_parsed_once(
+    image: ImageExample, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example.decode(example.encode(image))
+    other = image._replace(encoded=b"\xff" * num_bytes, filename="another.JPEG")
+    payload = example.encode(other)
+    monkeypatch.setattr(example, "decode_features", None)
+
+    assert example.decode(memoryview(payload)) == other
+
+
+@pytest.mark.parametrize("key", [schema.LABEL, schema.HEIGHT, schema.ENCODED])
+def test_of_an_entry_that_is_there_twice_the_last_counts(key: str) -> None:
+    other = parts(SOUND._replace(encoded=b"other", height=1, stored_label=2))
+    payload = field(1, example.encode(SOUND)[3:] + message({key: other[key]})[2:])
+
+    assert example.decode(payload) == in_one_go(payload) != SOUND
 
 
 ABSENT = [schema.TEXT, schema.SYNSET, schema.HEIGHT, schema.CHANNELS, schema.COLORSPACE]

@@ -327,7 +327,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
 
     with signals.handled(lambda *_: ranks.ask()):
         ranks.start(command, environments)
-        ranks.wait(note, lambda: None)  # no servers are started here
+        ranks.wait(note)
     if not failed:
         return 0
     # Whoever was left by another is not the one to blame.

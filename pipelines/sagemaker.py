@@ -193,10 +193,13 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
     )
     if has_data and (config.synthetic or config.data_dir != channel[1]):
         raise UsageError("give either --data, or --data-dir behind --")
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    # Its default depends on the framework.
+    defaults["recipe"] = TrainConfig(synthetic=True, framework=config.framework).recipe
     values = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(TrainConfig)
-        if getattr(config, field.name) != field.default
+        name: getattr(config, name)
+        for name, default in defaults.items()
+        if getattr(config, name) != default
     }
     if lost := sorted(values.keys() & {"log_dir", "tensorboard_dir", "export"}):
         raise UsageError(

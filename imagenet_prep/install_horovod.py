@@ -282,6 +282,8 @@ def _variables(config: Config, tools: Path) -> dict[str, str]:
     programs = (str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
     return frameworks | {
         "PYTHONPATH": str(tools),
+        # Horovod's setup.py imports from its own folder. It is proven by its hash.
+        "PYTHONSAFEPATH": "",
         "PATH": os.pathsep.join(programs),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "LDFLAGS": "-s",

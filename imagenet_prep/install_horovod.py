@@ -260,7 +260,9 @@ def _build(config: Config, folder: Path) -> Path:
         download = ["download", *wanted, *locked, "--no-binary", "horovod", "-d", scratch]
         _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
         with tarfile.open(Path(scratch) / f"horovod-{VERSION}.tar.gz") as archive:
-            archive.extractall(scratch, filter="data")
+            # Python 3.11 has the filter from its fourth release on. The archive is proven.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(scratch)
         source = Path(scratch) / f"horovod-{VERSION}"
         mend(source, config.framework)
         build = ["wheel", *wanted, "--no-deps", "-w", str(made), str(source)]

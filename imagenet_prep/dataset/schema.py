@@ -44,8 +44,3 @@ OFFICIAL_CLASS_RANGE = {TRAIN: (732, 1300), VALIDATION: (50, 50)}
 
 # Stored label = class index + offset; 0 is the background class of the slim schema.
 DEFAULT_LABEL_OFFSET = 1
-
-
-def source_split(split: str) -> str:
-    """Returns the split of the source that the images of a split come from."""
-    return TRAIN if split == HOLDOUT else split

@@ -190,7 +190,8 @@ class Feed:
         numbers[~np.array(there)] = -1
         views = self._views(*sides_of(images, _PLACEHOLDER_SIDE), numbers, epoch)
         asked = set(self.fields) - set(DECODED)
-        keys = [self.records.key(image) if image else "" for image in images] if asked else []
+        named = images if "key" in asked else []
+        keys = [self.records.key(image) if image else "" for image in named]
         offset = self.records.manifest.label_offset
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],

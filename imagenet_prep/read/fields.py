@@ -41,7 +41,7 @@ def describe(
     Args:
       field: one of `FIELDS` that is not decoded.
       images: [batch], None where the mask is False.
-      keys: of the images; "" likewise.
+      keys: of the images, "" likewise; only for the field "key".
       numbers: of the examples; -1 likewise.
       views: what is shown of the images; boxes have an axis of views where there are several.
       side: height and width of the views in pixels.

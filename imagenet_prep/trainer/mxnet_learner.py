@@ -50,7 +50,8 @@ class MxnetLearner:
     def _array(self, array: Any) -> Any:
         import mxnet as mx
 
-        return mx.nd.array(array, ctx=self._context)
+        held = isinstance(array, mx.nd.NDArray)
+        return array if held else mx.nd.array(array, ctx=self._context)
 
     def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - refused by Config
         """Makes network and optimizer."""

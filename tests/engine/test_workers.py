@@ -19,7 +19,7 @@ from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, 
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
 from imagenet_prep.storage.folder import LocalStore
 from tests.conftest import REPOSITORY
-from tests.kit.command import wait_until
+from tests.kit.command import PATIENCE_S, wait_until
 
 KINDS = (engine.THREADS, engine.PROCESSES)
 
@@ -92,7 +92,7 @@ def test_a_worker_that_cannot_go_on_says_why(stage: engine.Stage[Task], kind: st
     count = 2
     start = Threads if kind == engine.THREADS else Processes
     with start(stage, [Task("a"), Task("b")], count) as workers:
-        while workers.wait(60):
+        while workers.wait(PATIENCE_S):
             pass
     with pytest.raises(StoreError, match="is a link or not what this program makes there"):
         stage.raise_failure()
@@ -122,7 +122,7 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: engine.Stage[Task], tmp_pa
 
     class Waits(Work):
         def __call__(self, task: Task) -> engine.Result:
-            assert release.wait(60)
+            assert release.wait(PATIENCE_S)
             return super().__call__(task)
 
     stage = engine.Stage(stage.name, stage.digest, stage.store, Waits(tmp_path))
@@ -134,7 +134,7 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: engine.Stage[Task], tmp_pa
     # Told to stop, they finish what they have and take nothing more.
     stage.fail("run", "", "the run was ended")
     release.set()
-    assert not workers.wait(60)
+    assert not workers.wait(PATIENCE_S)
     assert len(stage.receipts(["a", "b", "c"])) <= 2
 
 

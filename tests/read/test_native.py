@@ -22,6 +22,7 @@ from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
 from tests.codec import corpus
+from tests.kit.command import PATIENCE_S
 
 
 def wanted(**more: Any) -> Decoding:
@@ -236,8 +237,10 @@ def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(
     given: list[Any] = []
     monkeypatch.setattr(native.NativeBackend, "_show", slow)
     reader = opened(scenes, out=out)
-    next(iter(reader))
-    assert begun.wait(60)
+    left = iter(reader)
+    next(left)
+    assert begun.wait(PATIENCE_S)
+    left.close()
     next(iter(reader))
 
     assert len(given) == 6

@@ -93,7 +93,7 @@ def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
         asked.append(number)
         if len(asked) > 5:
             in_second_batch.set()
-            may_read.wait(60)
+            may_read.wait(PATIENCE_S)
         return read(records, number)
 
     monkeypatch.setattr(Records, "read", slow)

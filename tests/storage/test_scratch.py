@@ -123,7 +123,7 @@ def test_a_place_goes_though_somebody_still_writes_there(tmp_path: Path) -> None
     with scratch.place() as place:
         thread = threading.Thread(target=write, args=(place,))
         thread.start()
-        assert writing.wait(30)
+        assert writing.wait(command.PATIENCE_S)
     over.set()
     thread.join()
 

@@ -228,10 +228,7 @@ class LocalStore:
         temporary = self.temporary()
         with storage_errors("write", self.path(name)):
             try:
-                with open(temporary, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_synced(temporary, data)
                 self.publish(temporary, name)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -351,6 +348,14 @@ class LocalStore:
                 "this run relies on. Remove it, or make it yours (chown), then run the same "
                 "command again."
             )
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a whole file, and waits until it is on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _is_work(name: str) -> bool:

@@ -25,6 +25,7 @@ from imagenet_prep.launching.crew import Crew, Outcome
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.launching.variables import travelling
+from imagenet_prep.trainer import loop
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
 SECRET = "hunter2-of-this-test"
@@ -356,6 +357,26 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
         print(json.dumps(order), file=launch, flush=True)
         host.run(orders)
         assert asked == [math.inf]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_second_wish_to_end_ends_one_process_at_once_and_none_of_several(alone: bool) -> None:
+    """Whoever ends all processes asks a rank, and its host, which asks the rank too."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    at_once = pytest.raises(KeyboardInterrupt) if alone else contextlib.nullcontext()
+    try:
+        with loop._stop_asked(alone=alone) as asked:
+            assert not asked()
+            signal.raise_signal(signal.SIGTERM)
+            with at_once:
+                signal.raise_signal(signal.SIGTERM)
+            assert asked()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(

@@ -189,11 +189,7 @@ def _mend(manifest: Manifest) -> str:
 
 
 def load(store: Store) -> Manifest:
-    """Returns the manifest of the data set in `store`.
-
-    Raises:
-      ManifestError, IncompleteError, UsageError: as for `verify`.
-    """
+    """Returns the manifest of the data set in `store`; raises as `verify`."""
     from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.dataset import manifest, naming
 

@@ -89,6 +89,8 @@ def decode(
 ) -> npt.NDArray[np.uint8] | None:
     """Returns pixels [height, width, 3] RGB of a grey or YCbCr JPEG, or of a window of it.
 
+    Raises as `shrink`.
+
     Args:
       data: a JPEG, which is known to be sound: what lies below the window is not looked at.
       height, width: pixels of the result, 1 ... 65500.
@@ -97,9 +99,6 @@ def decode(
 
     Returns:
       None as for `shrink`, and where the window leaves the image.
-
-    Raises:
-      UsageError, MemoryError: as for `shrink`.
     """
     pixels = np.empty((height, width, 3), np.uint8)
     made = Look(height, width, BYTES, BICUBIC).decode(data, window, pixels, simd=simd)
@@ -170,7 +169,7 @@ class Look:
         mirrored: bool = False,
         simd: str = "best",
     ) -> bool:
-        """Writes a window of a grey or YCbCr JPEG into an array.
+        """Writes a window of a grey or YCbCr JPEG into an array; raises as `shrink`.
 
         Pixels around the window are not made, and colours are converted at the size of the
         result. So this costs less than to decode all and to crop and resize then.
@@ -185,9 +184,6 @@ class Look:
         Returns:
           False where libjpeg has anything to say of the data, the format is another one, or the
           window leaves the image; `pixels` may have changed then.
-
-        Raises:
-          UsageError, MemoryError: as for `shrink`.
         """
         height, width = self._size
         output = self.output(pixels, mirrored=mirrored)

@@ -174,13 +174,12 @@ def decode_without_image(
 ) -> ImageExample:
     """Returns an example as `decode` does, but the bytes of its image are neither read nor there.
 
+    Raises as `decode`.
+
     Args:
       read: returns bytes of the payload, by offset and size.
       size: of the payload, bytes; below 0, as a damaged index may say, there is none.
       missing_features: as for `decode`.
-
-    Raises:
-      DataDamagedError: as for `decode`.
     """
     features = protobuf.parse(_without_image(read, size))
     return _checked(features | {schema.ENCODED: (b"",)}, missing_features)

@@ -35,8 +35,7 @@ class Host(NamedTuple):
 def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
     """Returns the hosts of a file; without one, this machine with slots for all ranks.
 
-    Raises:
-      UsageError: as for `read_hosts`.
+    Raises as `read_hosts`.
     """
     return [Host("localhost", ranks)] if hosts_file is None else read_hosts(Path(hosts_file))
 

@@ -55,11 +55,7 @@ def open_inside(root: Path, name: str, flags: int) -> int:
 
 
 def stat_inside(root: Path, name: str) -> os.stat_result:
-    """Returns what the system knows of a file or folder below `root`.
-
-    Raises:
-      ValueError, StoreError, OSError: as for `open_inside`.
-    """
+    """Returns what the system knows of a file or folder below `root`; raises as `open_inside`."""
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)
@@ -72,13 +68,12 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
 def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]:
     """Yields the descriptor of a folder below `root`, for what the system calls `dir_fd`.
 
+    Raises as `open_inside`.
+
     Args:
       root: as for `open_inside`.
       name: relative to `root`; "" is `root` itself.
       make: make the folders that are not there.
-
-    Raises:
-      ValueError, StoreError, OSError: as for `open_inside`.
     """
     parts = naming.check_inside(name).split("/") if name else []
     if make:

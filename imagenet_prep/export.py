@@ -127,7 +127,7 @@ def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]
 
     prefix.parent.mkdir(parents=True, exist_ok=True)
     folder = LocalStore(prefix.parent)
-    partial = {ending: prefix.with_name(f".{prefix.name}{ending}.partial") for ending in endings}
+    partial = {ending: folder.path(f".{prefix.name}{ending}.partial") for ending in endings}
     try:
         for path in partial.values():
             path.unlink(missing_ok=True)  # of a run that was killed

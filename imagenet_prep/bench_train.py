@@ -49,6 +49,9 @@ class Config(cli.Settings):
     hosts: str | None = cli.flag(
         None, help="the hosts file, as of launch; without it, this machine", metavar="FILE"
     )
+    servers: int = cli.flag(
+        0, least=0, help="MXNet's parameter servers of each run, as of launch; 0: none"
+    )
     price: float | None = cli.flag(
         None, above=0, help="dollars that one host costs in an hour", metavar="DOLLARS"
     )
@@ -202,7 +205,7 @@ def bench(config: Config) -> list[Any]:
       ImagenetPrepError: a run failed; its own message stands above.
     """
     from imagenet_prep import train
-    from imagenet_prep.hosts.hosts_file import Host, read_hosts
+    from imagenet_prep.hosts.hosts_file import where_ranks_run
     from imagenet_prep.storage.store import open_store
     from imagenet_prep.verify import load
 
@@ -214,9 +217,7 @@ def bench(config: Config) -> list[Any]:
         if schema.TRAIN not in splits:
             raise errors.UsageError(f"{asked.data_dir}: there is no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples
-    hosts = [Host("localhost", config.ranks[-1])]
-    if config.hosts is not None:
-        hosts = read_hosts(Path(config.hosts))
+    hosts = where_ranks_run(config.hosts, config.ranks[-1])
     slots = [host.slots for host in hosts]
     out = Path(cli.absolute(config.out))
     out.mkdir(parents=True, exist_ok=True)
@@ -246,6 +247,8 @@ def _run(
     from imagenet_prep.trainer.log import LOG
 
     where = ["--hosts", config.hosts] if config.hosts is not None else []
+    if config.servers:
+        where += ["--servers", str(config.servers)]
     words = short_run(asked, ranks, config.steps, examples, str(log_dir))
     argv = ["launch", "-np", str(ranks), *where, "--", *words]
     print(f"\nimagenet-prep {' '.join(argv)}", file=sys.stderr, flush=True)
@@ -255,8 +258,7 @@ def _run(
             children.bound(children.python("-m", "imagenet_prep", *argv)), check=False, stdout=2
         ).returncode
         if code:
-            kinds = (errors.UsageError, errors.DataDamagedError, errors.IncompleteError)
-            kind = {each.exit_code: each for each in kinds}.get(code, errors.ImagenetPrepError)
+            kind = errors.by_exit_code(code)
             raise kind(f"the run of {ranks} ranks ended with exit code {code}, see above.")
         log = str(log_dir / LOG)
         found = process.run(process.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)

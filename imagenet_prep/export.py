@@ -123,21 +123,19 @@ def _recordio(records: Records, number: int, offset: int) -> Exported:
 @contextlib.contextmanager
 def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]]:
     """Yields paths to write to, by ending; they become PREFIX and ending, in order, at the end."""
+    from imagenet_prep.storage.folder import LocalStore
+
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    partial = {ending: prefix.with_name(f".{prefix.name}{ending}.partial") for ending in endings}
+    folder = LocalStore(prefix.parent)
+    partial = {ending: folder.path(f".{prefix.name}{ending}.partial") for ending in endings}
     try:
         for path in partial.values():
             path.unlink(missing_ok=True)  # of a run that was killed
         yield partial
         # Whoever sees the large file, which is the last, sees the lists that belong to it.
-        prefix.with_name(f"{prefix.name}{endings[-1]}").unlink(missing_ok=True)
+        folder.remove(f"{prefix.name}{endings[-1]}")
         for ending, path in partial.items():
-            path.replace(prefix.with_name(f"{prefix.name}{ending}"))
-        folder = os.open(prefix.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            folder.publish(path, f"{prefix.name}{ending}")
     finally:
         for path in partial.values():
             path.unlink(missing_ok=True)

@@ -160,8 +160,9 @@ def _comparison(config: Config, root: Path, other: Path) -> str:
 def _facts(config: Config, root: Path) -> Facts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
+    from imagenet_prep.storage.folder import LocalStore
 
-    manifest = verify.load_manifest(root)
+    manifest = verify.load(LocalStore(root))
     checked = verify.verify(
         verify.Config(dataset=str(root), level=config.level, workers=config.workers)
     )

@@ -26,11 +26,7 @@ EXAMPLES = """\
 
 
 def train(config: Config) -> Score | None:
-    """Trains, and returns the last evaluation.
-
-    Raises:
-      ImagenetPrepError: as imagenet_prep.trainer.loop.train says.
-    """
+    """Trains, and returns the last evaluation; raises as imagenet_prep.trainer.loop.train."""
     import importlib.util
 
     from imagenet_prep.core.errors import UsageError

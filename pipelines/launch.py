@@ -20,7 +20,7 @@ from typing import Any
 
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.hosts.hosts_file import Host, read_hosts
+from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew, say
 from imagenet_prep.launching.host import MARK
@@ -197,10 +197,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
             "train --framework mxnet --comm dist_sync, or dist_device_sync, needs launch "
             f"--servers N, and nothing else does; here it is --servers {config.servers}"
         )
-    hosts = [Host("localhost", config.num_processes)]
-    if config.hosts is not None:
-        hosts = read_hosts(Path(config.hosts))
-    used = _deal(hosts, config.num_processes)
+    used = _deal(where_ranks_run(config.hosts, config.num_processes), config.num_processes)
     network = fit.check(
         used, asked, timeout_s=config.check_timeout, interface=config.network_interface
     )

@@ -24,7 +24,7 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import variables, work
-from imagenet_prep.launching.fit import differences
+from imagenet_prep.launching.fit import SHAPE, differences
 from imagenet_prep.launching.ranks import Rank, Ranks
 
 EXAMPLES = """\
@@ -288,10 +288,9 @@ def _facts(host: Host, told: str) -> dict[str, Any]:
     """
     try:
         facts: dict[str, Any] = canonical.loads(told)
-        words = (facts["problem"], facts["dataset"], *facts["versions"].values())
-        if all(isinstance(word, str) for word in words):
+        if canonical.fits(facts, SHAPE):
             return facts
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         pass
     raise ImagenetPrepError(
         f"{host.address}: what it told of itself is not understood: {told[:200]!r}. Run the same "

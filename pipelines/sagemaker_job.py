@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from imagenet_prep.core.errors import (
-    DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
     UsageError,
+    by_exit_code,
 )
 from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
 from imagenet_prep.storage.retry import RetryBudget, with_retries
@@ -22,7 +22,6 @@ from imagenet_prep.storage.retry import RetryBudget, with_retries
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 _EXIT_CODE = re.compile(r"exit code: (\d+)", re.IGNORECASE)
-_ERRORS = {error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)}
 _POLL_S, _FOLLOW_S, _RETRIES = 20.0, 5.0, 30
 
 
@@ -182,6 +181,6 @@ def wait(
         if status == "Failed":
             reason = " ".join(job.get("FailureReason", "no reason given").split())
             found = _EXIT_CODE.search(reason)
-            error = _ERRORS.get(int(found[1]) if found else 1, ImagenetPrepError)
+            error = by_exit_code(int(found[1]) if found else None)
             raise error(f"{name}: {reason}. Each rank's lines are in CloudWatch's log {name}.")
         pause(_POLL_S if log is None else _FOLLOW_S)

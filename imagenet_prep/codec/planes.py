@@ -1,7 +1,7 @@
 """JPEG to smaller JPEG without RGB in between: what planes.c does, called from Python.
 
-planes.c is compiled when this package is installed. libjpeg-turbo is the one in Pillow's wheel,
-found when the first image comes. ctypes releases the GIL for as long as an image takes.
+Both libraries are loaded when the first image comes. ctypes releases the GIL for as long as an
+image takes.
 """
 
 from __future__ import annotations
@@ -13,39 +13,17 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from imagenet_prep.codec.libraries import Libraries, Output, UnavailableError, load
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# `libjpeg` in libjpeg.h, field by field.
-_FUNCTIONS = (
-    "jpeg_std_error",
-    "jpeg_CreateDecompress",
-    "jpeg_CreateCompress",
-    "jpeg_destroy",
-    "jpeg_mem_src",
-    "jpeg_read_header",
-    "jpeg_start_decompress",
-    "jpeg_crop_scanline",
-    "jpeg_read_raw_data",
-    "jpeg_finish_decompress",
-    "jpeg_set_defaults",
-    "jpeg_set_quality",
-    "jpeg_start_compress",
-    "jpeg_write_raw_data",
-    "jpeg_finish_compress",
-)
-_LIBRARY = Path(__file__).with_name("_planes.so")
-# libjpeg-turbo's; before 3 Pillow's wheels had other file names.
-_LEAST_VERSION = (3, 0)
 # Vector code that can be asked for, as planes.c numbers it.
 SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3}
 # Ways to weigh pixels, as planes.c numbers them: bicubic as `shrink`; linear, stretched so that
@@ -73,17 +51,6 @@ class Window(NamedTuple):
     left: int
     height: int
     width: int
-
-
-class UnavailableError(UsageError):
-    """This codec does not work here; `why` says what is missing and what to do."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"--codec planes: {why}. Or give --codec portable, which is slower and makes other "
-            "bytes."
-        )
-        self.why = why
 
 
 def require() -> None:
@@ -122,6 +89,8 @@ def decode(
 ) -> npt.NDArray[np.uint8] | None:
     """Returns pixels [height, width, 3] RGB of a grey or YCbCr JPEG, or of a window of it.
 
+    Raises as `shrink`.
+
     Args:
       data: a JPEG, which is known to be sound: what lies below the window is not looked at.
       height, width: pixels of the result, 1 ... 65500.
@@ -130,9 +99,6 @@ def decode(
 
     Returns:
       None as for `shrink`, and where the window leaves the image.
-
-    Raises:
-      UsageError, MemoryError: as for `shrink`.
     """
     pixels = np.empty((height, width, 3), np.uint8)
     made = Look(height, width, BYTES, BICUBIC).decode(data, window, pixels, simd=simd)
@@ -169,20 +135,6 @@ class Values:
 BYTES = Values("uint8", (0, 0, 0), (1, 1, 1))
 
 
-class _Output(ctypes.Structure):
-    """`output` in pixels.h."""
-
-    _fields_ = (
-        ("to", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p),
-        ("mean", ctypes.c_float * 3),
-        ("factor", ctypes.c_float * 3),
-        ("item", ctypes.c_int),
-        ("planar", ctypes.c_int),
-        ("mirrored", ctypes.c_int),
-    )
-
-
 class Look:
     """What windows of many images become: one size, one type, one filter. Safe for threads."""
 
@@ -217,7 +169,7 @@ class Look:
         mirrored: bool = False,
         simd: str = "best",
     ) -> bool:
-        """Writes a window of a grey or YCbCr JPEG into an array.
+        """Writes a window of a grey or YCbCr JPEG into an array; raises as `shrink`.
 
         Pixels around the window are not made, and colours are converted at the size of the
         result. So this costs less than to decode all and to crop and resize then.
@@ -232,21 +184,18 @@ class Look:
         Returns:
           False where libjpeg has anything to say of the data, the format is another one, or the
           window leaves the image; `pixels` may have changed then.
-
-        Raises:
-          UsageError, MemoryError: as for `shrink`.
         """
         height, width = self._size
         output = self.output(pixels, mirrored=mirrored)
         return _workspace(simd).decode(data, height, width, window, self._kernel, output)
 
-    def output(self, pixels: npt.NDArray[Any], *, mirrored: bool = False) -> _Output:
+    def output(self, pixels: npt.NDArray[Any], *, mirrored: bool = False) -> Output:
         """Returns an array as the C code writes to it; see `decode`."""
         height, width = self._size
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * height * width
         assert pixels.itemsize == self._values.table.itemsize
-        return _Output(
+        return Output(
             pixels.ctypes.data,
             self._values.table.ctypes.data,
             self._values.mean,
@@ -257,18 +206,10 @@ class Look:
         )
 
 
-class _Libraries(NamedTuple):
-    """What is loaded once in a process; `functions` are libjpeg's, as planes_new takes them."""
-
-    kernel: ctypes.CDLL
-    libjpeg: ctypes.CDLL
-    functions: ctypes.Array[ctypes.c_void_p]
-
-
 class _Workspace:
     """A thread's memory in planes.c; freed with the thread."""
 
-    def __init__(self, libraries: _Libraries, simd: str) -> None:
+    def __init__(self, libraries: Libraries, simd: str) -> None:
         self.kernel = libraries.kernel
         self.pointer = self.kernel.planes_new(libraries.functions, SIMD[simd])
         if not self.pointer:
@@ -294,7 +235,7 @@ class _Workspace:
         width: int,
         window: Window | None,
         kernel: int,
-        output: _Output,
+        output: Output,
     ) -> bool:
         """Writes the pixels; returns whether there are any."""
         part = None if window is None else (ctypes.c_int * 4)(*window)
@@ -326,63 +267,13 @@ def _workspace(simd: str) -> _Workspace:
 
 
 @functools.lru_cache(maxsize=1)
-def _libraries() -> _Libraries:
-    try:
-        kernel = ctypes.CDLL(str(_LIBRARY))
-    except OSError as error:
-        why = str(error).removeprefix(f"{_LIBRARY}: ")
-        raise UnavailableError(
-            f"{_LIBRARY} cannot be loaded ({why}): it is compiled when imagenet-prep is "
-            "installed. Install a C compiler, or `pip install ziglang`, and then imagenet-prep "
-            "again"
-        ) from error
-    libjpeg = _load_libjpeg()
-    try:
-        pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
-    except AttributeError as error:
-        raise UnavailableError(f"the libjpeg-turbo of Pillow is another one ({error})") from error
-    functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
-    _declare(kernel)
-    libraries = _Libraries(kernel, libjpeg, functions)
+def _libraries() -> Libraries:
+    libraries = load()
     _prove(libraries)
     return libraries
 
 
-def _load_libjpeg() -> ctypes.CDLL:
-    """Returns the libjpeg-turbo that Pillow's wheel brings; its interface is version 62."""
-    advice = "`pip install --force-reinstall --only-binary :all: pillow` brings it"
-    found = find_spec("PIL")
-    folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
-    paths = sorted(folder.glob("libjpeg-*.so.62*"))
-    if not paths:
-        raise UnavailableError(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
-    from PIL import features
-
-    version = features.version_feature("libjpeg_turbo") or "0"
-    if tuple(map(int, version.split(".")[:2])) < _LEAST_VERSION:
-        raise UnavailableError(
-            f"{paths[0]} is libjpeg-turbo {version}, expected 3.0 or newer: {advice}"
-        )
-    try:
-        return ctypes.CDLL(str(paths[0]))
-    except OSError as error:
-        raise UnavailableError(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
-
-
-def _declare(kernel: ctypes.CDLL) -> None:
-    pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
-    kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number], pointer
-    kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
-    image: list[Any] = [pointer, ctypes.c_char_p, size]
-    kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
-    output = ctypes.POINTER(_Output)
-    kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]
-    kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer
-    kernel.planes_result_bytes.argtypes, kernel.planes_result_bytes.restype = [pointer], size
-    kernel.planes_message.argtypes, kernel.planes_message.restype = [pointer], ctypes.c_char_p
-
-
-def _prove(libraries: _Libraries) -> None:
+def _prove(libraries: Libraries) -> None:
     """Makes sure that an image becomes the bytes that the codec's name stands for.
 
     All versions of libjpeg-turbo 3 make the same bytes. One that does not is seen here, whatever

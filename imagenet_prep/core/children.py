@@ -10,12 +10,14 @@ from collections.abc import Sequence
 # 1 is PR_SET_PDEATHSIG, which outlives exec. The kernel sends it when the thread ends that
 # started the process, so that thread has to live as long as the child may.
 _BOUND = """\
-import ctypes, os, sys
+import ctypes, os, signal, sys
 if os.getpgrp() != os.getpid():
     os.setpgid(0, 0)
+if sys.argv[3] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
 if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[3], sys.argv[3:])
+    os.execvp(sys.argv[4], sys.argv[4:])
 """
 
 
@@ -32,10 +34,13 @@ def python(*words: str, program: str = sys.executable) -> list[str]:
     return [program, "-P", *words]
 
 
-def bound(argv: Sequence[str], signum: signal.Signals = signal.SIGKILL) -> list[str]:
+def bound(
+    argv: Sequence[str], signum: signal.Signals = signal.SIGKILL, *, deaf: bool = False
+) -> list[str]:
     """Returns the command line of a process that gets `signum` when this one ends, however.
 
     It has a process group of its own: Ctrl-C at a terminal reaches only this process, which
-    ends its children in order.
+    ends its children in order. A `deaf` one ignores SIGTERM, unless it asks for it itself.
     """
-    return [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), str(int(signum)), *argv]
+    how = (str(os.getpid()), str(int(signum)), "deaf" if deaf else "")
+    return [sys.executable, "-I", "-S", "-c", _BOUND, *how, *argv]

@@ -86,6 +86,14 @@ def by_name(name: str) -> type[ImagenetPrepError]:
     return ImagenetPrepError
 
 
+def by_exit_code(
+    code: int | None, other: type[ImagenetPrepError] = ImagenetPrepError
+) -> type[ImagenetPrepError]:
+    """Returns the error that has the exit code of a process; `other` where none has it."""
+    kinds = (UsageError, DataDamagedError, IncompleteError)
+    return next((kind for kind in kinds if kind.exit_code == code), other)
+
+
 def some(items: Sequence[object]) -> str:
     """Returns the first few items, separated by commas, and how many more there are."""
     shown = ", ".join(map(str, items[:5]))

@@ -16,19 +16,17 @@ Handler = Callable[[int, FrameType | None], Any]
 def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]:
     """Lets `handler` answer SIGTERM, SIGHUP and `more`; returns what answered them before.
 
-    A process that was started with SIGHUP ignored, as nohup does, goes on ignoring it.
+    A process that was started with one of them ignored, as nohup does, goes on ignoring it.
     """
 
     def hung_up(signum: int, frame: FrameType | None) -> None:
         _leave_terminal()
         handler(signum, frame)
 
-    before: dict[signal.Signals, Any] = {}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, hung_up)
-    for number in (signal.SIGTERM, *more):
-        before[number] = signal.signal(number, handler)
-    return before
+    asked: dict[signal.Signals, Handler] = {signal.SIGHUP: hung_up, signal.SIGTERM: handler}
+    heard = {n: act for n, act in asked.items() if signal.getsignal(n) is not signal.SIG_IGN}
+    acts = heard | dict.fromkeys(more, handler)
+    return {number: signal.signal(number, act) for number, act in acts.items()}
 
 
 @contextlib.contextmanager

@@ -53,11 +53,6 @@ class World:
             )
 
     @property
-    def cross_size(self) -> int:
-        """Number of hosts, where each runs as many processes as this one."""
-        return -(-self.size // self.local_size)
-
-    @property
     def cross_rank(self) -> int:
         """Number of this host, where ranks are dealt host by host."""
         return self.rank // self.local_size

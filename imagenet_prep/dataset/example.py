@@ -1,8 +1,7 @@
-"""tf.train.Example without TensorFlow: protobuf's own reader and writer, and the schema's checks.
+"""The examples of a data set: their bytes as tf.train.Example, and the schema's checks.
 
-The messages are those of tensorflow/core/example/*.proto, in a pool of their own so that
-they do not collide with TensorFlow's. Equal examples have equal bytes: entries of the features
-map are sorted by key, as protobuf's deterministic serialization does.
+Equal examples have equal bytes: entries of the features map are sorted by key, as protobuf's
+deterministic serialization does. What recurs is serialized and parsed once, and no image is copied.
 """
 
 from __future__ import annotations
@@ -11,32 +10,25 @@ import functools
 import re
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
-from google.protobuf.unknown_fields import UnknownFieldSet
+from typing import NamedTuple, cast
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import protobuf, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-
-Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
+from imagenet_prep.dataset.protobuf import Value
 
 ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-_BYTES, _FLOAT, _INT64 = "bytes_list", "float_list", "int64_list"
-_KIND_NAMES = {_BYTES: "bytes", _FLOAT: "float", _INT64: "int64"}
-_KIND_OF_KEY = (
-    dict.fromkeys(schema.BYTES_KEYS, _BYTES)
-    | dict.fromkeys(schema.FLOAT_KEYS, _FLOAT)
-    | dict.fromkeys(schema.INT64_KEYS, _INT64)
-)
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(schema.BYTES_KEYS, bytes),
+    **dict.fromkeys(schema.FLOAT_KEYS, float),
+    **dict.fromkeys(schema.INT64_KEYS, int),
+}
 # More than the features take that sort before the image.
 _HEAD_BYTES = 4096
 # Tags of length-delimited fields.
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
-_TYPES = {_BYTES: bytes, _FLOAT: float, _INT64: int}
 _CONSTANTS = ((schema.FORMAT, b"JPEG"), (schema.COLORSPACE, b"RGB"), (schema.CHANNELS, 3))
 _KEYS_BEFORE_IMAGE = frozenset(key for key in schema.ALL_KEYS if key < schema.ENCODED)
 _KEYS_BEHIND_FILENAME = frozenset(key for key in schema.ALL_KEYS if key > schema.FILENAME)
@@ -109,7 +101,7 @@ def decode(
       DataDamagedError: not a tf.train.Example, or a key is missing, of another type,
         or does not hold exactly one value where the schema has one.
     """
-    return _as_encoded(payload) or _checked(decode_features(payload), missing_features)
+    return _as_encoded(payload) or _checked(protobuf.parse(payload), missing_features)
 
 
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
@@ -164,7 +156,7 @@ def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
     Raises:
       DataDamagedError: they are not those of `keys`, or break the schema.
     """
-    features = decode_features(_FIELD_1 + _varint(len(entries)) + entries)
+    features = protobuf.parse(_FIELD_1 + _varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
     return _checked(_blank() | features, NOTHING)
@@ -172,7 +164,7 @@ def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
 
 @functools.cache
 def _blank() -> dict[str, Value]:
-    return decode_features(encode(ImageExample(b"", 0, 0, "", 0, "", "")))
+    return protobuf.parse(encode(ImageExample(b"", 0, 0, "", 0, "", "")))
 
 
 def decode_without_image(
@@ -182,15 +174,14 @@ def decode_without_image(
 ) -> ImageExample:
     """Returns an example as `decode` does, but the bytes of its image are neither read nor there.
 
+    Raises as `decode`.
+
     Args:
       read: returns bytes of the payload, by offset and size.
       size: of the payload, bytes; below 0, as a damaged index may say, there is none.
       missing_features: as for `decode`.
-
-    Raises:
-      DataDamagedError: as for `decode`.
     """
-    features = decode_features(_without_image(read, size))
+    features = protobuf.parse(_without_image(read, size))
     return _checked(features | {schema.ENCODED: (b"",)}, missing_features)
 
 
@@ -214,16 +205,16 @@ def _checked(features: dict[str, Value], missing_features: Mapping[str, str]) ->
     for key in missing_features:
         if missing_features[key] == ABSENT:
             features.setdefault(key, _absent(key, features))
-    if features.keys() != _KIND_OF_KEY.keys():
+    if features.keys() != _TYPES.keys():
         if missing := [key for key in schema.ALL_KEYS if key not in features]:
             raise DataDamagedError(f"keys missing: {', '.join(missing)}")
         unknown = sorted(set(features) - set(schema.ALL_KEYS))
         raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
     for key, values in features.items():
-        kind = _KIND_OF_KEY[key]
         for value in values:
-            if type(value) is not _TYPES[kind]:
-                raise DataDamagedError(f"{key} is not a {_KIND_NAMES[kind]} list")
+            if type(value) is not _TYPES[key]:
+                kind = protobuf.KINDS[_TYPES[key]]
+                raise DataDamagedError(f"{key} is not a {kind} list")
     for key, expected in _CONSTANTS:
         if key not in missing_features and (found := _one(features, key)) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
@@ -251,65 +242,33 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
     return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
-def decode_features(payload: bytes | memoryview) -> dict[str, Value]:
-    """Returns the feature lists of any tf.train.Example.
-
-    Raises:
-      DataDamagedError: the bytes are not a tf.train.Example.
-    """
-    example = _Example()
-    try:
-        example.MergeFromString(payload)
-    except (message.DecodeError, UnicodeDecodeError) as error:
-        raise DataDamagedError(f"not a tf.train.Example: {error}") from error
-    features: dict[str, Value] = {}
-    for key, feature in example.features.feature.items():
-        kind = feature.WhichOneof("kind")
-        values = getattr(feature, kind) if kind else None
-        if len(UnknownFieldSet(values or feature)):
-            raise DataDamagedError(f"not a tf.train.Example: unexpected fields in {key}")
-        features[key] = tuple(values.value) if values else ()
-    if len(UnknownFieldSet(example)) or len(UnknownFieldSet(example.features)):
-        raise DataDamagedError("not a tf.train.Example: unexpected fields")
-    return features
-
-
-def _entries(features: Mapping[str, Value]) -> bytes:
-    """Returns the entries of a features map, sorted by key."""
-    whole = _Features()
-    for key, values in features.items():
-        getattr(whole.feature[key], _KIND_OF_KEY[key]).value.extend(values)
-        # An empty list is there all the same, and says which type it has.
-        getattr(whole.feature[key], _KIND_OF_KEY[key]).SetInParent()
-    serialized: bytes = whole.SerializeToString(deterministic=True)
-    return serialized
-
-
 # As many as a worker meets soon again: classes, and the sizes of images.
 @functools.lru_cache(maxsize=1 << 12)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
     """Returns the entries whose keys sort before image/encoded."""
-    return _entries(
+    return protobuf.entries(
         {
             schema.CHANNELS: (3,),
             schema.LABEL: (stored_label,),
             schema.SYNSET: (wnid.encode(),),
             schema.TEXT: (text.encode(),),
             schema.COLORSPACE: (b"RGB",),
-        }
+        },
+        _TYPES,
     )
 
 
 def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Boxes) -> bytes:
     """Returns the entries whose keys sort behind image/filename."""
-    return _entries(
+    return protobuf.entries(
         {
             schema.FORMAT: (b"JPEG",),
             schema.HEIGHT: (height,),
             schema.WIDTH: (width,),
             **{key: tuple(side) for key, side in zip(_SIDES, boxes, strict=True)},
             schema.BBOX_LABEL: (stored_label,) * len(boxes.xmin),
-        }
+        },
+        _TYPES,
     )
 
 
@@ -363,47 +322,6 @@ _IMAGE_VALUE, _FILENAME_VALUE = (
     re.compile(re.escape(key) + rb"\x12%b\x0a%b\x0a(%b)" % (_LENGTH, _LENGTH, _LENGTH))
     for key in (_ENCODED, _FILENAME)
 )
-
-
-def _messages() -> tuple[Any, Any]:
-    """Returns the classes of Example and Features."""
-    number = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(
-        name="imagenet_prep/example.proto", package="imagenet_prep", syntax="proto3"
-    )
-    lists = (("BytesList", number.TYPE_BYTES), ("FloatList", number.TYPE_FLOAT))
-    for name, kind in (*lists, ("Int64List", number.TYPE_INT64)):
-        kind_list = file.message_type.add(name=name)
-        kind_list.field.add(name="value", number=1, type=kind, label=number.LABEL_REPEATED)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for index, (field, name) in enumerate(
-        zip((_BYTES, _FLOAT, _INT64), ("BytesList", "FloatList", "Int64List"), strict=True), start=1
-    ):
-        feature.field.add(
-            name=field, number=index, type_name=name, type=number.TYPE_MESSAGE, oneof_index=0
-        )
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry", options={"map_entry": True})
-    entry.field.add(name="key", number=1, type=number.TYPE_STRING)
-    entry.field.add(name="value", number=2, type=number.TYPE_MESSAGE, type_name="Feature")
-    features.field.add(
-        name="feature",
-        number=1,
-        type=number.TYPE_MESSAGE,
-        type_name="Features.FeatureEntry",
-        label=number.LABEL_REPEATED,
-    )
-    example = file.message_type.add(name="Example")
-    example.field.add(name="features", number=1, type=number.TYPE_MESSAGE, type_name="Features")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    made = (pool.FindMessageTypeByName(f"imagenet_prep.{name}") for name in ("Example", "Features"))
-    whole, inner = map(message_factory.GetMessageClass, made)
-    return whole, inner
-
-
-_Example, _Features = _messages()
 
 
 def _one(features: Mapping[str, Value], key: str) -> bytes | float | int:

@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, children
 from imagenet_prep.core.errors import (
-    DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
     StoreError,
-    UsageError,
+    by_exit_code,
     by_name,
 )
 from imagenet_prep.dataset.placement import Placement
@@ -27,16 +26,13 @@ from imagenet_prep.distribute.messages import (
     count,
     sentence,
 )
-from imagenet_prep.distribute.process import Process, module_argv
+from imagenet_prep.distribute.process import Process
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 
 # Hosts asked at a time; one ssh each.
 _MAX_ASKED = 32
 # Problems of the manifest and of placement.json, beside those of the files.
 _MORE_PROBLEMS = 2
-_BY_EXIT_CODE: dict[int | None, type[ImagenetPrepError]] = {
-    error.exit_code: error for error in (UsageError, DataDamagedError, IncompleteError)
-}
 
 
 @dataclass(frozen=True)
@@ -99,13 +95,8 @@ def ask(
 
 
 def _ask(address: str, request: Request, num_files: int, *, prove: bool) -> dict[str, Any]:
-    argv = module_argv(
-        request.python,
-        "imagenet_prep.distribute.receive",
-        request.path,
-        str(request.silence_s),
-    )
-    process = Process(address, argv, FROM_LOOKING, silence_s=request.silence_s)
+    words = ("imagenet_prep.distribute.receive", request.path)
+    process = Process(address, request.python, words, FROM_LOOKING, request.silence_s)
     process.channel.begin(
         "look",
         request.data,
@@ -155,8 +146,8 @@ def pull(
     """
 
     def argv(address: str) -> list[str]:
-        words = (*argv_of(request.placements[address]), "--json")
-        return command_on(address, module_argv(request.python, "imagenet_prep", *words))
+        words = ("-m", "imagenet_prep", *argv_of(request.placements[address]), "--json")
+        return command_on(address, children.python(*words, program=request.python))
 
     return [_result(ending) for ending in run_all([argv(address) for address in addresses])]
 
@@ -164,7 +155,7 @@ def pull(
 def _result(ending: Ending) -> dict[str, Any] | ImagenetPrepError:
     """Returns moved_bytes and problems of the result that a run with --json has printed."""
     if ending.code != 0:
-        kind = IncompleteError if ending.is_of_ssh else _BY_EXIT_CODE.get(ending.code, StoreError)
+        kind = IncompleteError if ending.is_of_ssh else by_exit_code(ending.code, StoreError)
         return kind(ending.why)
     try:
         # The result begins on its own line; a login shell may have printed something before it.

@@ -20,7 +20,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.chain import Chain, Limits, Member
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError
-from imagenet_prep.distribute.process import Process, module_argv
+from imagenet_prep.distribute.process import Process
 from imagenet_prep.distribute.wire import START_S, Frame
 from imagenet_prep.hosts.process import Ending, command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
@@ -32,12 +32,16 @@ _MAX_WAITING = 64
 
 
 class _Giver:
-    """What gives to one host: a process, and the thread that listens to it."""
+    """What gives to one host: a process, and the thread that listens to it.
+
+    Attributes:
+      room: for messages that wait for the loop.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: Process | None = None
-        self._room = threading.Semaphore(_MAX_WAITING)
+        self.room = threading.Semaphore(_MAX_WAITING)
         self.stopped = False
 
     def started(self, process: Process) -> None:
@@ -53,15 +57,7 @@ class _Giver:
             self.stopped = True
             if self._process is not None:
                 self._process.kill()
-        self._room.release()
-
-    def wait_for_room(self) -> None:
-        """Waits until the loop has taken enough of the messages of this giver."""
-        self._room.acquire()
-
-    def taken(self) -> None:
-        """Makes room for one more message."""
-        self._room.release()
+        self.room.release()
 
 
 class _Message(NamedTuple):
@@ -184,7 +180,7 @@ class Leader:
             return
         member, giver = event.member, event.giver
         if isinstance(event, _Message):
-            giver.taken()
+            giver.room.release()
         if self._givers.get(member) is not giver:
             return  # that giver was replaced
         if isinstance(event, _Gone):
@@ -220,7 +216,7 @@ class Leader:
         )
         try:
             while not giver.stopped and (frame := process.channel.read()) is not None:
-                giver.wait_for_room()
+                giver.room.acquire()
                 self._events.put(_Message(member, giver, frame))
         except (BrokenError, OSError) as error:
             why = str(error)
@@ -230,5 +226,5 @@ class Leader:
 
     def _start_process(self, host: str | None) -> Process:
         request = self._request
-        argv = module_argv(request.python, "imagenet_prep.distribute.send", str(request.silence_s))
-        return Process(host or "localhost", argv, FROM_GIVER, silence_s=request.silence_s)
+        words = ("imagenet_prep.distribute.send",)
+        return Process(host or "localhost", request.python, words, FROM_GIVER, request.silence_s)

@@ -14,11 +14,6 @@ from imagenet_prep.hosts.process import Ending, Tail, command_on, start
 _END_S = 1.0
 
 
-def module_argv(python: str, module: str, *arguments: str) -> list[str]:
-    """Returns what runs a module of ours; nothing is imported from the current folder."""
-    return children.python("-m", module, *arguments, program=python)
-
-
 class Process:
     """A process of ours on some host, and the channel to it.
 
@@ -27,19 +22,21 @@ class Process:
     """
 
     def __init__(
-        self, address: str, argv: Sequence[str], messages: Messages, *, silence_s: float
+        self, address: str, python: str, words: Sequence[str], messages: Messages, silence_s: float
     ) -> None:
         """Starts it; it ends when its input does, which is when this process ends.
 
         Args:
           address: of the host.
-          argv: what runs there.
+          python: the interpreter there.
+          words: the module that it runs, and its arguments; `silence_s` is the last one.
           messages: that it may send.
           silence_s: seconds after which it is given up.
 
         Raises:
           OSError: this machine cannot start another process.
         """
+        argv = children.python("-m", *words, str(silence_s), program=python)
         self._popen = start(command_on(address, argv))
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None

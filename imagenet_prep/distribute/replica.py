@@ -218,12 +218,11 @@ class Replica:
     ) -> Iterator[Incoming]:
         """Yields where a file's bytes go; on leaving it is proven, synced, named and noted.
 
+        Raises as `storage.incoming`.
+
         Args:
           file: one of `files`.
           start, kept: as for `storage.incoming`.
-
-        Raises:
-          DataDamagedError, IncompleteError, StoreError: as for `storage.incoming`.
         """
         temporary = incoming_name(file.name)
         with incoming(
@@ -233,14 +232,11 @@ class Replica:
         self._ledger.add(file.name, arriving.status)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Leaves a file, proven, synced and named.
+        """Leaves a file, proven, synced and named; raises as `incoming`.
 
         Args:
           file: one of `files`.
           chunks: begins to read its bytes.
-
-        Raises:
-          DataDamagedError, IncompleteError, StoreError: as for `incoming`.
         """
         with self.incoming(file) as arriving:
             for chunk in chunks():

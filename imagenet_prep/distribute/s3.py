@@ -19,6 +19,8 @@ from imagenet_prep.storage.remote import AbsentError
 class Bucket:
     """One data set below one prefix; safe for threads.
 
+    Every method raises IncompleteError or StoreError where the server does not answer, or refuses.
+
     Attributes:
       files: what it must hold, but for the manifest.
     """
@@ -47,7 +49,6 @@ class Bucket:
 
         Raises:
           UsageError: another data set, or objects that readers would take for its shards.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         names = self._store.everything()
         if naming.MANIFEST in names and (digest := self._digest()) != self.manifest.digest:
@@ -62,11 +63,7 @@ class Bucket:
             )
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as for a folder
-        """Returns what is wrong with an object, as the server knows it; None where it is right.
-
-        Raises:
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
+        """Returns what is wrong with an object, as the server knows it; None where it is right."""
         return self._store.problem(file)
 
     def manifest_problem(self) -> Problem | None:
@@ -91,11 +88,7 @@ class Bucket:
         return self._store.uploads_aborted_on_failure(self._names.__contains__)
 
     def clear(self) -> None:
-        """Removes multipart uploads of this data set that nobody will finish.
-
-        Raises:
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
+        """Removes multipart uploads of this data set that nobody will finish."""
         self._store.abort_uploads(self._names.__contains__)
 
     def withdraw(self) -> None:
@@ -111,7 +104,6 @@ class Bucket:
 
         Raises:
           DataDamagedError: the bytes are not the manifest's; no object is made of them.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         self._store.put(file, chunks)
 

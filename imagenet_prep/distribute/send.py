@@ -30,7 +30,7 @@ from imagenet_prep.distribute.messages import (
     Cause,
 )
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.distribute.process import Process, module_argv
+from imagenet_prep.distribute.process import Process
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from imagenet_prep.distribute.wire import Channel, Frame
 
@@ -58,13 +58,10 @@ class Hop:
         self._line = Line(self._replica.files)
         self._news = threading.Condition()
         self._over = False
-        argv = module_argv(
-            settings["python"],
-            "imagenet_prep.distribute.receive",
-            settings["path"],
-            str(silence_s),
+        words = ("imagenet_prep.distribute.receive", settings["path"])
+        self.receiver = Process(
+            settings["address"], settings["python"], words, FROM_STORING, silence_s
         )
-        self.receiver = Process(settings["address"], argv, FROM_STORING, silence_s=silence_s)
         self.receiver.channel.begin(
             "store",
             give.body,

@@ -32,6 +32,14 @@ class Host(NamedTuple):
         return self.address in LOCAL
 
 
+def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
+    """Returns the hosts of a file; without one, this machine with slots for all ranks.
+
+    Raises as `read_hosts`.
+    """
+    return [Host("localhost", ranks)] if hosts_file is None else read_hosts(Path(hosts_file))
+
+
 def read_hosts(path: Path) -> list[Host]:
     """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import threading
 import time
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 from imagenet_prep.hosts.hosts_file import LOCAL
-from imagenet_prep.hosts.ssh import ssh_argv
 
 # Exit code of ssh itself.
 _SSH_FAILED = 255
@@ -42,11 +42,21 @@ SSH_OPTIONS = (
 )
 
 
+def ssh(*options: str) -> list[str]:
+    """Returns every ssh command of ours, up to the address; more options are of ssh_config(5).
+
+    It never asks: keys must be set up, and the host's own key be known. A host that changed its
+    key is refused, where the tutorial's scripts accepted any.
+    """
+    all_of_them = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
+    return ["ssh", *(word for option in all_of_them for word in ("-o", option))]
+
+
 def command_on(
     address: str, argv: Sequence[str], options: Sequence[str] = SSH_OPTIONS
 ) -> list[str]:
-    """Returns what runs `argv` on a host, which may be this one; options are ssh's."""
-    return list(argv) if address in LOCAL else ssh_argv(address, argv, options=options)
+    """Returns what runs `argv` on a host, which may be this one; it arrives word by word."""
+    return list(argv) if address in LOCAL else [*ssh(*options), "--", address, shlex.join(argv)]
 
 
 def plain(text: str) -> str:

@@ -16,7 +16,7 @@ from imagenet_prep.launching.work import Work
 
 # What `launching.host.probe` tells of a host.
 Answer = dict[str, Any]
-_SHAPE = {
+SHAPE = {
     "versions": dict.fromkeys(("python", *here.PACKAGES), str),
     "gpus": int,
     "address": str,
@@ -93,7 +93,7 @@ def _answer(host: Host, ending: Ending, program: str) -> Answer | str:
         return f"{ending.why}. Is it up, and does `ssh {host.address} true` work here?"
     try:
         answer: Answer = canonical.loads(ending.output.rpartition("\n")[2])
-        if not canonical.fits(answer, _SHAPE):
+        if not canonical.fits(answer, SHAPE):
             raise ValueError("another version's answer, or none of ours")
     except ValueError:
         if ending.is_of_ssh and not host.is_local:

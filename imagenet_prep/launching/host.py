@@ -145,7 +145,8 @@ def run(orders: IO[str]) -> None:
         return
     ranks = Ranks()
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
-    with signals.handled(lambda *_: ranks.ask(_ABANDONED_S), signal.SIGINT):
+    # How long they may take to save, `launch` says; where it is gone, the end of the orders.
+    with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
         environments = [begin["shared"] | each for each in begin["ranks"]]
         ranks.start(begin["command"], environments, begin.get("logs"))

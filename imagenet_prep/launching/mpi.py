@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.ssh import ssh_options
+from imagenet_prep.hosts.process import ssh
 from imagenet_prep.launching.fit import Network
 
 # As horovodrun has them: no InfiniBand verbs, and threads may run on all cores.
@@ -39,7 +39,7 @@ def mpirun(
     if not all(host.is_local for host in used):
         argv += [*_FLAT, "-mca", "plm_rsh_num_concurrent", str(len(used))]
         # It would ask, or take any host key.
-        argv += ["-mca", "plm_rsh_agent", " ".join(["ssh", *ssh_options()])]
+        argv += ["-mca", "plm_rsh_agent", " ".join(ssh())]
         names = set(network.interfaces)
         if len(names) == 1:
             argv += ["-mca", "btl_tcp_if_include", *names]

@@ -34,6 +34,7 @@ class Rank:
       name: "rank 3", "server 0" or "scheduler".
       error: the last line in which the program said why it fails, "" if none.
       left: whether it failed because another rank did.
+      asked: whether it was asked to end. To many programs a second time means: at once.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class Rank:
             path = Path(logs) / f"{self.name.replace(' ', '-')}.log"
             self._log = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - its life
         self.process = subprocess.Popen(
-            children.bound(command),
+            # Whoever ends all processes at once must not take the servers from ranks that save.
+            children.bound(command, deaf=self.number < 0),
             # Its own children must not look into the current folder for modules either.
             env=os.environ | environment | {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
@@ -67,7 +69,7 @@ class Rank:
             errors="replace",
         )
         self.error = self._last = ""
-        self.left = False
+        self.left = self.asked = False
         self._threads = [threading.Thread(target=self._pass_on, daemon=True)]
         if logs is not None:
             self._threads.append(threading.Thread(target=self._copy, daemon=True))
@@ -158,7 +160,8 @@ class Ranks:
         self._asked = True
         self.limit(grace_s)
         for rank in self._ranks:
-            if rank.number >= 0:
+            if rank.number >= 0 and not rank.asked:
+                rank.asked = True
                 rank.send(signal.SIGTERM)
 
     def limit(self, seconds: float) -> None:

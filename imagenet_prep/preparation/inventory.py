@@ -126,7 +126,8 @@ def _index_workers(
         )
     # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
     # once. This machine reads all headers faster than a cluster starts.
-    kind = engine.THREADS if num_tasks < _WORTH_PROCESSES_TASKS else engine.PROCESSES
+    many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
+    kind = engine.PROCESSES if many else engine.THREADS
     beam_args = workers.beam_args if packed else ()
     return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
 

@@ -150,7 +150,7 @@ class Output:
         missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
         subset: bool | None = None,
-        edition: str = "",
+        edition: str | None = None,
         name: str = tfds.IMAGENET,
         dropped: str = "",
     ) -> None:
@@ -160,7 +160,7 @@ class Output:
           splits: complete ones to add or replace.
           plan_digest: None for the digest of the sources.
           subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
-          edition: of ImageNet, where it is known; it is worked out likewise.
+          edition: of ImageNet, "" for none that has a name; None to work it out likewise.
           dropped: a split to leave out of the manifest.
           classes, incidents, sources, label_offset, missing_features, name: for the manifest and
             small files.
@@ -183,7 +183,7 @@ class Output:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
         if subset is None:
             totals = _totals(splits, sources)
-            whole = editions.recognised(classes, totals)
+            whole = "" if edition == "" else editions.recognised(classes, totals)
             subset = not whole and not editions.ILSVRC2012.is_it(classes, totals)
             edition = edition or whole
         config = Settings(self._wanted.settings.verb, made).config
@@ -202,7 +202,7 @@ class Output:
             repaired={},
             files=[],
             lacks=missing_features,
-            edition=edition,
+            edition=edition or "",
         )
         publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
 

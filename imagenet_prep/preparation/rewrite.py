@@ -243,7 +243,8 @@ def _commit(
         incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
         sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
-        edition=found.manifest.edition if found.manifest else "",
+        # A set without an edition is none by its counts: its images may have been chosen.
+        edition=found.manifest.edition if found.manifest else None,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from imagenet_prep.codec import planes
+from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.codec.planes import Look, Values, Window
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.augment import Views
@@ -70,7 +71,7 @@ class NativeBackend:
         self._has_planes = True
         try:
             planes.require()
-        except planes.UnavailableError as error:
+        except UnavailableError as error:
             self._has_planes = False
             _say_once(f"images are decoded by Pillow, which is slower: {error.why}")
 

@@ -346,11 +346,7 @@ def make_dataset(
 
 
 def open_reader(config: ReadConfig) -> Reader:
-    """Returns what `make_dataset` returns, for a whole configuration.
-
-    Raises:
-      UsageError, DataDamagedError: as for `make_dataset`.
-    """
+    """Returns what `make_dataset` returns, for a whole configuration; raises as `make_dataset`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
     records = _open_records(config)

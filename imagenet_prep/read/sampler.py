@@ -62,8 +62,7 @@ class StepSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at the position of a state, of this or of `Reader.state`.
 
-        Raises:
-          UsageError: as for `Reader.restore`.
+        Raises as `Reader.restore`.
         """
         self._began = self._position(state)
         self._state = state

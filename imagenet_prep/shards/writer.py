@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.measures import Measures
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.storage.folder import write_synced
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.os_errors import storage_errors
 
@@ -76,7 +76,7 @@ def write_shard(
         if not contents.index:
             raise _no_good_image(shard, contents.incidents)
         index = "".join(contents.index).encode()
-        _write_synced(index_path, index)
+        write_synced(index_path, index)
         return {
             "shard": shard,
             "num_bytes": file.num_bytes,
@@ -194,13 +194,6 @@ def _record(
         boxes=member.boxes,
     )
     return tfrecord.frame_parts(example.encode_parts(stored))
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ class ImageList:
             number comes twice, or a label has two names.
         """
         self.names: dict[int, str] = {}
-        self._data = _read(path)
+        self._data = source.read_bytes(path, _MAX_LIST_BYTES)
         numbers, starts = array("q"), array("q")
         start = 0
         while start < len(self._data):
@@ -243,10 +243,7 @@ def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
 
 def _read_synset(path: Path) -> ClassList:
     """Returns the classes of a file with a line "WNID words" each."""
-    try:
-        lines = _read(path).decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path}: is not UTF-8: {error}. Get it again.") from error
+    lines = source.read_list(path).splitlines()
     rows = [line.partition(" ") for line in lines if line.strip()]
     classes = labels.classes_called([row[0] for row in rows], str(path))
     if not rows or len(rows) > _MAX_CLASSES:
@@ -262,14 +259,3 @@ def _class_index(label: float) -> int:
     if not 0 <= label < _MAX_CLASSES or label != int(label):
         raise ValueError(f"label {label}, expected a whole number from 0 on")
     return int(label)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_LIST_BYTES + 1)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error
-    if len(data) > _MAX_LIST_BYTES:
-        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes.")
-    return data

@@ -320,20 +320,29 @@ def read_list(path: Path, *, lenient: bool = False) -> str:
     Raises:
       SourceError: it cannot be read, is too large, or is not UTF-8.
     """
+    data = read_bytes(path, _MAX_LIST_BYTES)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if lenient:
+            return data.decode("latin-1")
+        raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Returns a file of at most so many bytes.
+
+    Raises:
+      SourceError: it cannot be read, or is larger.
+    """
     try:
         with open(path, "rb") as file:
-            data = file.read(_MAX_LIST_BYTES + 1)
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            if not lenient:
-                raise
-            text = data.decode("latin-1")
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
-    if len(data) > _MAX_LIST_BYTES:
-        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
-    return text
+            data = file.read(most + 1)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error
+    if len(data) > most:
+        raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
+    return data
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:

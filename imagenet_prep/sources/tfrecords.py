@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError
-from imagenet_prep.dataset import example, manifest, naming, schema, tfrecord
+from imagenet_prep.dataset import manifest, naming, protobuf, schema, tfrecord
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
+from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import WNID, ClassList, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
@@ -49,7 +50,7 @@ class Entry(NamedTuple):
       boxes: bounding boxes.
     """
 
-    features: dict[str, example.Value]
+    features: dict[str, Value]
     encoded: bytes
     label: int
     name: str
@@ -113,7 +114,7 @@ def parse(payload: bytes) -> Entry:
     Raises:
       DataDamagedError: not a tf.train.Example, or its keys are no known writer's.
     """
-    features = example.decode_features(payload)
+    features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
         filename = _text(features, _TFDS_NAME)
         wnid_of_file = WNID.match(filename)
@@ -246,7 +247,7 @@ def listed_classes(root: Path, there: manifest.Manifest) -> ClassList:
     return ClassList(tuple(row[0] for row in rows), tuple(row[2] for row in rows))
 
 
-def _boxes(features: dict[str, example.Value]) -> Boxes:
+def _boxes(features: dict[str, Value]) -> Boxes:
     sides = [features.get(key, ()) for key in _BOX_SIDES]
     if not any(sides):
         return NO_BOXES
@@ -255,7 +256,7 @@ def _boxes(features: dict[str, example.Value]) -> Boxes:
     return Boxes(*(tuple(float(value) for value in side) for side in sides))
 
 
-def _one(features: dict[str, example.Value], key: str, kind: type[_Kind]) -> _Kind:
+def _one(features: dict[str, Value], key: str, kind: type[_Kind]) -> _Kind:
     """Returns the only value of a feature."""
     values = features[key]
     value = values[0] if len(values) == 1 else None
@@ -264,7 +265,7 @@ def _one(features: dict[str, example.Value], key: str, kind: type[_Kind]) -> _Ki
     return value
 
 
-def _text(features: dict[str, example.Value], key: str) -> str:
+def _text(features: dict[str, Value], key: str) -> str:
     try:
         return _one(features, key, bytes).decode()
     except UnicodeDecodeError as error:

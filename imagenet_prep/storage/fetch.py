@@ -1,6 +1,8 @@
 """Remote files, read with retries: a range into its place on the disk, or a whole file, proven.
 
-What arrives whole gets its name only when its sha256 is right, see `incoming`.
+What arrives whole gets its name only when its sha256 is right, see `incoming`. All functions raise
+IncompleteError where the budget of attempts is spent, the file has changed or the disk is full,
+and StoreError where the server refuses or the disk fails.
 """
 
 from __future__ import annotations
@@ -36,10 +38,6 @@ def stream(
 
     A failed attempt is continued where it broke off. Where the file cannot be read from the
     middle, the next attempt reads it again, and passes over what was yielded before.
-
-    Raises:
-      IncompleteError: the budget is spent, or the file has changed.
-      StoreError: the server refuses.
     """
     stop = stat.size if stop is None else stop
     position = start
@@ -65,12 +63,7 @@ def as_file(chunks: Iterator[bytes], buffer_bytes: int) -> BinaryIO:
 def fetch(
     remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
-    """Leaves bytes [start, stop) of a remote file at the same place of `path`, on the disk.
-
-    Raises:
-      IncompleteError: the budget is spent, the file has changed, or the disk is full.
-      StoreError: the server refuses, or the disk fails.
-    """
+    """Leaves bytes [start, stop) of a remote file at the same place of `path`, on the disk."""
     with storage_errors("open", path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -98,7 +91,6 @@ def contents(
 
     Raises:
       DataDamagedError: it has another size.
-      IncompleteError, StoreError: as for `stream`.
     """
     stat = with_retries(lambda: remote.stat(file.name), budget)
     if stat.size != file.num_bytes:
@@ -131,8 +123,6 @@ def bring(
 
     Raises:
       DataDamagedError: it is another file; nothing stays of it.
-      IncompleteError: the budget is spent, the file has changed, or the disk is full.
-      StoreError: the server refuses, or the disk fails.
     """
     where = remote.where(file.name)
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:

@@ -32,6 +32,10 @@ _LOCK = f"{naming.WORK}/lock"
 class LocalStore:
     """A folder on a local or shared file system. Picklable, safe for threads and processes.
 
+    Every method that takes a name raises DataDamagedError where it leads outside, StoreError where
+    a link lies in its way below `.work`, or the system refuses, and IncompleteError where the disk
+    is full.
+
     Attributes:
       root: the data set's folder.
     """
@@ -61,11 +65,7 @@ class LocalStore:
         return f"{self._called}/{name}" if name else self._called
 
     def path(self, name: str = "") -> Path:
-        """Returns where `name`, relative to the data set, is or would be; "" is its folder.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-        """
+        """Returns where `name`, relative to the data set, is or would be; "" is its folder."""
         return self.root / inside.demand_inside(name) if name else self.root
 
     def open(self, name: str, flags: int) -> int:
@@ -79,9 +79,7 @@ class LocalStore:
           flags: as for os.open.
 
         Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: it is a link or no file, a folder above it is a link, or it would be
-            written and `.work` is another user's.
+          StoreError: also where it is no file, or would be written and `.work` is another user's.
           OSError: as for os.open.
         """
         path = self.path(name)
@@ -95,24 +93,14 @@ class LocalStore:
         return descriptor
 
     def make_folder(self, name: str) -> None:
-        """Makes a folder, and those above it, where they are absent.
-
-        Raises:
-          DataDamagedError, StoreError: as for `open`.
-          IncompleteError: the disk is full.
-        """
+        """Makes a folder, and those above it, where they are absent."""
         with storage_errors("create", self.path(name)):
             self._refuse_foreign_work()
             with inside.folder_inside(self.root, name, make=True):
                 pass
 
     def size(self, name: str) -> int | None:
-        """Returns the bytes of a published file, or None where there is none.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: it lies below `.work` and is a link, or a folder above it is.
-        """
+        """Returns the bytes of a published file, or None where there is none."""
         path = self.path(name)
         try:
             status = inside.stat_inside(self.root, name) if _is_work(name) else path.stat()
@@ -142,12 +130,7 @@ class LocalStore:
             return sorted(entry.name for entry in entries if entry.is_file())
 
     def read(self, name: str) -> bytes:
-        """Returns a whole small file.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: it cannot be read, or lies below `.work` and is a link.
-        """
+        """Returns a whole small file."""
         path = self.path(name)
         with storage_errors("read", path):
             if not _is_work(name):
@@ -173,13 +156,7 @@ class LocalStore:
         self.remove_tree(TEMPORARY)
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
-        """Makes an fsynced temporary file visible as `name`, replacing what was there.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: a folder above it is a link, or the system refuses.
-          IncompleteError: the disk is full.
-        """
+        """Makes an fsynced temporary file visible as `name`, replacing what was there."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
@@ -189,12 +166,7 @@ class LocalStore:
             os.fsync(place)
 
     def rename(self, before: str, after: str) -> None:
-        """Gives a file or a link another name; a folder above either may be no link.
-
-        Raises:
-          DataDamagedError: a name leads outside.
-          StoreError: a folder is a link, or the system refuses.
-        """
+        """Gives a file or a link another name; a folder above either may be no link."""
         source, target = self.path(before), self.path(after)
         with (
             storage_errors("rename", source),
@@ -204,12 +176,7 @@ class LocalStore:
             os.rename(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
 
     def remove(self, name: str) -> None:
-        """Removes a file, or a link and not what it points to; absent is fine.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: a folder above it is a link, or the system refuses.
-        """
+        """Removes a file, or a link and not what it points to; absent is fine."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("remove", self.path(name)),
@@ -219,19 +186,11 @@ class LocalStore:
             os.unlink(file, dir_fd=place)
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a whole small file atomically and durably.
-
-        Raises:
-          IncompleteError: the disk is full.
-          StoreError: anything else the system refuses.
-        """
+        """Writes a whole small file atomically and durably."""
         temporary = self.temporary()
         with storage_errors("write", self.path(name)):
             try:
-                with open(temporary, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_synced(temporary, data)
                 self.publish(temporary, name)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -255,12 +214,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def marked(self, name: str) -> Iterator[None]:
-        """Keeps an empty file below `.work` meanwhile, where the system lets this user make one.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: it is a link, or a folder above it is.
-        """
+        """Keeps an empty file below `.work` meanwhile, where the system lets this user make one."""
         path = self.path(name)
         with contextlib.suppress(OSError):
             self.path(naming.WORK).mkdir(exist_ok=True)
@@ -278,11 +232,7 @@ class LocalStore:
         """As for `Store`: a file that was synced and renamed is there."""
 
     def remove_tree(self, name: str) -> None:
-        """Removes a folder of work files; absent is fine.
-
-        Raises:
-          DataDamagedError, StoreError: as for `open`.
-        """
+        """Removes a folder of work files; absent is fine."""
         self.path(name)
         self._refuse_foreign_work()
         folder, _, last = name.rpartition("/")
@@ -351,6 +301,14 @@ class LocalStore:
                 "this run relies on. Remove it, or make it yours (chown), then run the same "
                 "command again."
             )
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a whole file, and waits until it is on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _is_work(name: str) -> bool:

@@ -36,14 +36,13 @@ def demand_inside(name: str) -> str:
         ) from None
 
 
-def open_inside(root: Path, name: str, flags: int, mode: int = 0o644) -> int:
+def open_inside(root: Path, name: str, flags: int) -> int:
     """Opens a file below `root`; returns its descriptor, which the caller closes.
 
     Args:
       root: an existing folder that the user named; it may itself be reached through a link.
       name: relative to `root`, parts separated by "/".
       flags: as for os.open; O_CLOEXEC and O_NOFOLLOW are added.
-      mode: of a file that is made.
 
     Raises:
       ValueError: the name leads outside, see `naming.check_inside`.
@@ -52,15 +51,11 @@ def open_inside(root: Path, name: str, flags: int, mode: int = 0o644) -> int:
     """
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place, _links_refused(root / name):
-        return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=place)
+        return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
 
 
 def stat_inside(root: Path, name: str) -> os.stat_result:
-    """Returns what the system knows of a file or folder below `root`.
-
-    Raises:
-      ValueError, StoreError, OSError: as for `open_inside`.
-    """
+    """Returns what the system knows of a file or folder below `root`; raises as `open_inside`."""
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)
@@ -73,13 +68,12 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
 def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]:
     """Yields the descriptor of a folder below `root`, for what the system calls `dir_fd`.
 
+    Raises as `open_inside`.
+
     Args:
       root: as for `open_inside`.
       name: relative to `root`; "" is `root` itself.
       make: make the folders that are not there.
-
-    Raises:
-      ValueError, StoreError, OSError: as for `open_inside`.
     """
     parts = naming.check_inside(name).split("/") if name else []
     if make:

@@ -47,11 +47,7 @@ def make(path: Path) -> None:
 
 
 def own() -> Path:
-    """Returns a folder for this process alone, until it calls `leave` or ends.
-
-    Raises:
-      StoreError: as for `make`.
-    """
+    """Returns a folder for this process alone, until it calls `leave` or ends; raises as `make`."""
     global _mine
     with _lock:
         if _mine is None or not _mine.is_dir():
@@ -64,12 +60,9 @@ def own() -> Path:
 
 @contextlib.contextmanager
 def place() -> Iterator[Path]:
-    """Yields a new folder below `own`, and removes it.
+    """Yields a new folder below `own`, and removes it; raises as `make`.
 
     What a thread that was interrupted still writes there is no error; it goes with `own`.
-
-    Raises:
-      StoreError: as for `make`.
     """
     path = own() / uuid.uuid4().hex
     with storage_errors("create", path):

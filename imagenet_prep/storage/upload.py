@@ -108,13 +108,12 @@ class Uploader:
     def send_small(self, file: File, data: bytes | bytearray, **conditions: str) -> str:
         """Makes an object by one request and returns its CRC32C as S3 writes it.
 
+        Raises as `S3.call`.
+
         Args:
           file: what it must be.
           data: its bytes.
           **conditions: of S3, e.g. IfNoneMatch.
-
-        Raises:
-          TakenError, AbsentError, IncompleteError, StoreError: as for `S3.call`.
         """
         checksum = _written(crc32c.crc32c(data))
         self._call(

@@ -7,6 +7,7 @@ but average nothing. tests/trainer/test_two_ranks.py holds two real ranks agains
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -87,23 +88,9 @@ class Horovod(Comm):
     """Several processes, started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World, *, fp16_compression: bool) -> None:
-        """Meets the other ranks.
-
-        Raises:
-          UsageError: Horovod is not installed, or another number of ranks has come.
-        """
-        try:
-            import horovod.tensorflow as hvd
-
-            hvd.init()
-        except ImportError as error:
-            raise UsageError(
-                f"{world.size} ranks were started, but Horovod is missing here: {error}. "
-                "Run `imagenet-prep install-horovod` on every host."
-            ) from error
-        self._hvd = hvd
-        self.world = met(hvd, world)
-        compression = hvd.Compression
+        """Meets the other ranks; raises as `meet`."""
+        self._hvd, self.world = meet("tensorflow", world)
+        compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
 
     def tape(self, tape: Any) -> Any:
@@ -159,12 +146,25 @@ def launched() -> World:
         raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
 
 
-def met(hvd: Any, world: World) -> World:
-    """Returns which rank this is, as Horovod says, which all ranks have initialised.
+def meet(framework: str, world: World) -> tuple[Any, World]:
+    """Meets the other ranks by Horovod; returns its module, and which rank this is.
+
+    Args:
+      framework: that Horovod was built for, "tensorflow" or "mxnet".
+      world: of which the launcher says that it is.
 
     Raises:
-      UsageError: these are not the ranks that the launcher has started. Each would train alone.
+      UsageError: Horovod is not installed, or these are not the ranks that the launcher has
+        started. Each would train alone.
     """
+    try:
+        hvd = importlib.import_module(f"horovod.{framework}")
+        hvd.init()
+    except ImportError as error:
+        raise UsageError(
+            f"{world.size} ranks were started, but Horovod is missing here: {error}. "
+            f"Run `imagenet-prep install-horovod --framework {framework}` on every host."
+        ) from error
     found = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     if found.size != world.size:
         raise UsageError(
@@ -172,7 +172,7 @@ def met(hvd: Any, world: World) -> World:
             "without support for this launcher: build it by `imagenet-prep install-horovod` with "
             "--mpi, or launch without --mpi."
         )
-    return found
+    return hvd, found
 
 
 def connect(*, fp16_compression: bool) -> Comm:

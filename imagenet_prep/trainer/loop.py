@@ -107,7 +107,7 @@ class _Training:
             if not self._step:
                 raise UsageError(f"{self._folder}: no checkpoint to evaluate. Train first.")
             return self._evaluate(self._test)
-        with _stop_asked() as asked:
+        with _stop_asked(alone=self._comm.world.size == 1) as asked:
             self._begin()
             score = self._train(asked) if self._step < self._plan.total_steps else None
         if score is None and self._test is not None:
@@ -343,13 +343,17 @@ def _as_json(error: ImagenetPrepError) -> list[str]:
 
 
 @contextlib.contextmanager
-def _stop_asked() -> Iterator[Callable[[], bool]]:
-    """Yields a function that tells whether SIGTERM or SIGHUP came; a second ends the process."""
+def _stop_asked(*, alone: bool) -> Iterator[Callable[[], bool]]:
+    """Yields a function that tells whether SIGTERM or SIGHUP came.
+
+    A second one ends a process that is `alone`. One of several ranks gets a second where all
+    processes are asked at once, and their launcher too; the launcher ends those that do not save.
+    """
     came = False
 
     def remember(signum: int, frame: FrameType | None) -> None:
         nonlocal came
-        if came and callable(earlier := before[signal.Signals(signum)]):
+        if came and alone and callable(earlier := before[signal.Signals(signum)]):
             earlier(signum, frame)
         came = True
 

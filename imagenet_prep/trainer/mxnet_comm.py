@@ -17,7 +17,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, launched, met
+from imagenet_prep.trainer.comm import Comm, launched, meet
 
 # Numbers of one message; what rank 0 tells the others has a few hundred bytes. The servers want
 # arrays of one name to have one shape.
@@ -103,26 +103,12 @@ class Ring(_Together):
     """Horovod: started by `imagenet-prep launch`, horovodrun or mpirun."""
 
     def __init__(self, world: World) -> None:
-        """Meets the other ranks.
-
-        Raises:
-          UsageError: Horovod is not installed for MXNet, or another number of ranks has come.
-        """
+        """Meets the other ranks; raises as `comm.meet`."""
         # Horovod makes all symbols of MXNet global, and among them an old libjpeg. Pillow's, which
         # our reader uses too, keeps to its own functions if it is loaded before; else it crashes.
         import PIL.Image  # noqa: F401
 
-        try:
-            import horovod.mxnet as hvd
-
-            hvd.init()
-        except ImportError as error:
-            raise UsageError(
-                f"{world.size} ranks were started, but Horovod is missing here: {error}. "
-                "Run `imagenet-prep install-horovod --framework mxnet` on every host."
-            ) from error
-        self._hvd = hvd
-        self.world = met(hvd, world)
+        self._hvd, self.world = meet("mxnet", world)
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array to its sum over the ranks, as soon as it is known."""

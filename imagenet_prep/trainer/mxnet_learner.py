@@ -128,9 +128,12 @@ class MxnetLearner:
         decaying = [each.data() for each in self._weights if _decays(each)]
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
         values = mx.nd.concat(loss, loss + plan.weight_decay / 2 * squares, dim=0)
-        self._optimizer.set_learning_rate(rate)
-        for nth, each in enumerate(zip(weights, gradients, self._slots, strict=True)):
-            self._optimizer.update(nth, *each)
+        # float16 overflows now and then. The sum then overflows on every rank, and all skip the
+        # step. To look waits for the device, as MXNet's own loss scaler does.
+        if plan.loss_scale == 1.0 or _are_finite(gradients):
+            self._optimizer.set_learning_rate(rate)
+            for nth, each in enumerate(zip(weights, gradients, self._slots, strict=True)):
+                self._optimizer.update(nth, *each)
         asking = self._array([float(asks)])
         self.comm.add_up([asking], "asking")
         return values, asking
@@ -156,6 +159,14 @@ class MxnetLearner:
         self.logits(np.zeros((1, 3, self._plan.image_size, self._plan.image_size), np.float32))
         path.mkdir(parents=True, exist_ok=True)
         self._network.export(str(path / "model"))
+
+
+def _are_finite(arrays: list[Any]) -> bool:
+    import mxnet as mx
+
+    # A GPU takes at most 200 arrays at once.
+    parts = [arrays[first : first + 200] for first in range(0, len(arrays), 200)]
+    return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() for part in parts)
 
 
 def _decays(parameter: Any) -> bool:

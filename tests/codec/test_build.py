@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from setuptools import Distribution
 
-from imagenet_prep.codec import planes
+from imagenet_prep.codec import libraries, planes
 from imagenet_prep.codec.policy import PLANES
 from tests.codec import corpus, native
 
@@ -62,7 +62,7 @@ def test_what_an_installation_compiles_makes_the_codecs_bytes(
     monkeypatch.setattr(setup, other, list)
 
     library = build(setup, tmp_path)
-    monkeypatch.setattr(planes, "_LIBRARY", library)
+    monkeypatch.setattr(libraries, "_LIBRARY", library)
 
     found = corpus.digest(PLANES, corpus.FEW)
     assert found == corpus.golden(corpus.FEW)[PLANES]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import example, schema
+from imagenet_prep.dataset import example, protobuf, schema
 from imagenet_prep.dataset.example import Boxes, ImageExample
 
 relative = st.floats(0, 1, width=32)
@@ -110,7 +110,7 @@ def test_decoding_inverts_encoding(image: ImageExample) -> None:
 
 
 def test_all_fifteen_keys_are_always_there() -> None:
-    features = example.decode_features(example.encode(SOUND))
+    features = protobuf.parse(example.encode(SOUND))
 
     assert sorted(features) == list(schema.ALL_KEYS)
     assert len(features) == 15
@@ -120,7 +120,7 @@ def test_all_fifteen_keys_are_always_there() -> None:
 def test_each_box_carries_the_label_of_the_image() -> None:
     image = SOUND._replace(stored_label=7, boxes=Boxes((0, 0.5), (1, 1), (0, 0.5), (1, 1)))
 
-    assert example.decode_features(example.encode(image))[schema.BBOX_LABEL] == (7, 7)
+    assert protobuf.parse(example.encode(image))[schema.BBOX_LABEL] == (7, 7)
 
 
 @settings(deadline=None)
@@ -262,7 +262,7 @@ def outcome(read: Callable[[bytes], object], payload: bytes) -> str:
 
 def in_one_go(payload: bytes) -> ImageExample:
     """Decodes as for an example whose entries have another order than `encode` gives them."""
-    return example._checked(example.decode_features(payload), {})
+    return example._checked(protobuf.parse(payload), {})
 
 
 @settings(deadline=None, max_examples=400)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,14 +83,14 @@ def test_an_export_that_ends_between_its_files_leaves_none_beside_lists_of_anoth
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported(prepared, tmp_path / "set")
-    replace = Path.replace
+    replace = os.replace
 
-    def full_at_the_index(self: Path, target: Path) -> Path:
-        if target.suffix == ".idx":
+    def full_at_the_index(source: Path, target: str, **folders: int) -> None:
+        if target.endswith(".idx"):
             raise OSError(errno.EIO, "Input/output error")
-        return replace(self, target)
+        replace(source, target, **folders)
 
-    monkeypatch.setattr(Path, "replace", full_at_the_index)
+    monkeypatch.setattr(os, "replace", full_at_the_index)
     with pytest.raises(StoreError, match="Input/output error"):
         export.run([str(prepared), "--out", str(tmp_path / "set"), "--split", "validation"])
 

@@ -7,7 +7,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
-from imagenet_prep.hosts.ssh import ssh_argv
+from imagenet_prep.hosts.process import command_on
 
 
 def written(folder: Path, text: str) -> Path:
@@ -54,7 +54,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_arguments_reach_the_other_shell_as_they_are(tmp_path: Path) -> None:
     argv = ["printf", "%s|", "two words", "$HOME", "a'b", "*"]
-    *options, address, command = ssh_argv("node", argv)
+    *options, address, command = command_on("node", argv)
 
     assert (options[0], options[-1], address) == ("ssh", "--", "node")
     assert "StrictHostKeyChecking=yes" in options

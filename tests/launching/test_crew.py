@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -19,11 +20,12 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import crew, mpi
+from imagenet_prep.launching import crew, host, mpi
 from imagenet_prep.launching.crew import Crew, Outcome
 from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.launching.variables import travelling
+from imagenet_prep.trainer import loop
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
 SECRET = "hunter2-of-this-test"
@@ -304,13 +306,21 @@ def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
 
 def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time;"
-        "open(os.path.join(sys.argv[1], os.environ['DMLC_ROLE']), 'w').close(); time.sleep(600)"
+        "import os, signal, sys, time; path = os.path.join(sys.argv[1], os.environ['DMLC_ROLE']);"
+        "deaf = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN;"
+        "open(path + '.partial', 'w').write(str(deaf));"
+        "os.rename(path + '.partial', path); time.sleep(600)"
     )
     roles = [{"RANK": "0", "DMLC_ROLE": "worker"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "1"}]
     ranks = Ranks()
     ranks.start([sys.executable, "-c", code, str(tmp_path)], roles)
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both run")
+    names = {"worker", "server"}
+    wait_until(lambda: {path.name for path in tmp_path.iterdir()} == names, "both run")
+    # Where all processes get SIGTERM from elsewhere, servers go on: ranks need them to save.
+    assert {name: (tmp_path / name).read_text() for name in names} == {
+        "worker": "False",
+        "server": "True",
+    }
     failed: list[tuple[str, int]] = []
     ranks.ask(1.0)
     done: list[int] = []
@@ -320,6 +330,53 @@ def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Pa
     assert failed == [("rank 0", 128 + signal.SIGTERM)]
     assert done == [1]
     assert [rank.name for rank in ranks._ranks] == ["rank 0", "server 1"]
+
+
+def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    class Asked(Ranks):
+        def ask(self, grace_s: float = math.inf) -> None:
+            asked.append(grace_s)
+
+        def wait(self, *_: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(host, "Ranks", Asked)
+    reading, writing = os.pipe()
+    order = {
+        "mark": "m",
+        "folder": ".",
+        "command": ["true"],
+        "shared": {},
+        "ranks": [{"RANK": "0"}],
+    }
+    with os.fdopen(reading) as orders, os.fdopen(writing, "w") as launch:
+        print(json.dumps(order), file=launch, flush=True)
+        host.run(orders)
+        assert asked == [math.inf]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_second_wish_to_end_ends_one_process_at_once_and_none_of_several(alone: bool) -> None:
+    """Whoever ends all processes asks a rank, and its host, which asks the rank too."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    at_once = pytest.raises(KeyboardInterrupt) if alone else contextlib.nullcontext()
+    try:
+        with loop._stop_asked(alone=alone) as asked:
+            assert not asked()
+            signal.raise_signal(signal.SIGTERM)
+            with at_once:
+                signal.raise_signal(signal.SIGTERM)
+            assert asked()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(

@@ -15,6 +15,7 @@ from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import chosen_members
+from imagenet_prep.preparation import inventory as inventories
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
@@ -82,6 +83,17 @@ def test_every_image_is_dealt_out_once(tmp_path: Path) -> None:
     assert (split.num_shards, split.num_per_class) == (2, (4, 3, 2))
     assert len(set(keys(store, split))) == 9
     assert inventory.taken == Counter({"train.tar": 9})
+
+
+@pytest.mark.parametrize(
+    ("asked", "many"), [("auto", "processes"), ("processes", "processes"), ("threads", "threads")]
+)
+def test_many_classes_are_listed_by_the_workers_that_were_asked_for(asked: str, many: str) -> None:
+    def kind(num_tasks: int) -> str:
+        workers, out = Workers(1, asked), LocalStore(Path("/out"))
+        return inventories._index_workers(selection(), out, workers, num_tasks).kind
+
+    assert (kind(3999), kind(4000)) == ("threads", many)
 
 
 def test_a_subset_is_what_was_asked_for(tmp_path: Path) -> None:

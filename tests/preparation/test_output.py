@@ -88,6 +88,21 @@ def test_an_edition_is_recognised_by_the_images_that_sources_count(
     assert (both.edition, both.subset) == ("", True)
 
 
+def test_a_source_that_has_no_edition_gets_none_by_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who excludes 101 images of train and 3 of validation has no face-blurred edition."""
+    monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 1}),))
+    output = Output(LocalStore(tmp_path), resized("train"))
+    output.begin(output.left())
+    split = write(output.store.local, "train")
+    output.commit(
+        {"train": split}, CLASSES, sources=[Source(name("train"), 5, None, 1)], edition=""
+    )
+    there = load(tmp_path)
+    assert (there.edition, there.subset) == ("", True)
+
+
 def test_a_run_makes_what_is_wanted_and_a_second_finds_it(tmp_path: Path) -> None:
     assert make(tmp_path, resized(*BOTH)) == [*BOTH]
     before = stamps(tmp_path)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.codec import planes
+from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset, native
@@ -55,7 +56,7 @@ def jpeg(mode: str, size: tuple[int, int] = (50, 40), **how: Any) -> bytes:
 
 
 def missing() -> None:
-    raise planes.UnavailableError("no compiler")
+    raise UnavailableError("no compiler")
 
 
 ODD = {

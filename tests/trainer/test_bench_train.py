@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,25 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
 def test_numbers_of_ranks_have_to_grow(ranks: str) -> None:
     with pytest.raises(ValueError, match=r"-np .*: expected"):
         Config(tuple(ranks.split(",")))
+
+
+def test_runs_by_parameter_servers_are_launched_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        launched.extend(argv)
+        return subprocess.CompletedProcess(argv, 2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ["-np", "2", "--servers", "3", "--out", str(tmp_path), "--", "train", "--synthetic"]
+    with pytest.raises(UsageError, match="exit code 2"):
+        bench_train.run([*words, "--framework", "mxnet", "--comm", "dist_sync"])
+
+    launch = launched[launched.index("launch") : launched.index("train")]
+    assert launch == ["launch", "-np", "2", "--servers", "3", "--"]
+    assert "dist_sync" in launched
 
 
 def test_what_is_not_a_training_is_refused() -> None:

@@ -123,6 +123,36 @@ def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> N
     assert ours["loss"] == pytest.approx(ring["loss"], abs=1e-5)
 
 
+# A step of a rank whose gradients overflow, and one whose do not.
+OVERFLOW = """\
+import dataclasses, numpy as np
+from imagenet_prep.trainer import config, recipe
+from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+
+asked = config.Config(synthetic=True, framework="mxnet", model="tiny", image_size=32, batch_size=2)
+plan = recipe.resolve(asked, 1, 64, 4)
+learner = MxnetLearner(asked)
+learner.build(dataclasses.replace(plan, loss_scale=1024.0), jit=False)
+for peak in (np.inf, 1.0):
+    before = learner.values()
+    images = np.linspace(0, peak, 2 * 32 * 32 * 3, dtype="float32").reshape(2, 32, 32, 3)
+    batch = {"images": images, "class_index": np.arange(2), "mask": np.ones(2)}
+    learner.step(0, learner.hold(batch), 0.1, asks=False)
+    print(sum((a != b).any() for a, b in zip(before, learner.values())))
+"""
+
+
+@mxnet
+def test_a_step_whose_gradients_overflow_is_skipped(mxnet_python: Path) -> None:
+    """float16 needs a GPU; what overflows here is float32."""
+    with started(program=("-P", "-c", OVERFLOW), python=mxnet_python) as running:
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == 0, finished.err
+    skipped, made = map(int, finished.out.split())
+    assert skipped == 0
+    assert made > 8
+
+
 @mxnet
 def test_what_is_exported_holds_the_weights(runs: Path) -> None:
     files = {path.name: path.read_bytes() for path in (runs / "exported").iterdir()}

@@ -1,0 +1,127 @@
+"""What the codec is made of: planes.c, and the libjpeg-turbo of Pillow's wheel.
+
+planes.c is compiled when this package is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagenet_prep.core.errors import UsageError
+
+# `libjpeg` in libjpeg.h, field by field.
+_FUNCTIONS = (
+    "jpeg_std_error",
+    "jpeg_CreateDecompress",
+    "jpeg_CreateCompress",
+    "jpeg_destroy",
+    "jpeg_mem_src",
+    "jpeg_read_header",
+    "jpeg_start_decompress",
+    "jpeg_crop_scanline",
+    "jpeg_read_raw_data",
+    "jpeg_finish_decompress",
+    "jpeg_set_defaults",
+    "jpeg_set_quality",
+    "jpeg_start_compress",
+    "jpeg_write_raw_data",
+    "jpeg_finish_compress",
+)
+_LIBRARY = Path(__file__).with_name("_planes.so")
+# libjpeg-turbo's; before 3 Pillow's wheels had other file names.
+_LEAST_VERSION = (3, 0)
+
+
+class UnavailableError(UsageError):
+    """This codec does not work here; `why` says what is missing and what to do."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"--codec planes: {why}. Or give --codec portable, which is slower and makes other "
+            "bytes."
+        )
+        self.why = why
+
+
+class Output(ctypes.Structure):
+    """`output` in pixels.h."""
+
+    _fields_ = (
+        ("to", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("mean", ctypes.c_float * 3),
+        ("factor", ctypes.c_float * 3),
+        ("item", ctypes.c_int),
+        ("planar", ctypes.c_int),
+        ("mirrored", ctypes.c_int),
+    )
+
+
+class Libraries(NamedTuple):
+    """What is loaded; `functions` are libjpeg's, as planes_new takes them."""
+
+    kernel: ctypes.CDLL
+    libjpeg: ctypes.CDLL
+    functions: ctypes.Array[ctypes.c_void_p]
+
+
+def load() -> Libraries:
+    """Loads planes.c and libjpeg-turbo.
+
+    Raises:
+      UnavailableError: one of them is not there, or is another one.
+    """
+    try:
+        kernel = ctypes.CDLL(str(_LIBRARY))
+    except OSError as error:
+        why = str(error).removeprefix(f"{_LIBRARY}: ")
+        raise UnavailableError(
+            f"{_LIBRARY} cannot be loaded ({why}): it is compiled when imagenet-prep is "
+            "installed. Install a C compiler, or `pip install ziglang`, and then imagenet-prep "
+            "again"
+        ) from error
+    libjpeg = _load_libjpeg()
+    try:
+        pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
+    except AttributeError as error:
+        raise UnavailableError(f"the libjpeg-turbo of Pillow is another one ({error})") from error
+    functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
+    _declare(kernel)
+    return Libraries(kernel, libjpeg, functions)
+
+
+def _load_libjpeg() -> ctypes.CDLL:
+    """Returns the libjpeg-turbo that Pillow's wheel brings; its interface is version 62."""
+    advice = "`pip install --force-reinstall --only-binary :all: pillow` brings it"
+    found = find_spec("PIL")
+    folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
+    paths = sorted(folder.glob("libjpeg-*.so.62*"))
+    if not paths:
+        raise UnavailableError(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
+    from PIL import features
+
+    version = features.version_feature("libjpeg_turbo") or "0"
+    if tuple(map(int, version.split(".")[:2])) < _LEAST_VERSION:
+        raise UnavailableError(
+            f"{paths[0]} is libjpeg-turbo {version}, expected 3.0 or newer: {advice}"
+        )
+    try:
+        return ctypes.CDLL(str(paths[0]))
+    except OSError as error:
+        raise UnavailableError(f"{paths[0]} cannot be loaded ({error}): {advice}") from error
+
+
+def _declare(kernel: ctypes.CDLL) -> None:
+    pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
+    kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number], pointer
+    kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
+    image: list[Any] = [pointer, ctypes.c_char_p, size]
+    kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
+    output = ctypes.POINTER(Output)
+    kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]
+    kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer
+    kernel.planes_result_bytes.argtypes, kernel.planes_result_bytes.restype = [pointer], size
+    kernel.planes_message.argtypes, kernel.planes_message.restype = [pointer], ctypes.c_char_p

@@ -1,0 +1,93 @@
+"""The feature lists of any tf.train.Example, by protobuf and without TensorFlow.
+
+The messages are those of tensorflow/core/example/*.proto, in a pool of their own so that they do
+not collide with TensorFlow's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from imagenet_prep.core.errors import DataDamagedError
+
+Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
+# What a list may hold, and what its message is called.
+KINDS: dict[type, str] = {bytes: "bytes", float: "float", int: "int64"}
+
+
+def parse(payload: bytes | memoryview) -> dict[str, Value]:
+    """Returns the feature lists by key.
+
+    Raises:
+      DataDamagedError: the bytes are not a tf.train.Example.
+    """
+    example = _Example()
+    try:
+        example.MergeFromString(payload)
+    except (message.DecodeError, UnicodeDecodeError) as error:
+        raise DataDamagedError(f"not a tf.train.Example: {error}") from error
+    features: dict[str, Value] = {}
+    for key, feature in example.features.feature.items():
+        kind = feature.WhichOneof("kind")
+        values = getattr(feature, kind) if kind else None
+        if len(UnknownFieldSet(values or feature)):
+            raise DataDamagedError(f"not a tf.train.Example: unexpected fields in {key}")
+        features[key] = tuple(values.value) if values else ()
+    if len(UnknownFieldSet(example)) or len(UnknownFieldSet(example.features)):
+        raise DataDamagedError("not a tf.train.Example: unexpected fields")
+    return features
+
+
+def entries(features: Mapping[str, Value], types: Mapping[str, type]) -> bytes:
+    """Returns the serialized entries of a features map, sorted by key.
+
+    Args:
+      features: the lists by key.
+      types: of their values, by key: an empty list has one too.
+    """
+    whole = _Features()
+    for key, values in features.items():
+        listed = getattr(whole.feature[key], f"{KINDS[types[key]]}_list")
+        listed.value.extend(values)
+        listed.SetInParent()  # also where it is empty
+    serialized: bytes = whole.SerializeToString(deterministic=True)
+    return serialized
+
+
+def _messages() -> tuple[Any, Any]:
+    """Returns the classes of Example and Features."""
+    number = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="imagenet_prep/example.proto", package="imagenet_prep", syntax="proto3"
+    )
+    feature = descriptor_pb2.DescriptorProto(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    of_message = {"type": number.TYPE_MESSAGE}
+    types = (number.TYPE_BYTES, number.TYPE_FLOAT, number.TYPE_INT64)
+    for index, (kind, of_value) in enumerate(zip(KINDS.values(), types, strict=True), start=1):
+        listed = file.message_type.add(name=f"{kind.capitalize()}List")
+        listed.field.add(name="value", number=1, type=of_value, label=number.LABEL_REPEATED)
+        feature.field.add(
+            name=f"{kind}_list", number=index, type_name=listed.name, oneof_index=0, **of_message
+        )
+    file.message_type.append(feature)
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry", options={"map_entry": True})
+    entry.field.add(name="key", number=1, type=number.TYPE_STRING)
+    entry.field.add(name="value", number=2, type_name="Feature", **of_message)
+    repeated = {"type_name": "Features.FeatureEntry", "label": number.LABEL_REPEATED}
+    features.field.add(name="feature", number=1, **repeated, **of_message)
+    example = file.message_type.add(name="Example")
+    example.field.add(name="features", number=1, type_name="Features", **of_message)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made = (pool.FindMessageTypeByName(f"imagenet_prep.{name}") for name in ("Example", "Features"))
+    whole, inner = map(message_factory.GetMessageClass, made)
+    return whole, inner
+
+
+_Example, _Features = _messages()

@@ -94,7 +94,8 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
     def run(log_dir: Path, **more: Any) -> Any:
         # Not "tensorflow", whose log has TensorBoard's files.
-        config = Config(**flags(shades, log_dir, framework="mxnet", **more))
+        settings = flags(shades, log_dir, framework="mxnet", backend="native")
+        config = Config(**settings | more)
 
         def open_reader(split: str, training: bool, world: Any) -> Reader:
             how: Any = {"training": training, "world": world, "seed": config.seed}

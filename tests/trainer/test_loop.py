@@ -103,7 +103,7 @@ def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
 
 def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> None:
     with pytest.raises(ImagenetPrepError, match=r"the loss is (nan|inf).*--lr"):
-        train(tmp_path / "run", lr=1e30, warmup_epochs=0.0)
+        train(tmp_path / "run", lr=1e300, warmup_epochs=0.0)
 
     assert checkpoint.steps(tmp_path / "run") == []
 

@@ -33,8 +33,8 @@ if not os.environ.get("CI"):
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Counts the cores this process may use; xdist itself would leave hyper-threads idle."""
-    return len(os.sched_getaffinity(0))
+    """Counts the cores this process may use, and one: many tests wait, for servers or hosts."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

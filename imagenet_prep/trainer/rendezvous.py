@@ -65,7 +65,10 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
             f"{place.address}:{place.port}: {error.strerror}: the ranks cannot meet there. "
             "Does another job run on this host?"
         ) from error
-    thread = threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True)
+    # It looks so often whether it is to end, which a launch and each test waits for.
+    thread = threading.Thread(
+        target=server.serve_forever, args=(0.1,), name="rendezvous", daemon=True
+    )
     thread.start()
     try:
         yield place._replace(port=server.server_address[1])

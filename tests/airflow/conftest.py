@@ -70,6 +70,12 @@ class Airflow:
         """Lets driver.py do `what`."""
         return self._forked("tests.airflow.driver:main", what, self.dag_file, *arguments)
 
+    def start(self, what: str) -> Warm:
+        """Lets driver.py begin to do `what`; returns who has forked it, to signal it and wait."""
+        call = "tests.airflow.driver:main"
+        self._warm.start(what, self.dag_file, call=call, env=_ALONE | self._seen)
+        return self._warm
+
     def cli(self, *arguments: str) -> command.Finished:
         """Runs `airflow`."""
         return self._forked("airflow.__main__:main", *arguments)

@@ -284,12 +284,12 @@ def test_a_task_that_ends_early_asks_its_command_to_end(
     airflow: Airflow, fake: Fake, how: signal.Signals
 ) -> None:
     (fake.folder / "wait").touch()
-    with airflow.started("command") as running:
-        command.wait_until((fake.folder / "waits").exists, "the command waits")
-        running.send(how)
-        running.finish()
-        command.wait_until(lambda: not running.workers(), "the command ends")
+    running = airflow.start("command")
+    command.wait_until((fake.folder / "waits").exists, "the command waits")
+    running.send(how)
+    running.finish()
 
+    assert running.left(command.PATIENCE_S) == []
     assert (fake.folder / "asked-to-end").exists()
 
 

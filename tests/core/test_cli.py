@@ -254,7 +254,7 @@ from imagenet_prep.core import cli
 def main():
     try:
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
     finally:
         print("to a terminal that is gone", flush=True)
         open(sys.argv[1], "w").close()
@@ -268,7 +268,7 @@ cli.finish(main)
     assert b"ready" in os.read(ours, 100)
     os.close(ours)
 
-    assert process.wait(50) == 130
+    assert process.wait(PATIENCE_S) == 130
     assert (tmp_path / "tidied").exists()
 
 

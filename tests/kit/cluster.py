@@ -34,7 +34,7 @@ PasswordAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
 PrintLastLog no
-SetEnv PYTHONPATH={repository} PYTHONPYCACHEPREFIX={compiled}
+SetEnv PYTHONPATH={repository} PYTHONDONTWRITEBYTECODE=1
 StrictModes no
 UseDNS no
 UsePAM no
@@ -246,9 +246,7 @@ def _introduce(folder: Path, nodes: list[Node]) -> None:
         (node.settings / "known").write_text("".join(known))
         (node.settings / "ssh_config").write_text(_SSH_CONFIG)
         (node.settings / "sshd_config").write_text(
-            _SSHD_CONFIG.format(
-                address=node.address, repository=REPOSITORY, compiled=folder / "compiled"
-            )
+            _SSHD_CONFIG.format(address=node.address, repository=REPOSITORY)
         )
 
 

@@ -18,7 +18,7 @@ from imagenet_prep.dataset.manifest import loads
 from imagenet_prep.launching import host
 from pipelines import launch as program
 from pipelines.launch import Config
-from tests.kit.command import Finished, started
+from tests.kit.command import PATIENCE_S, Finished, started
 
 # ssh that reaches hosts of this machine: one is down, one hangs, one lacks the program, one
 # has another data set, some have a part of it.
@@ -309,7 +309,7 @@ def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None
 
 def test_only_the_ranks_of_one_launch_are_ended() -> None:
     def sleeper(**environment: str) -> subprocess.Popen[bytes]:
-        code = "print(flush=True); import time; time.sleep(60)"
+        code = "print(flush=True); import time; time.sleep(3600)"
         variables = {**os.environ, **environment}
         process = subprocess.Popen(
             [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE
@@ -324,8 +324,8 @@ def test_only_the_ranks_of_one_launch_are_ended() -> None:
     stranger = sleeper(**{host.MARK: mark + "0", "HOROVOD_RANK": "0"})
     try:
         # The rank stays a zombie until it is waited for, and a zombie has no environment.
-        assert host.end(mark, 20.0) == {"ended": 1, "killed": 0}
-        assert rank.wait(20) == -15
+        assert host.end(mark, PATIENCE_S) == {"ended": 1, "killed": 0}
+        assert rank.wait(PATIENCE_S) == -15
         assert launcher.poll() is None
         assert stranger.poll() is None
     finally:

@@ -9,8 +9,7 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pipelines import sagemaker_container
 from pipelines.sagemaker_container import train_flags
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
-from tests.kit.command import PATIENCE_S, RARE_CYCLES
+from tests.kit.command import PATIENCE_S, RARE_CYCLES, wait_until
 from tests.kit.s3_server import S3Server, serve_s3
 from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
 from tests.trainer.test_two_ranks import running_ranks, wait_for
@@ -258,10 +257,14 @@ def test_a_spot_interruption_is_survived_with_the_checkpoints_or_with_the_mirror
 
 
 def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    # Bound and not listening: the port is nobody else's, and the first host may listen there.
+    held = socket.socket()
+    request.addfinalizer(held.close)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     monkeypatch.setattr(sagemaker_container, "_PORT", port)
     monkeypatch.setattr(sagemaker_container, "_address", lambda _: "127.0.0.1")
     said = []
@@ -286,21 +289,14 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     first = threading.Thread(target=first_host, daemon=True)
     first.start()
     another = json.dumps({"versions": {}, "dataset": "another", "problem": ""})
-    wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None)
+    wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None, "the first host listens")
     # The first host knows all now, and has made up its mind.
-    wait_until(lambda: ask("GET", "end/algo-1") is not None)
+    wait_until(lambda: ask("GET", "end/algo-1") is not None, "the first host ends")
     assert '"one"' in (ask("GET", "facts/algo-1") or "")
     assert ask("PUT", "end/algo-2", "-") is not None
     first.join(PATIENCE_S)
     assert not first.is_alive()
     assert [line.startswith("nothing was started:\n  algo-2: manifest ") for line in said] == [True]
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.fixture

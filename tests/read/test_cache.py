@@ -36,6 +36,7 @@ from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
+from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.s3_server import serve_s3
 from tests.read.conftest import NUM_TRAIN, TRAIN
@@ -409,7 +410,7 @@ def test_what_a_killed_fetch_left_is_written_over(server: Server, tmp_path: Path
 
 def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
     server.plan = lambda _number, path, _first, _last: "stall" if "train-" in path else ""
-    server.stall_s = 30.0
+    server.stall_s = 2 * PATIENCE_S
     feed = open_feed(server.url, tmp_path)
     raised: list[Exception] = []
 
@@ -423,7 +424,7 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
     reader.start()
     wait_until(lambda: bool([r for r in server.requests if "train-" in r.path]))
     feed.records.close()
-    reader.join(20)
+    reader.join(PATIENCE_S)
 
     assert not reader.is_alive()
     assert [str(error).partition(": ")[2] for error in raised] == [

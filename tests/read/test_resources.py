@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.records import Records
-from tests.kit.command import PATIENCE_S, environment
+from tests.kit.command import PATIENCE_S, environment, wait_until
 from tests.kit.lengths import long_but
 
 
@@ -73,10 +72,7 @@ def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: s
     del reader
     gc.collect()
 
-    end = time.monotonic() + 20
-    while descriptors(damaged) and time.monotonic() < end:  # a thread finishes its last batch
-        time.sleep(0.01)
-    assert descriptors(damaged) == []
+    wait_until(lambda: not descriptors(damaged), "a thread finishes its last batch")
 
 
 def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
@@ -98,11 +94,11 @@ def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
 
     monkeypatch.setattr(Records, "read", slow)
     next(left)
-    assert in_second_batch.wait(20)
+    assert in_second_batch.wait(PATIENCE_S)
     ending = threading.Thread(target=left.close)
     try:
         ending.start()
-        ending.join(20)
+        ending.join(PATIENCE_S / 2)  # less than what the thread waits for
         assert not ending.is_alive()
     finally:
         may_read.set()
@@ -124,8 +120,8 @@ def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> Non
     for wanted, steps in ((99, 10), (99, 10), (3, 3), (99, 7), (99, 10)):
         assert len(list(itertools.islice(reader, wanted))) == steps
 
-        # DALI's callback keeps the last ones; TensorFlow once kept those of every epoch.
-        assert held() <= before + 12
+    # DALI's callback keeps the last ones; TensorFlow once kept those of every epoch.
+    assert held() <= before + 12
 
 
 @pytest.mark.slow

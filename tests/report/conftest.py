@@ -101,10 +101,8 @@ def open_page(chromium: Any) -> Iterator[Callable[..., tuple[Any, Complaints]]]:
     """Opens a file as users do, offline; returns the page and its growing complaints."""
     contexts = []
 
-    def open_file(path: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> Any:
-        context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
-        )
+    def open_file(path: Path, width: int = 1200) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
         contexts.append(context)
         page, complaints = context.new_page(), Complaints()
         address = path.as_uri()

@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import http
 from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
 from imagenet_prep.storage.store import open_remote
+from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
 
 DATA = bytes(range(256)) * 40
@@ -333,5 +334,5 @@ def test_whatever_a_server_says_ends_in_an_error_of_ours_or_a_sound_answer(seed:
                 with contextlib.suppress(UnavailableError, StoreError, IncompleteError):
                     assert attempt()
         listener.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.trainer import log
+from imagenet_prep.trainer import checkpoint, log
 from imagenet_prep.trainer.config import Config
 from tests.kit.tfrecords import jpeg, wnid, write_set
 
@@ -83,6 +83,30 @@ def train(tf: Any, shades: Path) -> Callable[..., Any]:
     return run
 
 
+@pytest.fixture
+def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """As `train`, but for the framework: what the loop does is the same for each."""
+    from imagenet_prep.read import Reader, make_dataset
+    from imagenet_prep.trainer import loop
+    from tests.trainer.numpy_learner import NumpyLearner
+
+    monkeypatch.setattr(loop, "connect", NumpyLearner)
+
+    def run(log_dir: Path, **more: Any) -> Any:
+        # Not "tensorflow", whose log has TensorBoard's files.
+        settings = flags(shades, log_dir, framework="mxnet", backend="native")
+        config = Config(**settings | more)
+
+        def open_reader(split: str, training: bool, world: Any) -> Reader:
+            how: Any = {"training": training, "world": world, "seed": config.seed}
+            sizes = (config.batch_size, config.image_size)
+            return make_dataset(shades, split, *sizes, framework="numpy", backend="native", **how)
+
+        return loop.train(config, open_reader)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def horovod() -> None:
     """Horovod, where it is installed."""
@@ -106,3 +130,16 @@ def end_at_step(patch: pytest.MonkeyPatch, asked: int) -> None:
             signal.raise_signal(signal.SIGTERM)
 
     patch.setattr(log.Log, "train", log_and_end)
+
+
+def arrays_of(log_dir: Path) -> dict[str, Any]:
+    """Returns what the last checkpoint of a run holds."""
+    found = checkpoint.load_latest(log_dir)
+    assert found is not None
+    return dict(found.arrays)
+
+
+def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Asserts that two checkpoints' arrays are equal."""
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.trainer import comm as comms
 from imagenet_prep.trainer import loop
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
+from tests.trainer.conftest import end_at_step
 
 
 def gradients(comm: comms.Comm, file: str) -> None:
@@ -56,10 +59,12 @@ def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float
             backend="tfdata",
         ),
     )
-    score = training.run()
+    try:
+        score = training.run()
+    finally:
+        training.close()
     values = {f"v{n:03d}": value for n, value in enumerate(learner.values())}
     np.savez(file.format(learner.comm.world.rank), **values)
-    training.close()
     return score
 
 
@@ -70,6 +75,13 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
     seed = config.seed + comms.launched().rank
     learner = TensorFlowLearner(dataclasses.replace(config, seed=seed))
     comm = learner.comm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "close", lambda: None)  # the ranks do not part, but go on below
+        if comm.world.rank == 1:
+            end_at_step(patch, 4)
+        with pytest.raises(IncompleteError) as ended:
+            weights(learner, "", config)
+    (folder / f"ended-{comm.world.rank}").write_text(str(ended.value))
     score = weights(learner, str(folder / "weights-{}.npz"), config)
     (folder / f"score-{comm.world.rank}.json").write_text(json.dumps(score))
     gradients(comm, str(folder / "gradients-{}.npz"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import calendar
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,24 +13,23 @@ import pytest
 
 from imagenet_prep.core.errors import (
     DataDamagedError,
-    ImagenetPrepError,
-    IncompleteError,
     UsageError,
 )
 from imagenet_prep.trainer import checkpoint, evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from tests.kit.lengths import long_but
-from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, end_at_step, flags, rows
+from tests.trainer.conftest import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    arrays_of,
+    assert_same_bits,
+    flags,
+    rows,
+)
 
 pytestmark = pytest.mark.tf
 Train = Callable[..., Any]
-
-
-def arrays_of(log_dir: Path) -> dict[str, Any]:
-    found = checkpoint.load_latest(log_dir)
-    assert found is not None
-    return dict(found.arrays)
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +46,6 @@ def trained(tf: Any, shades: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def finished(trained: Path, tmp_path: Path) -> Path:
     """A copy of that run."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
 
 
 def test_a_run_learns_and_prints_the_tutorials_table(
@@ -74,24 +66,6 @@ def test_a_run_learns_and_prints_the_tutorials_table(
     assert all(row.fullmatch(line) for line in table)
     assert re.fullmatch(r"Finished in \d+\.\d+", lines[-3])
     assert lines[-1].split()[:2] == ["67", "8.0"]
-
-
-def test_the_times_of_evaluation_rows_are_utc(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    time.tzset()
-    try:
-        before = time.time()
-        train(tmp_path / "run", num_epochs=0.2)
-        after = time.time()
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    (row,) = rows(tmp_path / "run", "evaluation")
-    saved = calendar.timegm(time.strptime(row["checkpoint_time_utc"], "%Y-%m-%d %H:%M:%S"))
-
-    assert int(before) <= saved <= after
 
 
 def test_log_and_scalars_hold_what_the_table_says(tf: Any, trained: Path) -> None:
@@ -142,22 +116,6 @@ def test_the_evaluation_of_a_checkpoint_equals_a_plain_count(
     assert score.top1 == pytest.approx(right / NUM_VALIDATION)
     assert score.top5 == 1.0  # of four classes
     assert score.loss == pytest.approx(np.mean(losses), rel=1e-4)
-
-
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(tmp_path / "whole", num_epochs=3.0, checkpoint_every=10, keep=9)
-    assert checkpoint.steps(tmp_path / "whole") == [10, 20, 25]
-    # Ended after step 10, in the midst of the second epoch: only that checkpoint is there.
-    (tmp_path / "ended").mkdir()
-    shutil.copy(tmp_path / "whole" / checkpoint.name(10), tmp_path / "ended")
-    train(tmp_path / "ended", num_epochs=3.0, checkpoint_every=10)
-
-    assert "resumed after step 10 from checkpoint-00000010.npz" in capsys.readouterr().out
-    assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
-    both = [rows(tmp_path / name, "evaluation")[-1]["loss"] for name in ("whole", "ended")]
-    assert both[0] == both[1]
 
 
 def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
@@ -223,52 +181,6 @@ def test_a_finished_run_is_only_evaluated_again(train: Train, finished: Path) ->
     assert rows(finished, "evaluation")[-1]["epoch"] == first["epoch"]
     with pytest.raises(UsageError, match="holds a run with image_size 16, this one has 32"):
         train(finished, evaluate=True, image_size=32)
-
-
-def test_evaluating_what_was_never_trained_is_refused(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
-        train(tmp_path / "run", evaluate=True)
-
-
-def test_a_corrupt_latest_checkpoint_falls_back_to_the_one_before(
-    train: Train, finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = arrays_of(finished)
-    last = finished / checkpoint.name(16)
-    last.write_bytes(last.read_bytes()[:-300])
-    train(finished, checkpoint_every=6)
-    said = capsys.readouterr()
-
-    assert "checkpoint-00000016.npz: damaged checkpoint" in said.err
-    assert "resumed after step 12" in said.out
-    assert_same_bits(whole, arrays_of(finished))
-
-
-def test_another_run_does_not_go_on_from_this_ones_checkpoints(
-    train: Train, finished: Path
-) -> None:
-    for other in ({"num_epochs": 3.0}, {"lr": 0.1}, {"seed": 1}, {"batch_size": 4}):
-        with pytest.raises(UsageError, match=r"holds a run with \w+"):
-            train(finished, **other)
-
-
-def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def of_rank_0(_: Comm, value: Any) -> Any:
-        found, place, failure = value
-        return found, {**place, "nodes": 2}, failure
-
-    monkeypatch.setattr(Comm, "broadcast_object", of_rank_0)
-    with pytest.raises(UsageError, match="the state has nodes 2, this reader 1"):
-        train(tmp_path / "run")
-
-
-def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(ImagenetPrepError, match=r"the loss is (nan|inf).*--lr"):
-        train(tmp_path / "run", lr=1e30, warmup_epochs=0.0)
-
-    assert checkpoint.steps(tmp_path / "run") == []
 
 
 # What each optimizer does to weights is seen in test_optimizer.
@@ -356,23 +268,6 @@ def test_what_is_counted_is_what_the_logits_say() -> None:
     shares = np.exp([2.0, 1, 0]) / np.exp([2.0, 1, 0]).sum()
     assert loss == pytest.approx(-np.log([shares[0], shares[1], 1 / 3]).sum())
     assert evaluation.count([[np.nan, 9, 0]], [1], [True])[:3].tolist() == [1, 0, 0]
-
-
-def test_sigterm_saves_and_the_same_command_goes_on(
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    settings = {"num_epochs": 400.0, "display_every": 1, "checkpoint_every": 100_000}
-    # The next step tells all ranks; the one after it is their last. Steps count from 0.
-    for asked, saved in ((5, 8), (11, 14)):
-        with monkeypatch.context() as patch:
-            end_at_step(patch, asked)
-            with pytest.raises(IncompleteError, match=r"Run the same command again to resume"):
-                train(tmp_path / "run", **settings)
-        assert checkpoint.steps(tmp_path / "run")[-1] == saved
-    assert "resumed after step 8 from" in capsys.readouterr().out
 
 
 def test_numbers_of_the_data_set_are_those_of_the_run(trained: Path) -> None:

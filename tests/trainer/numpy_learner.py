@@ -1,0 +1,74 @@
+"""A learner by NumPy alone: what the loop does with a run costs no seconds of a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.recipe import Run
+
+
+class NumpyLearner:
+    """One linear layer and its momentum; see `trainer.learner.Learner`."""
+
+    fast_half = False
+
+    def __init__(self, config: Config) -> None:
+        self.comm = Comm()
+        self._seed = config.seed
+
+    def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+    def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - the protocol's
+        shape = (plan.image_size**2 * 3, plan.num_classes)
+        first = np.random.default_rng(self._seed).normal(0, 0.01, shape)
+        self._weights, self._momentum = first.astype(np.float32), np.zeros(shape, np.float32)
+
+    def values(self) -> list[Any]:
+        return [self._weights.copy(), self._momentum.copy()]
+
+    def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
+        self._weights = values[0].copy()
+        if not only_model:
+            self._momentum = values[1].copy()
+
+    def share(self) -> None:
+        pass
+
+    def average_statistics(self) -> None:
+        pass
+
+    def step(
+        self,
+        number: int,  # noqa: ARG002 - the protocol's
+        batch: dict[str, Any],
+        rate: float,
+        *,
+        asks: bool,
+    ) -> tuple[Any, Any]:
+        rows, labels = _rows(batch["images"]), batch["class_index"]
+        with np.errstate(all="ignore"):  # the loop shall see a loss that is no number
+            logits = rows @ self._weights
+            shares = np.exp(logits - logits.max(1, keepdims=True))
+            shares /= shares.sum(1, keepdims=True)
+            loss = -np.log(shares[np.arange(len(labels)), labels]).mean()
+            shares[np.arange(len(labels)), labels] -= 1
+            self._momentum = np.float32(0.9) * self._momentum + rows.T @ shares / len(labels)
+            self._weights = self._weights - np.float32(0.01 * rate) * self._momentum
+        return np.array([loss, loss]), int(asks)
+
+    def logits(self, images: Any) -> Any:
+        return _rows(images) @ self._weights
+
+    def export(self, path: Path) -> None:
+        np.savez(path, *self.values())
+
+
+def _rows(images: Any) -> Any:
+    return np.asarray(images, np.float32).reshape(len(images), -1)

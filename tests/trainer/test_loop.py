@@ -1,0 +1,125 @@
+"""What the loop does with a run, whatever framework trains it; test_training has TensorFlow's."""
+
+from __future__ import annotations
+
+import calendar
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer.comm import Comm
+from tests.trainer.conftest import arrays_of, assert_same_bits, end_at_step, rows
+
+Train = Callable[..., Any]
+
+
+@pytest.fixture
+def train(train_by_numpy: Train) -> Train:
+    """Instead of TensorFlow's."""
+    return train_by_numpy
+
+
+def test_the_times_of_evaluation_rows_are_utc(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        before = time.time()
+        train(tmp_path / "run", num_epochs=0.2)
+        after = time.time()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    (row,) = rows(tmp_path / "run", "evaluation")
+    saved = calendar.timegm(time.strptime(row["checkpoint_time_utc"], "%Y-%m-%d %H:%M:%S"))
+
+    assert int(before) <= saved <= after
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "whole", num_epochs=3.0, checkpoint_every=10, keep=9)
+    assert checkpoint.steps(tmp_path / "whole") == [10, 20, 25]
+    # Ended after step 10, in the midst of the second epoch: only that checkpoint is there.
+    (tmp_path / "ended").mkdir()
+    shutil.copy(tmp_path / "whole" / checkpoint.name(10), tmp_path / "ended")
+    train(tmp_path / "ended", num_epochs=3.0, checkpoint_every=10)
+
+    assert "resumed after step 10 from checkpoint-00000010.npz" in capsys.readouterr().out
+    assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
+    both = [rows(tmp_path / name, "evaluation")[-1]["loss"] for name in ("whole", "ended")]
+    assert both[0] == both[1]
+
+
+def test_evaluating_what_was_never_trained_is_refused(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
+        train(tmp_path / "run", evaluate=True)
+
+
+def test_a_corrupt_latest_checkpoint_falls_back_to_the_one_before(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, checkpoint_every=6)
+    whole = arrays_of(run)
+    last = run / checkpoint.name(16)
+    last.write_bytes(last.read_bytes()[:-300])
+    train(run, checkpoint_every=6)
+    said = capsys.readouterr()
+
+    assert "checkpoint-00000016.npz: damaged checkpoint" in said.err
+    assert "resumed after step 12" in said.out
+    assert_same_bits(whole, arrays_of(run))
+
+
+def test_another_run_does_not_go_on_from_this_ones_checkpoints(
+    train: Train, tmp_path: Path
+) -> None:
+    train(tmp_path / "run")
+    for other in ({"num_epochs": 3.0}, {"lr": 0.1}, {"seed": 1}, {"batch_size": 4}):
+        with pytest.raises(UsageError, match=r"holds a run with \w+"):
+            train(tmp_path / "run", **other)
+
+
+def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_rank_0(_: Comm, value: Any) -> Any:
+        found, place, failure = value
+        return found, {**place, "nodes": 2}, failure
+
+    monkeypatch.setattr(Comm, "broadcast_object", of_rank_0)
+    with pytest.raises(UsageError, match="the state has nodes 2, this reader 1"):
+        train(tmp_path / "run")
+
+
+def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(ImagenetPrepError, match=r"the loss is (nan|inf).*--lr"):
+        train(tmp_path / "run", lr=1e300, warmup_epochs=0.0)
+
+    assert checkpoint.steps(tmp_path / "run") == []
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = {"num_epochs": 400.0, "display_every": 1, "checkpoint_every": 100_000}
+    # The next step tells all ranks; the one after it is their last. Steps count from 0.
+    for asked, saved in ((5, 8), (11, 14)):
+        with monkeypatch.context() as patch:
+            end_at_step(patch, asked)
+            with pytest.raises(IncompleteError, match=r"Run the same command again to resume"):
+                train(tmp_path / "run", **settings)
+        assert checkpoint.steps(tmp_path / "run")[-1] == saved
+    assert "resumed after step 8 from" in capsys.readouterr().out

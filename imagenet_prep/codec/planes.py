@@ -210,7 +210,7 @@ class Look:
 
     def decode(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         window: Window | None,
         pixels: npt.NDArray[Any],
         *,
@@ -289,7 +289,7 @@ class _Workspace:
 
     def decode(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         height: int,
         width: int,
         window: Window | None,
@@ -298,8 +298,9 @@ class _Workspace:
     ) -> bool:
         """Writes the pixels; returns whether there are any."""
         part = None if window is None else (ctypes.c_int * 4)(*window)
+        start = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
         code = self.kernel.planes_decode(
-            self.pointer, data, len(data), part, height, width, kernel, MAX_PIXELS, output
+            self.pointer, start, len(data), part, height, width, kernel, MAX_PIXELS, output
         )
         return self._is_done(code)
 
@@ -373,7 +374,7 @@ def _declare(kernel: ctypes.CDLL) -> None:
     pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
     kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number], pointer
     kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
-    image: list[Any] = [pointer, ctypes.c_char_p, size]
+    image: list[Any] = [pointer, pointer, size]
     kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
     output = ctypes.POINTER(_Output)
     kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]

@@ -43,11 +43,33 @@ _KEYS_BEHIND_FILENAME = frozenset(key for key in schema.ALL_KEYS if key > schema
 _SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
 
+class Places(NamedTuple):
+    """Where the parts of an example laid out as by `encode` lie in some bytes.
+
+    Attributes:
+      first: begin of the entries before the image's.
+      entry: begin of the image's entry.
+      image: begin of the image.
+      behind: end of the image, begin of the file name's entry.
+      name: begin of the file name.
+      last: begin of the entries behind the file name's.
+      stop: end of these.
+    """
+
+    first: int
+    entry: int
+    image: int
+    behind: int
+    name: int
+    last: int
+    stop: int
+
+
 class ImageExample(NamedTuple):
     """One example of the data set.
 
     Attributes:
-      encoded: JPEG bytes, RGB.
+      encoded: JPEG, RGB; a view where it was read with others.
       height, width: pixels of `encoded`.
       filename: base name of the source image.
       stored_label: class index + label offset.
@@ -56,7 +78,7 @@ class ImageExample(NamedTuple):
       boxes: bounding boxes; each carries the image's label.
     """
 
-    encoded: bytes
+    encoded: bytes | memoryview
     height: int
     width: int
     filename: str
@@ -123,24 +145,37 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
     at, size = _value(_IMAGE_VALUE, head)
     if not at:
         return None
-    behind = bytes(payload[at + size :])
-    name_at, name_size = _value(_FILENAME_VALUE, behind)
-    image_head, stop = _entry_head(_ENCODED, size), name_at + name_size
+    behind = at + size
+    rest = bytes(payload[behind:])
+    name_at, name_size = _value(_FILENAME_VALUE, rest)
+    image_head, last = _entry_head(_ENCODED, size), behind + name_at + name_size
     if (
         head[:1] != _FIELD_1
         or start + length != len(payload)
         or not head[start:at].endswith(image_head)
-        or behind[:name_at] != _entry_head(_FILENAME, name_size)
+        or rest[:name_at] != _entry_head(_FILENAME, name_size)
     ):
         return None
+    entry, name = at - len(image_head), behind + name_at
+    places = Places(start, entry, at, behind, name, last, len(payload))
+    found = decode_at(memoryview(payload), places)
+    return found and found._replace(encoded=bytes(found.encoded))
+
+
+def decode_at(data: memoryview, places: Places) -> ImageExample | None:
+    """Returns the example whose parts lie at these places; its image is a part of `data`.
+
+    Returns:
+      None where it is damaged or unusual: `decode` says which.
+    """
     try:
-        first = _part(head[start : at - len(image_head)], _KEYS_BEFORE_IMAGE)
-        last = _part(behind[stop:], _KEYS_BEHIND_FILENAME)
+        first = _part(bytes(data[places.first : places.entry]), _KEYS_BEFORE_IMAGE)
+        last = _part(bytes(data[places.last : places.stop]), _KEYS_BEHIND_FILENAME)
         return ImageExample(
-            encoded=bytes(payload[at : at + size]),
+            encoded=data[places.image : places.behind],
             height=last.height,
             width=last.width,
-            filename=behind[name_at:stop].decode(),
+            filename=bytes(data[places.name : places.last]).decode(),
             stored_label=first.stored_label,
             wnid=first.wnid,
             text=first.text,

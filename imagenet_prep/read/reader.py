@@ -132,7 +132,7 @@ class Reader:
             batches = self._decoder.batches(diagnosis.batches, count)
             for step in range(1, count + 1):
                 try:
-                    batch = next(batches)
+                    images = next(batches)
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
                     # It returns if it has masked images that do not decode. Then the epoch
                     # continues with the step that failed.
@@ -141,13 +141,13 @@ class Reader:
                 encoded = diagnosis.decoded()
                 count -= 1
                 start = steps.after(step)
-                yield start, self._asked(batch, encoded)
+                yield start, self._asked(images, encoded)
 
-    def _asked(self, decoded: dict[str, Any], encoded: EncodedBatch) -> dict[str, Any]:
+    def _asked(self, images: Any, encoded: EncodedBatch) -> dict[str, Any]:
         """Returns the fields that were asked for, as the framework's."""
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
         return {
-            name: self._convert(decoded[name]) if name in decoded else self._wrap(other[name])
+            name: self._convert(images) if name == "images" else self._wrap(other[name])
             for name in self._feed.fields
         }
 

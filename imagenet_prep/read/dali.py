@@ -81,7 +81,7 @@ class DaliBackend:
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._feed)
         # Given to DALI as they are, a list of arrays would be gone through three times in Python.
-        images = [TensorCPU(np.frombuffer(encoded, np.uint8)) for encoded in batch.encoded]
+        images = [TensorCPU(encoded) for encoded in batch.encoded]
         encoded = TensorListCPU(images, contiguous=False)
         given = encoded, *(array for each in batch.all_views for array in _arrays(each))
         self._given.append(given)

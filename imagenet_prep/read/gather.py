@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.dataset.example import Places
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+_NUM_PLACES = 7
 _LIBRARY = Path(__file__).with_name("_gather.so")
 
 
 def gather(
     descriptors: Sequence[int], offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> tuple[memoryview, list[Places | None]]:
+) -> tuple[memoryview, list[list[int] | None]]:
     """Reads records.
 
     Args:
@@ -29,21 +29,21 @@ def gather(
       offsets, sizes: of each in its file, bytes.
 
     Returns:
-      The bytes of all, and where the parts of each lie in them: None for a record that is damaged
-      or unlike those of `prepare`, and for all of them where this was not compiled or the processor
-      cannot.
+      The bytes of all, and where the parts of each lie in them, as `example.decode_at` takes it:
+      None for a record that is damaged or unlike those of `prepare`, and for all of them where this
+      was not compiled or the processor cannot.
     """
     library = _library()
     if library is None:
         return memoryview(b""), [None] * len(descriptors)
     batch = np.empty(int(sizes.sum()), np.uint8)
-    found = np.empty((len(descriptors), len(Places._fields)), np.int64)
+    found = np.empty((len(descriptors), _NUM_PLACES), np.int64)
     files = np.array(descriptors, np.int32)
     arrays = (array.ctypes.data for array in (files, offsets, sizes))
     done = library.gather(len(files), *arrays, MAX_PIXELS, batch.ctypes.data, found.ctypes.data)
     if not done:
         return memoryview(b""), [None] * len(descriptors)
-    return memoryview(batch), [Places(*row) if row[0] >= 0 else None for row in found.tolist()]
+    return memoryview(batch), [row if row[0] >= 0 else None for row in found.tolist()]
 
 
 @functools.cache

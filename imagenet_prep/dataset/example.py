@@ -71,7 +71,7 @@ def encode(example: ImageExample) -> bytes:
     return b"".join(encode_parts(example))
 
 
-def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
+def encode_parts(example: ImageExample) -> tuple[bytes, bytes | memoryview, bytes]:
     """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy.
 
     A serialized map is its entries one after the other, so what recurs is serialized once: the

@@ -43,7 +43,7 @@ def gather(
     done = library.gather(len(files), *arrays, MAX_PIXELS, batch.ctypes.data, found.ctypes.data)
     if not done:
         return memoryview(b""), [None] * len(descriptors)
-    return memoryview(batch), [row if row[0] >= 0 else None for row in found.tolist()]
+    return batch.data, [row if row[0] >= 0 else None for row in found.tolist()]
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""Compiles imagenet_prep/codec/planes.c when the package is installed; see pyproject.toml, too.
+"""Compiles codec/planes.c and read/gather.c when the package is installed; see pyproject.toml, too.
 
-The library is a plain one, which knows nothing of Python: neither Python's headers nor libjpeg's
-are needed. Without a compiler the package is installed without it, and says so when it is used.
+The libraries are plain ones, which know nothing of Python: neither Python's headers nor libjpeg's
+are needed. Without a compiler the package is installed without them; the codec says so when it is
+used, and readers take longer.
 
 This file is also the build backend: setuptools' own, which asks for the compiler that PyPI has,
 ziglang (100 MB), only where this machine has none.
@@ -62,7 +63,7 @@ def zig_compiler(machine: str = os.uname().machine) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-{ZIG_LIBC}", *ZIG_FLAGS]
 
 
-class BuildPlanes(build_ext):
+class BuildLibraries(build_ext):
     """Compiles with the first compiler that can: this machine's, or ziglang."""
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -89,6 +90,7 @@ PLANES = Extension(
     depends=[f"imagenet_prep/codec/{name}.h" for name in ("libjpeg", "kernels", "pixels")],
     optional=True,
 )
+GATHER = Extension("imagenet_prep.read._gather", ["imagenet_prep/read/gather.c"], optional=True)
 
 if __name__ == "__main__":
-    setup(ext_modules=[PLANES], cmdclass={"build_ext": BuildPlanes})
+    setup(ext_modules=[PLANES, GATHER], cmdclass={"build_ext": BuildLibraries})

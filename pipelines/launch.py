@@ -318,14 +318,22 @@ class _Job:
         """Returns, for each host, what its ranks are told of servers, and what each server is."""
         if not self.config.servers:
             return [{} for _ in self.used], [[] for _ in self.used]
+        network = self.network
         return variables.of_servers(
-            self.used, self.network.interfaces, *self.network.first, self.config.servers
+            self.used,
+            network.interfaces,
+            network.address_of_first,
+            network.ports[1],
+            self.config.servers,
         )
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
         """Yields, for each host, what makes each of its ranks, and servers, the one it is."""
-        ranks = variables.of_torchrun(self.used, self.network.interfaces, *self.network.first)
+        network = self.network
+        ranks = variables.of_torchrun(
+            self.used, network.interfaces, network.address_of_first, network.ports[0]
+        )
         if self.config.servers:
             told = zip(ranks, *self._of_servers(), strict=True)
             yield [

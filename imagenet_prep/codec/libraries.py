@@ -118,7 +118,7 @@ def _declare(kernel: ctypes.CDLL) -> None:
     pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
     kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number], pointer
     kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
-    image: list[Any] = [pointer, ctypes.c_char_p, size]
+    image: list[Any] = [pointer, pointer, size]
     kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
     output = ctypes.POINTER(Output)
     kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]

@@ -162,7 +162,7 @@ class Look:
 
     def decode(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         window: Window | None,
         pixels: npt.NDArray[Any],
         *,
@@ -230,7 +230,7 @@ class _Workspace:
 
     def decode(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         height: int,
         width: int,
         window: Window | None,
@@ -239,8 +239,9 @@ class _Workspace:
     ) -> bool:
         """Writes the pixels; returns whether there are any."""
         part = None if window is None else (ctypes.c_int * 4)(*window)
+        start = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
         code = self.kernel.planes_decode(
-            self.pointer, data, len(data), part, height, width, kernel, MAX_PIXELS, output
+            self.pointer, start, len(data), part, height, width, kernel, MAX_PIXELS, output
         )
         return self._is_done(code)
 

@@ -46,7 +46,9 @@ def frame(payload: bytes) -> bytes:
     return b"".join(frame_parts((b"", payload, b"")))
 
 
-def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
+def frame_parts(
+    parts: tuple[bytes, bytes | memoryview, bytes],
+) -> tuple[bytes, bytes | memoryview, bytes]:
     """Returns the record whose payload is `parts` joined; the second part is not copied."""
     first, second, third = parts
     length = _LENGTH.pack(len(first) + len(second) + len(third))

@@ -24,6 +24,7 @@ SHAPE = {
     "reached": str,
     "dataset": str,
     "part": [int, int, int],
+    "ports": [int, int],
     "problem": str,
 }
 
@@ -36,12 +37,14 @@ class Network(NamedTuple):
     Attributes:
       address: of this machine, that all hosts reach.
       interfaces: of each host, in their order, the one by which the others reach it.
-      first: address of the first host, and a port that is free there.
+      address_of_first: of the first host.
+      ports: two that are free there: for torchrun's ranks, and for MXNet's scheduler.
     """
 
     address: str
     interfaces: tuple[str, ...]
-    first: tuple[str, int]
+    address_of_first: str
+    ports: tuple[int, int]
 
 
 def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None) -> Network:
@@ -127,6 +130,8 @@ def _network(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
     """Returns how the hosts reach each other, or what keeps them from it."""
+    first, second = answers[0]["ports"]
+    ports = (first, second)
     wanted = [interface] * len(used)
     if interface is None:
         wanted = [_reached_by(host, answer) for host, answer in zip(used, answers, strict=True)]
@@ -134,8 +139,8 @@ def _network(
     elsewhere = [a["reached"] or a["address"] for a, name in told if name is not None]
     own = interface
     if own is None and not elsewhere:
-        first = ("127.0.0.1", answers[0]["port"])
-        return Network("127.0.0.1", tuple(_LOOPBACK for _ in used), first), []
+        interfaces = tuple(_LOOPBACK for _ in used)
+        return Network("127.0.0.1", interfaces, "127.0.0.1", ports), []
     mine = here.interfaces()
     if own is None:
         source = _source(elsewhere[0])
@@ -153,8 +158,8 @@ def _network(
         problems.append(f"this machine has no network interface {own}: see --network-interface")
     if problems:
         return None, problems
-    first = (answers[0]["interfaces"][names[0]], answers[0]["port"])
-    return Network(mine[own or ""], tuple(names), first), []
+    address = answers[0]["interfaces"][names[0]]
+    return Network(mine[own or ""], tuple(names), address, ports), []
 
 
 def _reached_by(host: Host, answer: Answer) -> str | None:

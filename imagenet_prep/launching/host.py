@@ -50,8 +50,8 @@ def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
     Keys: "versions" by package; "gpus"; "address" that its own name has, "" if none;
     "interfaces": IPv4 addresses by name; "reached": its address that ssh came to, "" without ssh;
     "dataset": digest of its manifest, "" without a data set of this host; "part": which of it is
-    here, as [node, nodes, copies]; "script": its sha256, "" if none; "port": free for TCP at this
-    moment; "problem": what is wrong with data set or script, "" if nothing.
+    here, as [node, nodes, copies]; "script": its sha256, "" if none; "ports": two that are free for
+    TCP at this moment; "problem": what is wrong with data set or script, "" if nothing.
     """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
@@ -66,8 +66,8 @@ def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
             code = hashlib.sha256(Path(script).read_bytes()).hexdigest()
         except OSError as error:
             problem = problem or f"{script}: {error.strerror}"
-    with socket.create_server(("", 0)) as listening:
-        port = listening.getsockname()[1]
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
     address = ""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
@@ -83,7 +83,7 @@ def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
         "dataset": digest,
         "part": dataclasses.astuple(part),
         "script": code,
-        "port": port,
+        "ports": ports,
         "problem": problem,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ class Choice:
             raise UsageError(f"{where} is {records.placement}: choose examples of a whole set")
         if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes"}:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
-        names = _names(records, kept)
+        names = _names(records, kept, in_turn=True)
         chosen = np.ones(len(names), bool)
         if self.classes:
             chosen &= np.isin(names["class_index"], list(self.classes))
@@ -117,12 +118,50 @@ class Choice:
         return np.flatnonzero(chosen)
 
 
+class Finder:
+    """Finds examples by their keys, by a sorted table of hashes: 16 bytes an example."""
+
+    def __init__(self, records: Records, kept: Path) -> None:
+        """Takes a split, and the folder where its names are kept, as `Choice.numbers` does."""
+        self._records = records
+        hashed = _names(records, kept, in_turn=False)["hashed"]
+        self._numbers = np.argsort(hashed, kind="stable")
+        self._hashed = hashed[self._numbers]
+
+    def find(self, key: str) -> int:
+        """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
+
+        Raises:
+          KeyError: there is none.
+          DataDamagedError: the name in a record is damaged.
+        """
+        wnids = self._records.wnids
+        # An example is kept under one of them, and asked for under either.
+        spelled = itertools.chain((key, key.partition("/")[2]), (f"{wnid}/{key}" for wnid in wnids))
+        for hashed in map(_hash, spelled):
+            at = int(np.searchsorted(self._hashed, np.uint64(hashed)))
+            while at < len(self._hashed) and self._hashed[at] == hashed:
+                number = int(self._numbers[at])
+                class_index, found = self._records.name(number)
+                folder = f"{wnids[class_index]}/"
+                if key in (name := found.removeprefix(folder), folder + name):
+                    return number
+                at += 1
+        raise KeyError(key)
+
+
 def _hash(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
-def _names(records: Records, kept: Path) -> npt.NDArray[Any]:
-    """Returns class index and hash of the key of each example; they are read once a machine."""
+def _names(records: Records, kept: Path, *, in_turn: bool) -> npt.NDArray[Any]:
+    """Returns class index and hash of the key of each example; they are read once a machine.
+
+    Args:
+      records: of the split.
+      kept: folder where they are kept.
+      in_turn: whether a cache may fetch the shards ahead, which no epoch is reading then.
+    """
     store, name = LocalStore(kept), f"{naming.WORK}/names-{records.split}"
     try:
         store.make_folder(naming.WORK)
@@ -138,6 +177,9 @@ def _names(records: Records, kept: Path) -> npt.NDArray[Any]:
         content = store.read(name) if store.size(name) is not None else b""
         proof, table = content[:_SHA256_BYTES], content[_SHA256_BYTES:]
         if len(table) != len(records) * _NAME.itemsize or hashlib.sha256(table).digest() != proof:
+            if in_turn:
+                # A remote set comes through the cache, shard by shard.
+                records.follow([[shard] for shard in range(len(records.examples_per_shard))])
             table = _read_names(records).tobytes()
             store.write(name, hashlib.sha256(table).digest() + table)
     finally:
@@ -146,8 +188,6 @@ def _names(records: Records, kept: Path) -> npt.NDArray[Any]:
 
 
 def _read_names(records: Records) -> npt.NDArray[Any]:
-    # A remote set comes through the cache, shard by shard.
-    records.follow([[shard] for shard in range(len(records.examples_per_shard))])
     names = (records.name(number) for number in range(len(records)))
     return np.fromiter(
         ((class_index, _hash(key)) for class_index, key in names), _NAME, len(records)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from nvidia.dali import fn, math, pipeline_def, types
+from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import Decoding
 from imagenet_prep.read.feed import EncodedBatch
 
+# Batches that DALI makes ahead.
+_QUEUE_DEPTH = 2
 _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT16}
 
 
@@ -32,6 +36,8 @@ class DaliBackend:
           largest: height and width of the data set's largest image, for nvJPEG's buffers.
         """
         self._feed: Iterator[EncodedBatch] = iter(())
+        # What DALI may still be reading, since it copies nothing of what it is given.
+        self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
         self._wanted = wanted
         self._device_id = device_id
         self._decoder: dict[str, Any] = {"device": "cpu"}
@@ -56,10 +62,8 @@ class DaliBackend:
             device_id=self._device_id,
         )
 
-    def batches(
-        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields `images`, `class_index` and `mask` of each step."""
+    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
+        """Yields the images of each step."""
         if self._idle:
             self._pipeline.reset()
         else:
@@ -68,19 +72,20 @@ class DaliBackend:
         self._feed = feed()
         self._idle = False
         for step in range(steps):
-            images, class_index, mask = self._pipeline.run()
+            (images,) = self._pipeline.run()
             self._idle = step == steps - 1
-            yield {
-                "images": images.as_tensor(),
-                "class_index": class_index.as_tensor(),
-                "mask": mask.as_tensor(),
-            }
+            if self._idle:
+                self._given.clear()
+            yield images.as_tensor()
 
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._feed)
-        encoded = [np.frombuffer(encoded, np.uint8) for encoded in batch.encoded]
-        views = (array for each in batch.all_views for array in _arrays(each))
-        return encoded, batch.class_index, batch.mask, *views
+        # Given to DALI as they are, a list of arrays would be gone through three times in Python.
+        images = [TensorCPU(encoded) for encoded in batch.encoded]
+        encoded = TensorListCPU(images, contiguous=False)
+        given = encoded, *(array for each in batch.all_views for array in _arrays(each))
+        self._given.append(given)
+        return given
 
 
 def _arrays(views: Views) -> tuple[Any, ...]:
@@ -96,7 +101,7 @@ def _arrays(views: Views) -> tuple[Any, ...]:
     return *shown, np.ascontiguousarray(colours[:, :, :3]), np.ascontiguousarray(colours[:, :, 3:])
 
 
-@pipeline_def(exec_dynamic=True, prefetch_queue_depth=2)  # type: ignore[untyped-decorator]
+@pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) -> Any:
     """Defines the pipeline.
 
@@ -106,14 +111,14 @@ def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) 
       decoder: where and how DALI decodes.
     """
     each = 5 if wanted.colour else 3  # arrays of a view
-    encoded, class_index, mask, *views = fn.external_source(
-        source=source, num_outputs=3 + wanted.views * each, batch=True
+    encoded, *views = fn.external_source(
+        source=source, num_outputs=1 + wanted.views * each, batch=True, no_copy=True
     )
     images = [
         _view(wanted, decoder, encoded, *views[first : first + each])
         for first in range(0, len(views), each)
     ]
-    return images[0] if wanted.views == 1 else fn.stack(*images), class_index, mask
+    return images[0] if wanted.views == 1 else fn.stack(*images)
 
 
 def _view(

@@ -21,21 +21,17 @@ Convert = Callable[[Any], Any]
 class Decoder(Protocol):
     """Decodes, crops, resizes."""
 
-    def batches(
-        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields `images`, `class_index` and `mask` of each step."""
+    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
+        """Yields the images of each step."""
 
 
 class Undecoded:
     """Decodes nothing: for batches without images."""
 
-    def batches(
-        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
-    ) -> Iterator[dict[str, Any]]:
+    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[None]:
         """Yields nothing of each step."""
         for _ in itertools.islice(feed(), steps):
-            yield {}
+            yield None
 
 
 def open_decoder(
@@ -43,7 +39,7 @@ def open_decoder(
 ) -> tuple[Decoder, Convert, Convert]:
     """Returns the decoder that was asked for, and what turns arrays into the framework's.
 
-    The first of the two is for what the decoder yields, the second for NumPy's arrays.
+    The first of the two is for the decoder's images, the second for NumPy's arrays.
 
     Args:
       config: the request, its backend that of `choose_backend`.

@@ -45,7 +45,8 @@ class EncodedBatch(NamedTuple):
     """One step of one rank, not decoded yet.
 
     Attributes:
-      encoded: [batch] JPEGs; a placeholder where the mask is False.
+      encoded: [batch] JPEGs, some of them parts of one buffer; a placeholder where the mask is
+        False.
       class_index: [batch] int32; 0 where the mask is False.
       mask: [batch] bool: whether there is an example.
       views: crop of each image.
@@ -54,7 +55,7 @@ class EncodedBatch(NamedTuple):
       details: the fields that were asked for and are not decoded.
     """
 
-    encoded: list[bytes]
+    encoded: list[bytes | memoryview]
     class_index: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
     views: Views
@@ -165,7 +166,11 @@ class Feed:
         self.skipped[number] = reason
 
     def _read(self, numbers: list[int]) -> list[ImageExample | None]:
-        return [self._read_one(number) for number in numbers]
+        images = self.records.read_many(numbers)
+        return [
+            image if image and number not in self.skipped else self._read_one(number)
+            for number, image in zip(numbers, images, strict=True)
+        ]
 
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:

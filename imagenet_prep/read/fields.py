@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.augment import Views, boxes_in
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # What decoders hand out, and what every batch holds unless other fields are asked for.
 DECODED = ("images", "class_index", "mask")
+# Of one image. A batch has room for as many boxes of each image as one of them has.
+MOST_BOXES = 5_000
 FIELDS = (*DECODED, "key", "number", "boxes", "width", "height")
 
 
@@ -45,6 +48,9 @@ def describe(
       numbers: of the examples; -1 likewise.
       views: what is shown of the images; boxes have an axis of views where there are several.
       side: height and width of the views in pixels.
+
+    Raises:
+      UsageError: an image has more boxes than a batch has room for.
     """
     if field == "key":
         return np.array(keys, np.str_)
@@ -53,7 +59,14 @@ def describe(
     heights, widths = sides_of(images, 0)
     if field != "boxes":
         return (heights if field == "height" else widths).astype(np.int32)
-    boxes = np.zeros((len(images), max(len(i.boxes.xmin) if i else 0 for i in images), 4))
+    counts = [len(image.boxes.xmin) if image else 0 for image in images]
+    most = max(counts)
+    if most > MOST_BOXES:
+        raise UsageError(
+            f"example {numbers[counts.index(most)]} has {most:,} boxes, and a batch has room for "
+            f"{MOST_BOXES:,} of each image: leave boxes out of fields=, or leave that example out"
+        )
+    boxes = np.zeros((len(images), most, 4))
     for of_image, image in zip(boxes, images, strict=True):
         if image:
             found = image.boxes

@@ -1,4 +1,8 @@
-"""A file that stays open, and locked if wanted, while anything refers to it."""
+"""A file that stays open, and locked if wanted, while anything refers to it.
+
+A process that was forked shares the locks of the other one: none is free before both have closed
+the file. So it closes the locked ones at once, of which it must use none.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,20 @@ class HeldFile:
         # Network file systems allow an exclusive lock only for files that are open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
         self.descriptor = os.open(path, mode | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor)
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
         if lock:
+            _locked.add(self)
             fcntl.flock(self.descriptor, lock)
+
+
+_locked: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for file in list(_locked):
+        if file._closing.detach():
+            os.close(file.descriptor)
+            file.descriptor = -1
+
+
+os.register_at_fork(after_in_child=_let_go)

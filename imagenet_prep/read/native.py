@@ -75,17 +75,15 @@ class NativeBackend:
             self._has_planes = False
             _say_once(f"images are decoded by Pillow, which is slower: {error.why}")
 
-    def batches(
-        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields `images`, `class_index` and `mask` of each step.
+    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
+        """Yields the images of each step.
 
         Raises:
           Exception: of Pillow, for an image that neither decodes.
         """
         # What an epoch that was left still writes must not meet this one's images in `out`.
         wait(self._left)
-        ahead: deque[tuple[EncodedBatch, Any, list[Future[None]]]] = deque()
+        ahead: deque[tuple[Any, list[Future[None]]]] = deque()
         encoded = itertools.islice(feed(), steps)
         try:
             while True:
@@ -93,16 +91,16 @@ class NativeBackend:
                     ahead.append(self._begin(batch))
                 if not ahead:
                     return
-                batch, images, shown = ahead[0]
+                images, shown = ahead[0]
                 for part in shown:
                     part.result()
                 ahead.popleft()
-                yield {"images": images, "class_index": batch.class_index, "mask": batch.mask}
+                yield images
         finally:
             # This must not wait: the garbage collector may call it.
-            self._left = [part for _, _, shown in ahead for part in shown if not part.cancel()]
+            self._left = [part for _, shown in ahead for part in shown if not part.cancel()]
 
-    def _begin(self, batch: EncodedBatch) -> tuple[EncodedBatch, Any, list[Future[None]]]:
+    def _begin(self, batch: EncodedBatch) -> tuple[Any, list[Future[None]]]:
         """Lets threads fill the batch's images, each several of them."""
         size = self._wanted.batch_size
         given, images = self._memory()
@@ -115,7 +113,7 @@ class NativeBackend:
             for view, views in enumerate(batch.all_views)
             for part in parts
         ]
-        return batch, given, shown
+        return given, shown
 
     def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
         """Returns what the batch's images are for the user, and the array to write them into.
@@ -154,11 +152,15 @@ class NativeBackend:
             colours = None if views.colours is None else views.colours[i]
             self._finish(pixels, colours, images[i])
 
-    def _decode(self, data: bytes, box: list[int], mirrored: bool, to: npt.NDArray[Any]) -> bool:
+    def _decode(
+        self, data: bytes | memoryview, box: list[int], mirrored: bool, to: npt.NDArray[Any]
+    ) -> bool:
         """Lets the codec write a view; returns whether it did."""
         return self._has_planes and self._look.decode(data, Window(*box), to, mirrored=mirrored)
 
-    def _pixels(self, data: bytes, box: list[int], mirrored: bool) -> npt.NDArray[np.uint8]:
+    def _pixels(
+        self, data: bytes | memoryview, box: list[int], mirrored: bool
+    ) -> npt.NDArray[np.uint8]:
         """Returns a view as bytes [side, side, 3]."""
         side = self._wanted.image_size
         pixels = np.empty((side, side, 3), np.uint8)
@@ -193,7 +195,7 @@ def _say_once(text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-def _crop(data: bytes, box: list[int], *, inside: bool) -> Image.Image:
+def _crop(data: bytes | memoryview, box: list[int], *, inside: bool) -> Image.Image:
     """Returns a part of a JPEG in RGB; what lies outside of the picture is black."""
     top, left, height, width = box
     with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:

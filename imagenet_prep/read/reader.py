@@ -16,7 +16,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.read.augment import RECIPES
-from imagenet_prep.read.choice import Choice
+from imagenet_prep.read.choice import Choice, Finder
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.decoder import Convert, Decoder, choose_backend, open_decoder
 from imagenet_prep.read.diagnosis import Diagnosis
@@ -132,7 +132,7 @@ class Reader:
             batches = self._decoder.batches(diagnosis.batches, count)
             for step in range(1, count + 1):
                 try:
-                    batch = next(batches)
+                    images = next(batches)
                 except Exception as error:  # noqa: BLE001 - it is raised again, explained
                     # It returns if it has masked images that do not decode. Then the epoch
                     # continues with the step that failed.
@@ -141,13 +141,13 @@ class Reader:
                 encoded = diagnosis.decoded()
                 count -= 1
                 start = steps.after(step)
-                yield start, self._asked(batch, encoded)
+                yield start, self._asked(images, encoded)
 
-    def _asked(self, decoded: dict[str, Any], encoded: EncodedBatch) -> dict[str, Any]:
+    def _asked(self, images: Any, encoded: EncodedBatch) -> dict[str, Any]:
         """Returns the fields that were asked for, as the framework's."""
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
         return {
-            name: self._convert(decoded[name]) if name in decoded else self._wrap(other[name])
+            name: self._convert(images) if name == "images" else self._wrap(other[name])
             for name in self._feed.fields
         }
 
@@ -244,14 +244,23 @@ class Reader:
           UsageError: this is no such position.
           DataDamagedError: as when iterating.
         """
-        if not isinstance(position, tuple):
+        if not self._is_position(position):
             raise UsageError(
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
-                "sampler=reader.sampler(). A single example is reader.example(NUMBER)."
+                "sampler=reader.sampler(), whose positions are (EPOCH, EXAMPLES READ). A single "
+                "example is reader.example(NUMBER)."
             )
         self._own()
         ((_, batch),) = self._batches(*position, 1)
         return batch
+
+    def _is_position(self, position: Any) -> bool:
+        """Returns whether this is an epoch, and a place in it where a batch begins."""
+        if not isinstance(position, tuple) or list(map(type, position)) != [int, int]:
+            return False
+        epoch, start = position
+        inside = epoch >= 0 and 0 <= start <= self.num_examples
+        return inside and self._feed.steps(start).count > 0
 
     def _own(self) -> None:
         """Opens the reader anew in a process that was forked from the one that opened it."""
@@ -287,27 +296,20 @@ class Reader:
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
 
-        The first call reads the name of every example of the split, 20 µs each, and fetches all
-        shards of a remote set.
+        The first call on a machine reads the name of every example of the split, 20 µs each, and
+        fetches all shards of a remote set; then the names lie in the folder of `cache_dir`.
 
         Raises:
           KeyError: there is none.
           DataDamagedError: the name in a record is damaged.
+          StoreError: the names cannot be kept.
         """
         self._own()
-        return self._numbers[key]
+        return self._finder.find(key)
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        """The numbers of the examples by their keys."""
-        records, found = self._feed.records, {}
-        for number in range(len(records)):
-            class_index, key = records.name(number)
-            folder = f"{records.wnids[class_index]}/"
-            name = key.removeprefix(folder)
-            found[folder + name] = number
-            found.setdefault(name, number)
-        return found
+    def _finder(self) -> Finder:
+        return Finder(self._feed.records, _kept(self._config, self._feed.records))
 
     def close(self) -> None:
         """Closes the shards that this process has opened."""
@@ -354,7 +356,7 @@ def open_reader(config: ReadConfig) -> Reader:
     choice = Choice.of(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
-        chosen = choice.numbers(records, config.cache_folder / records.manifest.digest[:16])
+        chosen = choice.numbers(records, _kept(config, records))
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     window = config.shuffle_window
@@ -382,6 +384,11 @@ def open_reader(config: ReadConfig) -> Reader:
         )
     opened = open_decoder(config, world, records.manifest.splits[config.split])
     return Reader(config, feed, *opened, asked)
+
+
+def _kept(config: ReadConfig, records: Records) -> Path:
+    """Returns the folder where this machine keeps what it has learnt of a data set."""
+    return config.cache_folder / records.manifest.digest[:16]
 
 
 def _open_records(config: ReadConfig) -> Records:

@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from imagenet_prep.dataset import (
     tfrecord,
 )
 from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage.os_errors import storage_errors
 
@@ -88,6 +89,7 @@ class Records:
         self.placement = WHOLE if cache is not None else placement.load(root, self.manifest)
         self.examples_per_shard = tuple(shard.examples for shard in self._shards)
         self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
+        self._starts = np.array(self._first)
         with storage_errors("read", root / naming.LABELS):
             lines = (root / naming.LABELS).read_text("utf-8").splitlines()
         self.wnids = tuple(line.partition(" ")[0] for line in lines)
@@ -102,7 +104,9 @@ class Records:
             self._check_sizes()
         self._lock = threading.Lock()
         self._open: dict[int, HeldFile] = {}
-        self._indexes: dict[int, npt.NDArray[np.int64]] = {}
+        # Offset and size in bytes of each record, of the shards whose index was read.
+        self._places = np.zeros((len(self), 2), np.int64)
+        self._indexed: set[int] = set()
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
             weakref.finalize(self, cache.leave)
@@ -139,18 +143,39 @@ class Records:
         self._index(shard)
         self._shard(shard)
 
-    def will_need(self, numbers: Iterable[int]) -> None:
+    def will_need(self, numbers: Sequence[int]) -> None:
         """Tells the kernel which examples come soon."""
         if self._cache is not None:
             return  # shards were just fetched, so they are in memory; and this must not wait
-        for number in numbers:
-            shard, record = self.place(number)
-            offset, size = self._index(shard)[record].tolist()
-            # Advice only: a file system that ignores it is merely slower.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(
-                    self._shard(shard).descriptor, offset, size, os.POSIX_FADV_WILLNEED
-                )
+        files, places = self._located(numbers)
+        # Advice only: a file system that ignores it is merely slower.
+        with contextlib.suppress(OSError):
+            for file, (offset, size) in zip(files, places.tolist(), strict=True):
+                os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def read_many(self, numbers: Sequence[int]) -> list[example.ImageExample | None]:
+        """Returns examples as `read` does, but much quicker, and None for some.
+
+        These are damaged, or so unusual that only `read` knows what they are worth.
+
+        Raises:
+          ImagenetPrepError: as for `open_shard`.
+        """
+        if self.manifest.lacks:
+            return [None] * len(numbers)
+        files, places = self._located(numbers)
+        data, found = gather([file.descriptor for file in files], *places.T.copy())
+        images = [each and example.decode_at(data, each) for each in found]
+        return [image if image and self._is_of_class(image) else None for image in images]
+
+    def _located(self, numbers: Sequence[int]) -> tuple[list[HeldFile], npt.NDArray[np.int64]]:
+        """Returns the files of records, and [records, 2]: their offsets and sizes in bytes."""
+        shards = (np.searchsorted(self._starts, numbers, "right") - 1).tolist()
+        files = {}
+        for shard in set(shards):
+            self._index(shard)
+            files[shard] = self._shard(shard)
+        return [files[shard] for shard in shards], self._places[np.asarray(numbers, np.int64)]
 
     def read(self, number: int) -> example.ImageExample:
         """Returns one example, its bytes proven by both CRCs and its label by its WNID.
@@ -216,15 +241,18 @@ class Records:
 
     def _class_of(self, image: example.ImageExample) -> int:
         """Returns the class index of an example; DataDamagedError where its WNID is another's."""
-        class_index = image.stored_label - self.manifest.label_offset
-        known = schema.SYNSET not in self.manifest.lacks
-        if not 0 <= class_index < len(self.wnids) or (
-            known and self.wnids[class_index] != image.wnid
-        ):
+        if not self._is_of_class(image):
             raise DataDamagedError(
                 f"label {image.stored_label} and synset {image.wnid} do not belong together"
             )
-        return class_index
+        return image.stored_label - self.manifest.label_offset
+
+    def _is_of_class(self, image: example.ImageExample) -> bool:
+        """Returns whether the label of an example is there, and its WNID that class's."""
+        class_index = image.stored_label - self.manifest.label_offset
+        if not 0 <= class_index < len(self.wnids):
+            return False
+        return self.wnids[class_index] == image.wnid or schema.SYNSET in self.manifest.lacks
 
     def place(self, number: int) -> tuple[int, int]:
         """Returns (shard, record) of an example."""
@@ -263,9 +291,10 @@ class Records:
 
     def _index(self, shard: int) -> npt.NDArray[np.int64]:
         """Returns [records, 2]: offset and size in bytes of each record of a shard."""
-        index = self._indexes.get(shard)
-        if index is None:
-            index = self._indexes[shard] = self._read_index(shard)
+        index = self._places[self._first[shard] : self._first[shard + 1]]
+        if shard not in self._indexed:
+            index[:] = self._read_index(shard)
+            self._indexed.add(shard)
         return index
 
     def _read_index(self, shard: int) -> npt.NDArray[np.int64]:

@@ -24,10 +24,8 @@ class TfDataBackend:
     wanted: Decoding
     _feed: Callable[[], Iterator[EncodedBatch]] | None = field(default=None, init=False)
 
-    def batches(
-        self, feed: Callable[[], Iterator[EncodedBatch]], steps: int
-    ) -> Iterator[dict[str, Any]]:
-        """Yields `images`, `class_index` and `mask` of each step."""
+    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
+        """Yields the images of each step."""
         self._feed = feed
         try:
             shown = iter(self._dataset)
@@ -50,7 +48,7 @@ class TfDataBackend:
                 views = batch.all_views
                 colours = [each.colours for each in views if each.colours is not None]
                 yield (
-                    *(batch.encoded, batch.class_index, batch.mask),
+                    [bytes(each) for each in batch.encoded],
                     *(each.boxes for each in views),
                     *(each.mirrored for each in views),
                     *colours,
@@ -59,8 +57,6 @@ class TfDataBackend:
         size, views = self.wanted.batch_size, self.wanted.views
         signature: tuple[Any, ...] = (
             tf.TensorSpec([size], tf.string),
-            tf.TensorSpec([size], tf.int32),
-            tf.TensorSpec([size], tf.bool),
             *[tf.TensorSpec([size, 4], tf.int32)] * views,
             *[tf.TensorSpec([size], tf.bool)] * views,
         )
@@ -80,11 +76,10 @@ class TfDataBackend:
             .with_options(options)
         )
 
-    def _show(self, encoded: Any, class_index: Any, mask: Any, *views: Any) -> Any:
+    def _show(self, encoded: Any, *views: Any) -> Any:
         count = self.wanted.views
         images = [self._image(encoded, *views[view::count]) for view in range(count)]
-        shown = images[0] if count == 1 else tf.stack(images)
-        return {"images": shown, "class_index": class_index, "mask": mask}
+        return images[0] if count == 1 else tf.stack(images)
 
     def _image(self, encoded: Any, box: Any, mirrored: Any, *colours: Any) -> Any:
         """Returns one view of an image."""

@@ -36,10 +36,10 @@ def missing(compiler: Sequence[str]) -> str | None:
     return None if shutil.which(compiler[0]) else f"no {compiler[0]} here"
 
 
-def build(folder: Path, compiler: Sequence[str], *flags: str) -> Path:
-    """Compiles the harness into a folder."""
+def build(folder: Path, compiler: Sequence[str], *flags: str, harness: Path = HARNESS) -> Path:
+    """Compiles a harness into a folder."""
     program = folder / "harness"
-    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program), str(HARNESS))
+    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program), str(harness))
     done = subprocess.run([*compiler, *flags, "-ldl"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program

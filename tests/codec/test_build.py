@@ -31,8 +31,10 @@ def setup(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def build(setup: ModuleType, folder: Path) -> Path:
     """Runs build_ext as an installation does; returns where the library lies then."""
-    distribution = Distribution({"name": "imagenet-prep", "ext_modules": [setup.PLANES]})
-    command = setup.BuildPlanes(distribution)
+    distribution = Distribution(
+        {"name": "imagenet-prep", "ext_modules": [setup.PLANES, setup.GATHER]}
+    )
+    command = setup.BuildLibraries(distribution)
     command.build_lib = command.build_temp = str(folder)
     command.ensure_finalized()
     command.run()

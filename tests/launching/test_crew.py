@@ -266,7 +266,7 @@ def test_only_what_training_reads_travels() -> None:
 
 def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
     hosts = [Host("node1", 2), Host("node2", 1)]
-    network = Network("10.0.0.1", ("eth0", "eth0"), ("10.0.0.1", 29500))
+    network = Network("10.0.0.1", ("eth0", "eth0"), "10.0.0.1", (29500, 29501))
     more = ["-mca", "btl_base_verbose", "30"]
     words = mpi.mpirun(hosts, network, {"NCCL_DEBUG": "a value"}, ["python", "train"], more)
 

@@ -34,6 +34,7 @@ def test_what_a_host_tells_of_itself_is_taken() -> None:
         ("interfaces", {"eth0": None}),
         ("part", [0, 1]),
         ("part", "012"),
+        ("ports", [1]),
         ("problem", None),
         ("dataset", None),
         ("reached", 1),
@@ -44,6 +45,17 @@ def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
 
     assert isinstance(said, str)
     assert "has no imagenet-prep of this version there" in said
+
+
+def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
+    answer = host.probe(None)
+    first, second = answer["ports"]
+
+    network, problems = fit._network([Host("localhost", 1)], [answer], None)
+
+    assert first != second
+    assert problems == []
+    assert network == fit.Network("127.0.0.1", ("lo",), "127.0.0.1", (first, second))
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "1", "[" * 100_000, "1" * 5_000, "NaN"])

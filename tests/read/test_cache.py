@@ -34,6 +34,7 @@ from imagenet_prep.read import cache
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
+from imagenet_prep.read.held import HeldFile
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from tests.kit.command import PATIENCE_S
@@ -148,6 +149,31 @@ def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_fork_does_not_keep_the_locks_of_shards_that_are_let_go(tmp_path: Path) -> None:
+    """Workers of a DataLoader did, and the cache of their node outgrew its limit."""
+    path = tmp_path / "shard"
+    path.touch()
+    held = HeldFile(path, fcntl.LOCK_SH)
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        descriptor = held.descriptor
+        del held
+        os.write(tell, b"%d" % descriptor)
+        signal.pause()
+    try:
+        assert os.read(told, 9) == b"-1"
+        with pytest.raises(BlockingIOError):  # as long as this process reads it
+            HeldFile(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        del held
+        HeldFile(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(told)
+        os.close(tell)
 
 
 def test_each_shard_is_fetched_once_for_all_ranks_and_epochs(

@@ -13,7 +13,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
-from imagenet_prep.read.fields import FIELDS
+from imagenet_prep.read.fields import FIELDS, MOST_BOXES
 from tests.kit.tfrecords import jpeg, picture, wnid, write_set
 from tests.read.conftest import NUM_TRAIN
 
@@ -168,6 +168,18 @@ def test_views_are_pure_functions_of_their_number() -> None:
     assert np.array_equal(drawn[0].boxes, random_views(RECIPES["resnet"], *sizes, 5, 1).boxes)
     assert np.array_equal(drawn[1].boxes, drawn[3].boxes)
     assert len({views.boxes.tobytes() for views in drawn}) == 3
+
+
+def test_more_boxes_than_a_batch_has_room_for_are_said_with_their_example(tmp_path: Path) -> None:
+    """One image of a million boxes once took gigabytes of each batch."""
+    pictures = [boxed(number) for number in range(4)]
+    many = (0.25,) * (MOST_BOXES + 1)
+    pictures[2] = pictures[2]._replace(boxes=Boxes(many, many, many, many))
+    write_set(tmp_path / "set", {"train": [pictures]}, num_classes=COUNT)
+
+    with pytest.raises(UsageError, match=r"example 2 has 5,001 boxes, .* for 5,000 of each image"):
+        list(open_set(tmp_path / "set"))
+    assert len(list(open_set(tmp_path / "set", fields=("images",)))) == 1
 
 
 def test_an_image_that_only_a_later_view_cannot_show_is_named(

@@ -36,7 +36,7 @@ def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> A
     views = Views(np.array([box], np.int32), np.array([mirrored]))
     batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, np.zeros(1, int))
     (found,) = native.NativeBackend(wanted(**more)).batches(lambda: iter([batch]), 1)
-    return found["images"][0].astype(int)
+    return found[0].astype(int)
 
 
 def pillows(data: bytes, box: list[int]) -> Any:

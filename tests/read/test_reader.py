@@ -14,7 +14,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read import Reader, choice, make_dataset
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.read.records import Records
 from tests.kit.lengths import long_but
@@ -272,8 +272,9 @@ def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) ->
 
 
 def test_examples_are_found_by_number_and_by_key(
-    scenes: Path, monkeypatch: pytest.MonkeyPatch
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path))
     reader = make_dataset(scenes, "train", 4, backend="native", world=World())
     last = reader.num_examples - 1
     example = reader.example(last)
@@ -282,15 +283,32 @@ def test_examples_are_found_by_number_and_by_key(
 
     assert reader.find(f"{example.wnid}/{example.filename}") == last
     assert reader.find(example.filename) == last
-    with pytest.raises(KeyError):
-        reader.find("n00000000/nobody.JPEG")
+    for nobody in ("n00000000/nobody.JPEG", "nobody.JPEG", "", "/", f"{wnid(0)}/"):
+        with pytest.raises(KeyError):
+            reader.find(nobody)
     monkeypatch.undo()
     assert reader.example(0) != example
     with pytest.raises(IndexError, match="example 50 of 50"):
         reader.example(last + 1)
 
 
-def test_validation_images_are_found_with_and_without_their_class(tmp_path: Path) -> None:
+def test_hashes_that_are_equal_are_told_apart_and_names_cost_little_memory(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_hash", len)
+    records = Records(scenes, "train")
+    finder = choice.Finder(records, tmp_path)
+
+    assert [finder.find(records.name(n)[1]) for n in range(NUM_TRAIN)] == [*range(NUM_TRAIN)]
+    arrays = [each for each in vars(finder).values() if isinstance(each, np.ndarray)]
+    assert sum(each.nbytes for each in arrays) == 16 * NUM_TRAIN
+    assert all(each.base is None for each in arrays)
+
+
+def test_validation_images_are_found_with_and_without_their_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
     name = "ILSVRC2012_val_00000002.JPEG"
     two = [picture(number, plain(number)) for number in range(2)]
     two[1] = two[1]._replace(filename=name)

@@ -110,6 +110,14 @@ def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
     assert reader.state()["examples_read"] == 10
 
 
+@pytest.mark.parametrize(
+    "odd", [5, (0,), (0, 1, 2), ("0", 0), (0, 0.5), (-1, 0), (0, -4), (0, 49), (0, 10**9)], ids=str
+)
+def test_a_position_that_is_none_is_a_usage_error(colours: Path, odd: Any) -> None:
+    with pytest.raises(UsageError, match=r"sampler=reader.sampler\(\), whose positions are"):
+        opened(colours, 4)[odd]
+
+
 def test_a_pickled_reader_is_opened_anew_at_its_position(scenes: Path) -> None:
     reader = opened(scenes, 4, seed=9, world=World(1, 2))
     next(iter(reader))

@@ -1,0 +1,205 @@
+"""A batch's records, read in one call: what is found there is what `read` returns, bit by bit."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.member import NO_BOXES, Boxes
+from imagenet_prep.read import gather, make_dataset
+from imagenet_prep.read.records import Records
+from tests.codec import native
+from tests.kit.tfrecords import picture, plain, write_set
+
+HARNESS = Path(__file__).with_name("harness.c")
+JPEG = plain(7)
+
+
+def stored(number: int, encoded: bytes) -> ImageExample:
+    """An example that says it is a picture, whatever it holds."""
+    return picture(number, JPEG)._replace(encoded=encoded)
+
+
+def progressive() -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(stream, "JPEG", progressive=True)
+    return stream.getvalue()
+
+
+def claiming(height: int, width: int) -> bytes:
+    """A JPEG whose header says that it is so large."""
+    at = JPEG.index(b"\xff\xc0") + 5
+    return JPEG[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + JPEG[at + 4 :]
+
+
+def write(path: Path, payloads: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Writes records; returns offset and size of each."""
+    frames = [tfrecord.frame(payload) for payload in payloads]
+    path.write_bytes(b"".join(frames))
+    stops = np.cumsum([len(each) for each in frames]).tolist()
+    return [(stop - len(each), len(each)) for stop, each in zip(stops, frames, strict=True)]
+
+
+def found(path: Path, places: Sequence[tuple[int, int]]) -> list[ImageExample | None]:
+    """What is found of these records, with bytes of its own."""
+    offsets, sizes = np.array(places, np.int64).T.copy()
+    with path.open("rb") as file:
+        data, where = gather.gather([file.fileno()] * len(places), offsets, sizes)
+    images = [each and example.decode_at(data, each) for each in where]
+    return [each and each._replace(encoded=bytes(each.encoded)) for each in images]
+
+
+def test_every_record_of_every_length_is_found_as_it_was_written(tmp_path: Path) -> None:
+    boxes = Boxes((0.125,), (0.5,), (0.25,), (0.75,))
+    wanted = [
+        stored(n, JPEG + bytes(n))._replace(boxes=boxes if n % 2 else NO_BOXES) for n in range(60)
+    ]
+    places = write(tmp_path / "shard", [example.encode(each) for each in wanted])
+
+    assert found(tmp_path / "shard", places) == wanted
+    assert found(tmp_path / "shard", places[::-1]) == wanted[::-1]
+
+
+@pytest.mark.parametrize("encoded", [progressive(), claiming(9000, 9000), b"no JPEG", b""])
+def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded: bytes) -> None:
+    places = write(
+        tmp_path / "shard", [example.encode(stored(1, each)) for each in (encoded, JPEG)]
+    )
+
+    first, second = found(tmp_path / "shard", places)
+
+    assert first is None
+    assert second is not None
+
+
+def test_no_flipped_bit_is_overlooked(tmp_path: Path) -> None:
+    (place,) = write(tmp_path / "shard", [example.encode(stored(1, JPEG[:400]))])
+    record = (tmp_path / "shard").read_bytes()
+    flipped = [
+        record[:at] + bytes((record[at] ^ 1 << at % 8,)) + record[at + 1 :]
+        for at in range(len(record))
+    ]
+    (tmp_path / "shard").write_bytes(b"".join(flipped))
+
+    many = [(n * len(record), place[1]) for n in range(len(flipped))]
+
+    assert found(tmp_path / "shard", many) == [None] * len(flipped)
+
+
+def test_a_record_that_is_cut_or_has_no_size_is_not_found(tmp_path: Path) -> None:
+    ((_, size),) = write(tmp_path / "shard", [example.encode(picture(1, JPEG))])
+
+    assert found(tmp_path / "shard", [(1, size), (0, 15), (0, 0), (size + 9, 40)]) == [None] * 4
+
+
+@given(data=st.data())
+def test_with_right_crcs_nothing_is_found_that_the_parser_refuses(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    payload = bytearray(example.encode(stored(1, JPEG[:180])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        much = data.draw(st.integers(0, 4))
+        payload[at : at + much] = data.draw(st.binary(max_size=4))
+    path = tmp_path_factory.mktemp("mutated") / "shard"
+
+    (image,) = found(path, write(path, [bytes(payload)]))
+
+    if image is not None:
+        assert image == example.decode(bytes(payload))
+
+
+def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
+    wrong = picture(2, JPEG)._replace(wnid="n00000001")
+    write_set(tmp_path / "set", {"train": [[picture(0, JPEG), wrong]]}, num_classes=3)
+    records = Records(tmp_path / "set", "train")
+
+    first, second = records.read_many([0, 1])
+
+    assert first is not None
+    assert second is None
+    with pytest.raises(DataDamagedError, match="do not belong together"):
+        records.read(1)
+
+
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As where there was no compiler."""
+    gather._library.cache_clear()
+    monkeypatch.setattr(gather, "_LIBRARY", tmp_path / "_gather.so")
+    yield
+    gather._library.cache_clear()
+
+
+def batches(root: Path) -> list[dict[str, Any]]:
+    options: dict[str, Any] = {"backend": "native", "framework": "numpy", "world": World()}
+    return list(make_dataset(root, "train", 5, 16, **options))
+
+
+def test_where_it_was_not_compiled_batches_are_the_same(
+    colours: Path, request: pytest.FixtureRequest
+) -> None:
+    expected = batches(colours)
+    request.getfixturevalue("not_compiled")
+    assert Records(colours, "train").read_many([0, 1]) == [None, None]
+
+    for one, other in zip(batches(colours), expected, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in expected[0])
+
+
+def run(tmp_path: Path, shard: Path, places: Sequence[tuple[int, int]], *command: object) -> Any:
+    """Returns what the harness finds."""
+    index = tmp_path / "index"
+    index.write_text("".join(tfrecord.index_line(*place) for place in places))
+    lines = native.run(*command, shard, index).decode().splitlines()
+    return [None if line == "-1" else [int(word) for word in line.split()] for line in lines]
+
+
+@pytest.mark.slow
+def test_damaged_records_never_lead_out_of_their_memory(tmp_path: Path) -> None:
+    if reason := native.missing(native.SANITIZED):
+        pytest.skip(reason)
+    program = native.build(tmp_path, native.SANITIZED, harness=HARNESS)
+    payload = example.encode(picture(1, JPEG))
+    rng = np.random.default_rng(0)
+    mutated = [payload]
+    for at in range(300):
+        changed = bytearray(payload[: len(payload) - at % 7 * 20])
+        changed[rng.integers(len(changed))] = rng.integers(256)
+        changed[rng.integers(120)] = rng.integers(256)
+        mutated.append(bytes(changed))
+    places = write(tmp_path / "shard", mutated)
+    offsets, sizes = np.array(places, np.int64).T.copy()
+    with (tmp_path / "shard").open("rb") as file:
+        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes)
+
+    assert run(tmp_path, tmp_path / "shard", places, program) == expected
+
+
+@pytest.mark.long
+def test_arm_finds_the_same(tmp_path: Path) -> None:
+    arm = native.zig("aarch64-linux-musl")
+    for needed in (arm, ("qemu-aarch64-static",)):
+        if reason := native.missing(needed):
+            pytest.skip(reason)
+    program = native.build(tmp_path, arm, "-static", harness=HARNESS)
+    payloads = [example.encode(stored(n, JPEG + bytes(n))) for n in range(60)]
+    places = write(tmp_path / "shard", payloads)
+    offsets, sizes = np.array(places, np.int64).T.copy()
+    with (tmp_path / "shard").open("rb") as file:
+        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes)
+
+    assert None not in expected
+    assert run(tmp_path, tmp_path / "shard", places, "qemu-aarch64-static", program) == expected

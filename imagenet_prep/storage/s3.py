@@ -101,6 +101,14 @@ class S3:
                     left -= len(chunk)
                     yield chunk
 
+    def files(self, folder: str) -> dict[str, Stat]:
+        """As for `Remote`."""
+        return {
+            name: Stat(entry["Size"], entry["ETag"], True)
+            for entry in self.pages("list_objects_v2", "Contents", folder, deep=False)
+            if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
+        }
+
     def get(self, name: str) -> bytes:
         """Returns a whole small object.
 

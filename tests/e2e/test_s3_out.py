@@ -138,28 +138,6 @@ def test_a_second_run_on_another_machine_finds_nothing_to_do(
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 @pytest.mark.parametrize("attempts", long_but([2], [2, 6]))
-def test_archives_in_a_bucket_are_read_where_they_lie(
-    s3: S3Server, reference: Reference, machine: Machine
-) -> None:
-    """From S3 to S3, through 503s and cuts: the same bytes; no archive is on the disk."""
-    client = s3.client()
-    for path in reference.source.glob("ILSVRC2012*"):
-        client.put_object(Bucket=BUCKET, Key=f"raw/{path.name}", Body=path.read_bytes())
-    with proxied(s3.url, seed=3, faults=12, rate=0.1) as proxy:
-        result = machine.run(
-            *("prepare", "--source", f"s3://{BUCKET}/raw", "--out", f"s3://{BUCKET}/made/one"),
-            *SETTINGS,
-            AWS_ENDPOINT_URL=proxy.url,
-        )
-
-    assert result.code == 0, result
-    assert proxy.left == 0
-    assert dataset(s3, "made/one") == reference.contents
-    assert machine.files == []
-    there = {name.partition("/")[0] for name in objects(client, "made")}
-    assert there == {"one", "imagenet-prep-lists"}
-
-
 def test_a_killed_run_is_resumed_by_another_machine(
     s3: S3Server, many: Miniature, whole: dict[str, bytes], kind: str, attempts: int, tmp_path: Path
 ) -> None:
@@ -365,6 +343,28 @@ def test_a_dry_run_says_what_goes_where_and_writes_nothing(
     assert f" free at {machine.tmp}/imagenet-prep-" in result.out
     assert objects(s3.client(), "dry") == {}
     assert list(machine.tmp.iterdir()) == []
+
+
+def test_archives_in_a_bucket_are_read_where_they_lie(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    """From S3 to S3, through 503s and cuts: the same bytes; no archive is on the disk."""
+    client = s3.client()
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.put_object(Bucket=BUCKET, Key=f"raw/{path.name}", Body=path.read_bytes())
+    with proxied(s3.url, seed=3, faults=12, rate=0.1) as proxy:
+        result = machine.run(
+            *("prepare", "--source", f"s3://{BUCKET}/raw", "--out", f"s3://{BUCKET}/made/one"),
+            *SETTINGS,
+            AWS_ENDPOINT_URL=proxy.url,
+        )
+
+    assert result.code == 0, result
+    assert proxy.left == 0
+    assert dataset(s3, "made/one") == reference.contents
+    assert machine.files == []
+    there = {name.partition("/")[0] for name in objects(client, "made")}
+    assert there == {"one", "imagenet-prep-lists"}
 
 
 def test_verify_and_show_read_a_bucket(

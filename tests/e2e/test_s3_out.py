@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
+from imagenet_prep.storage.s3 import S3
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents
 from tests.kit.lengths import long_but
@@ -365,6 +368,31 @@ def test_archives_in_a_bucket_are_read_where_they_lie(
     assert machine.files == []
     there = {name.partition("/")[0] for name in objects(client, "made")}
     assert there == {"one", "imagenet-prep-lists"}
+
+
+def test_ranges_are_read_by_an_address_that_is_signed_once(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it counts no more, each range is asked for with a signature of its own."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    s3.client().put_object(Bucket=BUCKET, Key="ranges/x", Body=bytes(range(256)))
+    remote = S3(f"s3://{BUCKET}/ranges", 4, 60)
+    stat = remote.stat("x")
+
+    def read(offset: int, size: int, stat: Stat) -> bytes:
+        return b"".join(remote.read("x", offset, size, stat))
+
+    assert read(7, 100, stat) == bytes(range(7, 107))
+    (name, (address, until)) = remote._signed_until.popitem()
+    remote._signed_until[name] = address.replace("Signature=", "Signature=0"), until
+    assert read(7, 100, stat) == bytes(range(7, 107))
+    with pytest.raises(IncompleteError, match="ranges/x: it has changed"):
+        read(7, 100, stat._replace(validator='"other"'))
+    with pytest.raises(UnavailableError, match="asked for 'bytes 7-106/257'"):
+        read(7, 100, stat._replace(size=257))
+    with pytest.raises(AbsentError, match="404"):
+        b"".join(remote.read("y", 0, 1, stat))
 
 
 def test_verify_and_show_read_a_bucket(

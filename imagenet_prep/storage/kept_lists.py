@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat as stat_module
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +97,8 @@ class KeptLists:
             "md5": kept.md5,
         }
         with contextlib.suppress(ImagenetPrepError, OSError):
+            if (folder := self._store.as_folder) and not _made_by_us(folder.root):
+                return
             self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
 
     def _read(self, name: str) -> bytes:
@@ -122,6 +125,13 @@ def beside(out: str) -> str | None:
         return str(Path(out).expanduser().absolute().parent / FOLDER)
     above, _, prefix = out.rstrip("/").rpartition("/")
     return f"{above}/{FOLDER}" if prefix and above != "s3:/" else None
+
+
+def _made_by_us(folder: Path) -> bool:
+    """Makes a folder; returns whether it is one of this user: another may have left a link."""
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.lstat()
+    return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _bounded(data: bytes) -> bytes:

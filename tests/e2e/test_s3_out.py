@@ -378,7 +378,9 @@ def test_ranges_are_read_by_an_address_that_is_signed_once(
         monkeypatch.setenv(name, value)
     s3.client().put_object(Bucket=BUCKET, Key="ranges/x", Body=bytes(range(256)))
     remote = S3(f"s3://{BUCKET}/ranges", 4, 60)
+    s3.client().put_object(Bucket=BUCKET, Key="ranges/below/y", Body=b"")
     stat = remote.stat("x")
+    assert remote.files("") == {"x": stat}
 
     def read(offset: int, size: int, stat: Stat) -> bytes:
         return b"".join(remote.read("x", offset, size, stat))

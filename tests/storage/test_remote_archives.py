@@ -297,6 +297,15 @@ def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> N
     assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
 
 
+def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / kept_lists.FOLDER).symlink_to("elsewhere")
+    reader = archives(fake, KeptLists(str(tmp_path / kept_lists.FOLDER)))
+
+    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 STAT = Stat(100, '"etag"', True)
 FILES = [("x", 0, 10), ("y", 10, 90)]
 

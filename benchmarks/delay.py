@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from urllib.parse import urlsplit
 
 _CHUNK_BYTES = 1 << 18
@@ -15,21 +16,28 @@ _CHUNK_BYTES = 1 << 18
 @contextlib.contextmanager
 def delayed(url: str, seconds: float) -> Iterator[str]:
     """Yields an address before the server at `url`: each request arrives `seconds` later."""
-    loop = asyncio.new_event_loop()
+    port: Future[int] = Future()
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
     parts = urlsplit(url)
 
     async def relay(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            server, requests = await asyncio.open_connection(parts.hostname, parts.port)
-            await asyncio.gather(_pump(client, requests, seconds), _pump(server, answers, 0.0))
+        server, requests = await asyncio.open_connection(parts.hostname, parts.port)
+        await asyncio.gather(_pump(client, requests, seconds), _pump(server, answers, 0.0))
 
-    listening = loop.run_until_complete(asyncio.start_server(relay, "127.0.0.1", 0, backlog=512))
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    async def serve() -> None:
+        ended = asyncio.Event()
+        loops.append((asyncio.get_running_loop(), ended))
+        async with await asyncio.start_server(relay, "127.0.0.1", 0, backlog=512) as listening:
+            port.set_result(listening.sockets[0].getsockname()[1])
+            await ended.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{port.result()}"
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        ((loop, ended),) = loops
+        loop.call_soon_threadsafe(ended.set)
         thread.join()
 
 
@@ -37,19 +45,23 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, seco
     """Passes on all bytes, each `seconds` after it came."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
-    async def passed_on() -> None:
-        data = b"more"
-        while data:
-            due, data = await waiting.get()
-            await asyncio.sleep(due - time.monotonic())
-            target.write(data)
-            await target.drain()
-        target.close()
-
-    sending = asyncio.ensure_future(passed_on())
-    with contextlib.suppress(OSError):
+    async def take() -> None:
         data = b"more"
         while data:
             data = await source.read(_CHUNK_BYTES)
             waiting.put_nowait((time.monotonic() + seconds, data))
-        await sending
+
+    async def pass_on() -> None:
+        while True:
+            due, data = await waiting.get()
+            await asyncio.sleep(due - time.monotonic())
+            if not data:
+                return
+            target.write(data)
+            await target.drain()
+
+    try:
+        with contextlib.suppress(OSError):
+            await asyncio.gather(take(), pass_on())
+    finally:
+        target.close()

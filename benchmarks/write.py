@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from benchmarks import measure
 from benchmarks.delay import delayed
@@ -484,8 +485,9 @@ def _in_s3(source: Path) -> Iterator[str]:
         for path in source.glob("ILSVRC2012*"):
             client.upload_file(str(path), BUCKET, f"raw/{path.name}")
         with delayed(server.url, LATENCY_S) as url:
-            os.environ.update({**server.environment, "AWS_ENDPOINT_URL": url})
-            yield f"s3://{BUCKET}/raw"
+            environment = {**server.environment, "AWS_ENDPOINT_URL": url}
+            with mock.patch.dict(os.environ, environment):
+                yield f"s3://{BUCKET}/raw"
 
 
 def _work_from(path: Path) -> None:

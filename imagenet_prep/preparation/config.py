@@ -50,8 +50,8 @@ class Config(RunFlags):
 
     source: str = cli.flag(
         place=cli.Place.ANYWHERE,
-        help="folder with the archives or images; or http(s):// or s3:// where the ILSVRC2012 "
-        "archives are downloaded from, into OUT/.work/archives",
+        help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
+        "archives of ILSVRC2012 or ImageNet-21K, which are read there and not copied",
         metavar="DIR|URL",
     )
     out: str = cli.flag(
@@ -177,18 +177,12 @@ class Config(RunFlags):
             raise ValueError(
                 "--report shows a data set in a folder: imagenet-prep replicate brings it there"
             )
-        if address.is_remote(self.source):
-            raise ValueError(
-                "--source: archives are downloaded into OUT, and a bucket is no folder: get them "
-                "by imagenet-prep download"
-            )
 
     def _check_remote_source(self) -> None:
-        if self.source_kind not in ("auto", "ilsvrc"):
-            raise ValueError("--source: only the ILSVRC2012 archives are downloaded")
-        if self.dry_run:
+        if self.source_kind not in ("auto", "ilsvrc", "imagenet21k"):
             raise ValueError(
-                "--dry-run needs archives on this machine: get them by imagenet-prep download"
+                "--source: from a server, only the archives of ILSVRC2012 and ImageNet-21K are "
+                "read; bring anything else into a folder"
             )
 
     def byte_settings(self) -> dict[str, Any]:

@@ -37,11 +37,13 @@ class Inventory(NamedTuple):
       plans: of the splits; their files lie in the plan folder.
       taken: images by name of the part they come from; of annotations, images with boxes.
       edition: of ImageNet, which the source is; see `editions.recognised`.
+      md5: of parts that were read whole while they were listed, by name.
     """
 
     plans: list[plan.SplitPlan]
     taken: Counter[str]
     edition: str
+    md5: dict[str, str]
 
 
 def take_inventory(
@@ -90,7 +92,7 @@ def take_inventory(
             unknown -= members.excluded
     if excluded:
         excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")
-    return Inventory(plans, taken, edition)
+    return Inventory(plans, taken, edition, _md5(selection, tasks, receipts))
 
 
 def _deal(
@@ -179,6 +181,15 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
             store.remove_tree(f"{UNPACKED}/{folder.name}")
     if keep is None:
         store.remove_tree(UNPACKED)
+
+
+def _md5(
+    selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
+) -> dict[str, str]:
+    """Returns the md5 of archives that are one task each, and were read whole for it."""
+    files = {part.name for part in selection.source.parts if part.path is not None}
+    found = {task.part: r.get("md5") for task, r in zip(tasks, receipts, strict=True)}
+    return {name: md5 for name, md5 in found.items() if name in files and isinstance(md5, str)}
 
 
 def _count(

@@ -12,7 +12,7 @@ from typing import Any
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
-from imagenet_prep.core import canonical
+from imagenet_prep.core import address, canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.manifest import Source
@@ -38,8 +38,10 @@ from imagenet_prep.shards.commit import split_of
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part
-from imagenet_prep.storage import proven
-from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage import kept_lists, proven, remote_path
+from imagenet_prep.storage.kept_lists import KeptLists
+from imagenet_prep.storage.remote_archives import open_archives
+from imagenet_prep.storage.remote_path import Location
 from imagenet_prep.storage.store import Store
 
 # If images are only copied, a third of the time is Python's. From this size on, processes finish
@@ -114,13 +116,13 @@ class Job:
 
 def _select(config: Config) -> tuple[Selection, str]:
     """Returns the requested images, and one line for people about their source."""
-    root = Path(config.source).expanduser()
+    root = _root(config)
     splits = [split for split in schema.SPLITS if split in config.source_splits]
     found, description = detect.find(
         root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
     )
     annotations = None
-    if not config.no_boxes and root.is_dir():
+    if not config.no_boxes and not root.is_file():
         annotations = boxes.find(root, splits, official=found.classes.official)
     selection = Selection(
         source=found,
@@ -142,12 +144,21 @@ def _select(config: Config) -> tuple[Selection, str]:
     return selection, description
 
 
+def _root(config: Config) -> Location:
+    """Returns where the source lies; from a server, what is found is kept beside the data set."""
+    base = kept_lists.beside(config.out)
+    lists = None
+    if base is not None:
+        lists = KeptLists(base, writes=not config.dry_run, believes_md5=not config.rehash)
+    return remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
+
+
 def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     """Returns the md5, by name, of files that `download` has proven and nobody touched since."""
     if policy.check == CHECK_HEADER:
         return {}
-    files = {part.name: part.path for part in parts if part.path is not None}
-    found = {name: proven.find(path) for name, path in files.items()}
+    files = {part.name: part.path for part in parts}
+    found = {name: proven.find(path) for name, path in files.items() if isinstance(path, Path)}
     return {name: md5 for name, md5 in found.items() if md5 is not None}
 
 
@@ -159,13 +170,15 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
         **({} if encoding is None else {"encoded_from_pixels": RAW_ENCODING}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
     }
-    files = {p.name: str(p.path.absolute()) for p in selection.parts if p.path is not None}
+    parts, is_remote = selection.parts, address.is_remote(config.source)
+    files = {p.name: str(p.path.absolute()) for p in parts if isinstance(p.path, Path)}
+    root = config.source if is_remote else str(Path(config.source).expanduser().absolute())
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         libraries,
         source_sizes={part.name: part.num_bytes for part in selection.parts},
         allowed_bad_images=config.allowed_bad_images,
-        origin={"root": str(Path(config.source).expanduser().absolute()), "files": files},
+        origin={"root": root, "files": files},
     )
 
 
@@ -192,7 +205,7 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     store, plans = output.store, inventory.plans
     stage = _stage(job, inventory, store)
     shards = [name for split in plans for name in split.shard_names]
-    tasks: list[HashTask | ShardTask] = [*_hash_tasks(job), *map(ShardTask, shards)]
+    tasks: list[HashTask | ShardTask] = [*_hash_tasks(job, inventory), *map(ShardTask, shards)]
     names = {task.name for task in tasks}
     pending = names - stage.receipts(names).keys()
     forecast.check_shards(plans, pending)
@@ -207,12 +220,19 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
         store.remove_tree(PLAN_FOLDER)
 
 
-def _hash_tasks(job: Job) -> list[HashTask]:
-    """Returns the archives to hash, largest first; none with --check header."""
+def _hash_tasks(job: Job, inventory: Inventory) -> list[HashTask]:
+    """Returns the archives to hash, largest first; none with --check header.
+
+    Raises:
+      SourceError: an archive that was hashed while it was listed is not the official one.
+    """
     if job.policy.check == CHECK_HEADER:
         return []
+    for archive, md5 in inventory.md5.items():
+        refuse_other_md5(archive, md5, job.expected_md5.get(archive))
     files = [part for part in job.selection.parts if part.path is not None]
-    unproven = [part for part in files if part.name not in job.proven_md5]
+    known = job.proven_md5.keys() | inventory.md5.keys()
+    unproven = [part for part in files if part.name not in known]
     return [HashTask(part.name) for part in sorted(unproven, key=lambda part: -part.num_bytes)]
 
 
@@ -233,7 +253,7 @@ def _refuse_touched(job: Job) -> None:
     """Makes sure that the proven archives are still those; what was read is then of that md5."""
     for part in job.selection.parts:
         md5 = job.proven_md5.get(part.name)
-        if md5 is not None and part.path is not None and proven.find(part.path) != md5:
+        if md5 and isinstance(part.path, Path) and proven.find(part.path) != md5:
             raise SourceError(
                 f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
                 "Run the same command again: the file is then read for its md5."
@@ -260,9 +280,11 @@ def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | Sha
             [split.digest for split in inventory.plans],
             classes.render().decode(),
             sorted(wanted.source_sizes.items()),
+            # What was made of an archive that was replaced on its server counts no more.
+            *([part.stamp for part in selection.parts] * address.is_remote(selection.where)),
         ]
     )
-    function = WriteOrHash(work, ArchiveReader(archives), job.expected_md5)
+    function = WriteOrHash(work, open_archives(archives), job.expected_md5)
     return Stage("write", digest, store, function, (writer.RECEIPT, {"archive": str, "md5": str}))
 
 
@@ -270,7 +292,7 @@ def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[
     _refuse_touched(job)
     source = job.selection.source
     read = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
-    md5 = {**job.proven_md5, **read}
+    md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {receipt["shard"]: receipt for receipt in receipts if "shard" in receipt}
     output.commit(
         {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,17 +18,16 @@ from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored
-from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.archive import ArchiveReader, Range
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
 
 # A file of members a shard.
 PLAN_FOLDER = f"{naming.WORK}/plan"
 # Images that had to be unpacked lie here until the data set is committed.
 UNPACKED = f"{naming.WORK}/unpacked"
-
-_HASH_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,12 @@ class IndexWork:
     chosen: frozenset[int]
 
     def __call__(self, task: IndexTask) -> Result:
-        """Returns the number of images by class; its files are the list and unpacked images."""
+        """Returns the number of images by class, and the md5 of an archive that was read whole.
+
+        Its files are the list and unpacked images.
+        """
         outputs = []
+        md5 = None
         if isinstance(self.source, Packed):
             if self.unpacked is None:
                 members = self._unpack(task, None)
@@ -63,13 +65,15 @@ class IndexWork:
         else:
             assert isinstance(self.source, Stored)
             members = self.source.index(task)
+            md5 = self.source.known_md5(task)
         num_per_class = Counter(str(member.class_index) for member in members)
         temporary = self.store.temporary()
         with storage_errors("write", temporary):
             temporary.write_bytes(b"".join(map(dump_member, members)))
         # The list comes last: when it can be seen, the images that it lists are there.
         outputs.append(Output(temporary, self.member_list(task)))
-        return Result({"num_per_class": num_per_class}, tuple(outputs))
+        content = {"num_per_class": num_per_class, **({"md5": md5} if md5 else {})}
+        return Result(content, tuple(outputs))
 
     def member_list(self, task: IndexTask) -> str:
         """Returns the name of a task's list, relative to the data set."""
@@ -207,34 +211,34 @@ def planned_images(
       plans: where the plan lies: beside the data set, or on this machine alone.
     """
     members = plan.parse(plans.read(plan_name(task.name)))
-    # Records are in hash order, and a disk is fast in offset order. So the kernel is told all
-    # ranges in offset order beforehand, and nothing has to be copied.
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for member in members:
-        ranges.setdefault(member.archive, []).append((member.offset, member.size))
-    for archive in sorted(ranges):
-        reader.will_need(archive, sorted(ranges[archive]))
+    # Records are in hash order, and a disk is fast in offset order. So the kernel, or whoever
+    # reads from a server, is told all ranges beforehand, and nothing has to be copied.
+    reader.will_need(map(_range_of, members))
     for member in members:
         yield member, read_member(reader, member)
 
 
 def read_member(reader: Reader, member: Member) -> bytes:
     """Returns the source bytes of one image; of a huge one, just enough for the codec to refuse."""
-    return reader.read(member.archive, member.offset, min(member.size, MAX_IMAGE_BYTES + 1))
+    return reader.read(*_range_of(member))
 
 
-def hash_archive(task: HashTask, archives: ArchiveReader, expected_md5: str | None) -> Result:
+def _range_of(member: Member) -> Range:
+    return member.archive, member.offset, min(member.size, MAX_IMAGE_BYTES + 1)
+
+
+def hash_archive(
+    task: HashTask, archives: ArchiveReader | RemoteArchives, expected_md5: str | None
+) -> Result:
     """Reads a whole archive and returns its receipt.
 
     Raises:
       SourceError: its md5 is not the one expected.
     """
+    md5 = archives.md5(task.archive)
+    refuse_other_md5(task.archive, md5, expected_md5)
     size = archives.size(task.archive)
-    md5 = hashlib.md5(usedforsecurity=False)
-    for offset in range(0, size, _HASH_CHUNK_BYTES):
-        md5.update(archives.read(task.archive, offset, min(_HASH_CHUNK_BYTES, size - offset)))
-    refuse_other_md5(task.archive, md5.hexdigest(), expected_md5)
-    return Result({"archive": task.archive, "num_bytes": size, "md5": md5.hexdigest()})
+    return Result({"archive": task.archive, "num_bytes": size, "md5": md5})
 
 
 def refuse_other_md5(archive: str, md5: str, expected_md5: str | None) -> None:
@@ -262,7 +266,7 @@ class WriteOrHash:
     """
 
     write: WriteWork[ShardTask]
-    archives: ArchiveReader
+    archives: ArchiveReader | RemoteArchives
     expected_md5: dict[str, str]
 
     def __call__(self, task: HashTask | ShardTask) -> Result:

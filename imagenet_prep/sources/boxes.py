@@ -22,6 +22,7 @@ from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.sources import folder, published, source, tar
+from imagenet_prep.storage.remote_path import Location
 
 _PUBLISHED = {schema.TRAIN: published.TRAIN_BOXES, schema.VALIDATION: published.VALIDATION_BOXES}
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
@@ -51,7 +52,7 @@ class BoxTask(NamedTuple):
 
     name: str
     split: str
-    path: Path
+    path: Location
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Annotations:
     """
 
     parts: dict[str, source.Part]
-    paths: dict[str, Path]
+    paths: dict[str, Location]
 
     @property
     def identity(self) -> list[object]:
@@ -75,7 +76,9 @@ class Annotations:
         """Returns one task an archive, and one a class folder."""
         tasks = []
         for split, path in self.paths.items():
-            below = source.subfolders(path) if path.is_dir() else []
+            below = []
+            if isinstance(path, Path) and path.is_dir():
+                below = source.subfolders(path)
             tasks += [BoxTask(f"{split}-{name}", split, path / name) for name in below]
             tasks += [BoxTask(split, split, path)] * (not below)
         return tasks
@@ -96,20 +99,28 @@ class Found(NamedTuple):
     dropped: int
 
 
-def find(root: Path, splits: Sequence[str], *, official: bool) -> Annotations | None:
-    """Returns the annotations of `splits` that lie beside a source; None without any."""
-    base, _ = folder.split_folders(root)
-    parts, paths = {}, {}
+def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotations | None:
+    """Returns the annotations of `splits` that lie beside a source; None without any.
+
+    On a server, only the archives are found.
+    """
+    parts: dict[str, source.Part] = {}
+    paths: dict[str, Location] = {}
     for split in splits:
-        archive, below = root / ARCHIVES[split], base / KAGGLE / _KAGGLE_FOLDERS[split]
+        archive = root / ARCHIVES[split]
         if archive.is_file():
             md5 = _PUBLISHED[split].md5 if official else None
             parts[split], paths[split] = source.file_part(archive, md5), archive
-        elif below.is_dir():
+        elif isinstance(root, Path) and (below := _kaggle_folder(root, split)).is_dir():
             name = f"{KAGGLE}/{below.name}"
             parts[split] = source.folder_part(name, [("", source.scan(below))])
             paths[split] = below
     return Annotations(parts, paths) if paths else None
+
+
+def _kaggle_folder(root: Path, split: str) -> Path:
+    base, _ = folder.split_folders(root)
+    return base / KAGGLE / _KAGGLE_FOLDERS[split]
 
 
 def read(task: BoxTask) -> Found:
@@ -169,10 +180,10 @@ def _parse_line(line: bytes, where: str) -> tuple[str, Boxes]:
         ) from error
 
 
-def _files(path: Path) -> Iterator[tuple[str, bytes]]:
+def _files(path: Location) -> Iterator[tuple[str, bytes]]:
     """Yields (name, bytes) of the XML files in an archive or a folder."""
     try:
-        if path.is_dir():
+        if isinstance(path, Path) and path.is_dir():
             for file in source.scan(path):
                 if file.path.endswith(".xml"):
                     with open(path / file.path, "rb") as opened:

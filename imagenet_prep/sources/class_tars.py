@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
@@ -22,6 +21,8 @@ from imagenet_prep.sources import editions, ilsvrc, labels, lemmas, source, tar
 from imagenet_prep.sources.labels import WNID, ClassList
 from imagenet_prep.sources.source import File, IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
+from imagenet_prep.storage.remote_path import Location, RemotePath
 
 WHOLE = "fall11_whole.tar"
 # What winter21_whole.tar.gz and fall11_whole.tar are unpacked into.
@@ -43,11 +44,11 @@ class ClassTars(source.Stored):
     """A tar a class; train is the only split.
 
     Attributes:
-      archives: path by archive name.
+      archives: where each lies, by its name.
       tars: sorted by WNID.
     """
 
-    archives: dict[str, Path]
+    archives: dict[str, Location]
     tars: tuple[ClassTar, ...]
 
     @property
@@ -56,9 +57,9 @@ class ClassTars(source.Stored):
         return "imagenet2012" if self.classes.official else "imagenet21k"
 
     @cached_property
-    def reader(self) -> ArchiveReader:
+    def reader(self) -> ArchiveReader | RemoteArchives:
         """Reads the archives."""
-        return ArchiveReader(self.archives)
+        return open_archives(self.archives)
 
     def index_tasks(self, split: str) -> list[IndexTask]:
         """Returns one task a class."""
@@ -93,9 +94,13 @@ class ClassTars(source.Stored):
             key = source.key_of(task.split, wnid, base, self.classes, where)
             return Member(key, archive, file.offset, file.size, index)
 
-        with ArchiveReader({archive: self.archives[archive]}) as reader:
-            files = tar.members(reader, archive, task.start, task.stop)
-            return source.listed(map(member, files), task, archive)
+        files = tar.files_of(self.reader, archive, task.start, task.stop)
+        return source.listed(map(member, files), task, archive)
+
+    def known_md5(self, task: IndexTask) -> str | None:
+        """Returns the md5 of the archive of a piece that `index` has listed, if it came along."""
+        assert task.class_index is not None
+        return self.reader.known_md5(self._archive_of[self.classes.wnids[task.class_index]])
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from those of the edition that this should be."""
@@ -113,12 +118,12 @@ class ClassTars(source.Stored):
         return {one.wnid: one.archive for one in self.tars}
 
 
-def locate(root: Path) -> Path | None:
+def locate(root: Location) -> Location | None:
     """Returns the tar of class tars, or the folder of class tars, that `root` is or holds."""
     return next(_places(root), None)
 
 
-def _places(root: Path) -> Iterator[Path]:
+def _places(root: Location) -> Iterator[Location]:
     if root.is_file():
         # The archives of ILSVRC2012 have an md5 to prove, so their folder is to be named.
         if root.suffix == ".tar" and root.name not in ilsvrc.ARCHIVES.values():
@@ -131,7 +136,7 @@ def _places(root: Path) -> Iterator[Path]:
             yield folder
 
 
-def find(root: Path, splits: Sequence[str]) -> ClassTars:
+def find(root: Location, splits: Sequence[str]) -> ClassTars:
     """Returns the class tars, and the class list: sorted WNIDs, with words where they lie beside.
 
     ILSVRC2012's class list is taken where it has all of them, so that labels never shift.
@@ -158,11 +163,11 @@ def find(root: Path, splits: Sequence[str]) -> ClassTars:
             f"--source {root}: ImageNet-21K has no validation split. Take one out of train by "
             "--holdout-per-class N, or choose --splits train."
         )
+    archives: dict[str, Location]
     if place.is_file():
         archives = {place.name: place}
         part = source.file_part(place)
-        with ArchiveReader(archives) as reader:
-            tars = _inner_tars(reader, place.name)
+        tars = _inner_tars(open_archives(archives), place.name)
     else:
         files = _class_files(place)
         # Relative to the source, so that `report` finds them.
@@ -180,7 +185,7 @@ def find(root: Path, splits: Sequence[str]) -> ClassTars:
     return ClassTars(_classes(wnids, place), (part,), archives, tuple(sorted(tars)))
 
 
-def _classes(wnids: Sequence[str], place: Path) -> ClassList:
+def _classes(wnids: Sequence[str], place: Location) -> ClassList:
     official = labels.official_classes()
     if all(wnid in official.index for wnid in wnids):
         return official
@@ -188,9 +193,9 @@ def _classes(wnids: Sequence[str], place: Path) -> ClassList:
     return labels.classes_called(sorted(wnids), str(place), lemmas.beside(folders))
 
 
-def _inner_tars(reader: ArchiveReader, archive: str) -> list[ClassTar]:
+def _inner_tars(reader: ArchiveReader | RemoteArchives, archive: str) -> list[ClassTar]:
     tars = []
-    for inner in tar.members(reader, archive, 0, reader.size(archive)):
+    for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = _CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
         if match is None:
             raise SourceError(
@@ -203,7 +208,7 @@ def _inner_tars(reader: ArchiveReader, archive: str) -> list[ClassTar]:
     return tars
 
 
-def _class_files(folder: Path) -> list[File]:
+def _class_files(folder: Location) -> list[File]:
     """Returns the class tars of a folder; what is no tar is left alone."""
     files = []
     for path in folder.iterdir():
@@ -213,6 +218,9 @@ def _class_files(folder: Path) -> list[File]:
             raise SourceError(
                 f"{path}: lies among the tars of classes and is called after no WNID. Move it away."
             )
+        if isinstance(path, RemotePath):
+            files.append(File(path.name, path.stat.size, path.stat.validator))
+            continue
         try:
             status = path.stat()
         except OSError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.sources import cifar10, class_tars, folder, ilsvrc, mnist, parquet, recordio
 from imagenet_prep.sources.source import Encode, Source
+from imagenet_prep.storage.remote_path import Location, RemotePath
 
 AUTO = "auto"
 ILSVRC, FOLDER, PARQUET, RECORDIO = "ilsvrc", "folder", "parquet", "recordio"
@@ -30,7 +31,7 @@ LAYOUTS = {
 
 
 def find(
-    root: Path, splits: Sequence[str], kind: str, *, encode: Encode, encoding: str
+    root: Location, splits: Sequence[str], kind: str, *, encode: Encode, encoding: str
 ) -> tuple[Source, str]:
     """Returns the source, and in a line what was seen.
 
@@ -45,6 +46,8 @@ def find(
       SourceError: what is there is damaged or contradicts itself.
     """
     kinds = recognised(root) if kind == AUTO else [kind]
+    if isinstance(root, RemotePath):
+        return _found(_on_server(root, splits, kinds), kinds)
     if not kinds:
         raise UsageError(_nothing(root))
     source: Source
@@ -62,6 +65,24 @@ def find(
         source = cifar10.find(root, encode, encoding)
     else:
         source = mnist.find(root, splits, encode, encoding)
+    return _found(source, kinds)
+
+
+def _on_server(root: RemotePath, splits: Sequence[str], kinds: Sequence[str]) -> Source:
+    """Returns archives that are read where they lie."""
+    if kinds == [ILSVRC]:
+        return ilsvrc.find(root, splits)
+    if kinds == [IMAGENET21K]:
+        return class_tars.find(root, splits)
+    raise UsageError(
+        f"--source {root}: holds neither {' nor '.join(ilsvrc.ARCHIVES.values())} nor "
+        f"{class_tars.WHOLE}, nor, in a bucket, which can be listed, tars of classes. From a "
+        "server, only these are read; bring anything else into a folder."
+    )
+
+
+def _found(source: Source, kinds: Sequence[str]) -> tuple[Source, str]:
+    """Returns a source, and in a line what was seen."""
     classes = source.classes
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
@@ -71,13 +92,15 @@ def find(
     return source, line
 
 
-def recognised(root: Path) -> list[str]:
+def recognised(root: Location) -> list[str]:
     """Returns the kinds that a folder looks like, archives before what is made from them."""
     found = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         found.append(ILSVRC)
     elif class_tars.locate(root) is not None:
         found.append(IMAGENET21K)
+    if isinstance(root, RemotePath):
+        return found
     if root.is_dir():
         if folder.split_folders(root)[1]:
             found.append(FOLDER)

@@ -20,6 +20,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import editions, labels, lemmas, source
 from imagenet_prep.sources.source import File, IndexTask
+from imagenet_prep.storage.archive import Range
 
 FOLDERS = {
     schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
@@ -66,7 +67,7 @@ class FileReader:
             )
         return data
 
-    def will_need(self, archive: str, ranges: Iterable[tuple[int, int]]) -> None:
+    def will_need(self, ranges: Iterable[Range]) -> None:
         """Does nothing: to open a file for advice costs as much as to read it."""
 
 

@@ -5,7 +5,7 @@ Finds the archives in a folder and lists their images by offset. Nothing is extr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,8 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions, labels, published, source, tar
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
+from imagenet_prep.storage.remote_path import Location
 
 _PUBLISHED = {schema.TRAIN: published.TRAIN, schema.VALIDATION: published.VALIDATION}
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
@@ -27,12 +29,12 @@ class Ilsvrc2012(source.Stored):
     """The archives of one data set.
 
     Attributes:
-      archives: path by archive name.
+      archives: where each lies, by its name.
       validation_class_index: class index of each validation image, in file-name order;
         empty where no validation split is read.
     """
 
-    archives: dict[str, Path]
+    archives: dict[str, Location]
     validation_class_index: tuple[int, ...]
 
     @property
@@ -41,9 +43,9 @@ class Ilsvrc2012(source.Stored):
         return "imagenet2012"
 
     @cached_property
-    def reader(self) -> ArchiveReader:
+    def reader(self) -> ArchiveReader | RemoteArchives:
         """Reads the archives."""
-        return ArchiveReader(self.archives)
+        return open_archives(self.archives)
 
     @property
     def identity(self) -> list[object]:
@@ -73,15 +75,19 @@ class Ilsvrc2012(source.Stored):
           SourceError: the tar is damaged or empty, a key comes twice, a name contradicts its
             class, or a validation image has no label.
         """
-        files = tar.members(self.reader, task.part, task.start, task.stop)
+        files = tar.files_of(self.reader, task.part, task.start, task.stop)
         return source.listed((self._member(task, file) for file in files), task, task.part)
+
+    def known_md5(self, task: IndexTask) -> str | None:
+        """Returns the md5 of the archive of a piece that `index` has listed, if it came along."""
+        return self.reader.known_md5(task.part)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from ILSVRC2012's."""
         return editions.ILSVRC2012.problems(split, self.classes, num_per_class)
 
-    def _inner_tars(self, archive: str) -> Iterator[tar.TarMember]:
-        return tar.members(self.reader, archive, 0, self.reader.size(archive))
+    def _inner_tars(self, archive: str) -> list[tar.TarMember]:
+        return tar.files_of(self.reader, archive, 0, self.reader.size(archive), skipping=True)
 
     def _class_task(self, split: str, archive: str, inner: tar.TarMember) -> IndexTask:
         wnid, dot, kind = inner.name.rpartition("/")[2].rpartition(".")
@@ -121,7 +127,7 @@ class Ilsvrc2012(source.Stored):
         return self.validation_class_index[position - 1]
 
 
-def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
+def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
     """Returns the archives that `splits` need, and the class list.
 
     The class list is the devkit's. Without a devkit it is the official one, and only the
@@ -131,7 +137,7 @@ def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
       UsageError: an archive or the devkit is not there; the message lists what is.
       SourceError: the devkit is damaged or contradicts the known labels.
     """
-    if not folder.is_dir():
+    if isinstance(folder, Path) and not folder.is_dir():
         raise UsageError(f"--source {folder}: no such folder. It should hold {_expected(splits)}.")
     wanted = {ARCHIVES[split]: folder / ARCHIVES[split] for split in splits}
     devkit_path = folder / labels.DEVKIT
@@ -139,11 +145,13 @@ def find(folder: Path, splits: Sequence[str]) -> Ilsvrc2012:
     if schema.VALIDATION in splits and not devkit_path.is_file():
         missing.append(labels.DEVKIT)
     if missing:
-        found = sorted(path.name for path in folder.iterdir())[:20]
+        held = ""
+        if folder.is_dir():
+            found = sorted(path.name for path in folder.iterdir())[:20]
+            held = f"; the folder holds {', '.join(found) or 'nothing'}"
         raise UsageError(
-            f"--source {folder}: {' and '.join(missing)} not found; the folder holds "
-            f"{', '.join(found) or 'nothing'}. Get the archives from image-net.org "
-            "(login needed), or choose other --splits."
+            f"--source {folder}: {' and '.join(missing)} not found{held}. Get the archives from "
+            "image-net.org (login needed), or choose other --splits."
         )
     if devkit_path.is_file():
         devkit = labels.read_devkit(devkit_path)

@@ -22,6 +22,7 @@ from typing import Any
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import mat, published, small_files
+from imagenet_prep.storage.remote_path import Location
 
 DEVKIT = published.DEVKIT.name
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
@@ -145,7 +146,7 @@ def check_validation(classes: ClassList, class_index: dict[int, int], where: str
         check_canaries(Devkit(classes, tuple(class_index[n] for n in numbers)), Path(where))
 
 
-def read_devkit(path: Path) -> Devkit:
+def read_devkit(path: Location) -> Devkit:
     """Returns the class list and the validation labels of a devkit, an archive or a folder.
 
     Raises:
@@ -179,7 +180,7 @@ def read_devkit(path: Path) -> Devkit:
     return devkit
 
 
-def check_canaries(devkit: Devkit, path: Path) -> None:
+def check_canaries(devkit: Devkit, path: Location) -> None:
     """Compares the validation labels of the official class list with known answers.
 
     Raises:
@@ -205,7 +206,7 @@ def _digest(wnids: Sequence[str]) -> str:
     return hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
 
 
-def _leaf_synsets(path: Path, meta: bytes) -> list[tuple[int, str, str]]:
+def _leaf_synsets(path: Location, meta: bytes) -> list[tuple[int, str, str]]:
     """Returns (ILSVRC2012_ID, WNID, words) of the synsets without children."""
     # scipy costs 0.3 s to import and is needed for this one file.
     from scipy.io import loadmat

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from imagenet_prep.sources import source
 from imagenet_prep.sources.labels import WNID
+from imagenet_prep.storage.remote_path import Location
 
 # A line "WNID words" for each synset: image-net.org's list of all of WordNet, and timm's.
 _LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
@@ -14,7 +14,7 @@ _LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
 _IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
 
 
-def beside(folders: Iterable[Path]) -> dict[str, str]:
+def beside(folders: Iterable[Location]) -> dict[str, str]:
     """Returns words by WNID from the first such file in these folders; empty without any.
 
     Words only help people, so a line that is none of the kind is passed over.

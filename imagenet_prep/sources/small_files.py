@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import tar
+from imagenet_prep.storage.remote_path import Location
 
 
 def read(
-    path: Path, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
+    path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
 ) -> list[bytes]:
     """Returns the contents of some files, in the order of their names.
 
@@ -38,15 +38,17 @@ def read(
     return [found[name] for name in names]
 
 
-def _in_folder(path: Path, names: Sequence[str], limit: int, _: int) -> dict[str, bytes]:
+def _in_folder(path: Location, names: Sequence[str], limit: int, _: int) -> dict[str, bytes]:
     found = {}
     for name in names:
-        with open(path / name, "rb") as file:
+        with (path / name).open("rb") as file:
             found[name] = file.read(limit)
     return found
 
 
-def _in_tar(path: Path, names: Sequence[str], limit: int, max_unpacked: int) -> dict[str, bytes]:
+def _in_tar(
+    path: Location, names: Sequence[str], limit: int, max_unpacked: int
+) -> dict[str, bytes]:
     found = {}
     with tar.unpacked(path) as stream:
         reader = tar.Forward(stream, tar.Allowance(max_unpacked))

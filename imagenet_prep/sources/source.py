@@ -20,6 +20,8 @@ from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.labels import WNID, ClassList
+from imagenet_prep.storage.archive import Range
+from imagenet_prep.storage.remote_path import Location, RemotePath
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,14 +42,14 @@ class Part(NamedTuple):
       num_bytes: of the file, or of all images in the folder.
       stamp: differs when the content may have changed: a time in ns, or a digest.
       md5: the published one, where it must be that very file.
-      path: of a file that can be hashed; None for a folder.
+      path: of a file that can be hashed, here or on a server; None for a folder.
     """
 
     name: str
     num_bytes: int
     stamp: int | str
     md5: str | None = None
-    path: Path | None = None
+    path: Location | None = None
 
 
 class IndexTask(NamedTuple):
@@ -83,8 +85,8 @@ class Reader(Protocol):
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns exactly `size` bytes; raises SourceError where they are not there."""
 
-    def will_need(self, archive: str, ranges: Iterable[tuple[int, int]]) -> None:
-        """Announces (offset, size) ranges that are read soon."""
+    def will_need(self, ranges: Iterable[Range]) -> None:
+        """Announces what this thread reads next, in this order: (archive, offset, size)."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,10 @@ class Stored(Source):
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of a piece, sorted by key; raises SourceError."""
 
+    def known_md5(self, task: IndexTask) -> str | None:  # noqa: ARG002
+        """Returns the md5 of the archive of a piece that `index` has listed, if it came along."""
+        return None
+
 
 class Packed(Source):
     """A source whose images have to be unpacked before they can be read in another order."""
@@ -175,12 +181,15 @@ class Pixels(Packed):
         return [*super().identity, self.encoding]
 
 
-def file_part(path: Path, md5: str | None = None) -> Part:
+def file_part(path: Location, md5: str | None = None) -> Part:
     """Returns a file as a part.
 
     Raises:
-      ImagenetPrepError: it cannot be opened.
+      ImagenetPrepError: it cannot be opened, or not be read where it lies.
     """
+    if isinstance(path, RemotePath):
+        found = path.demand_ranges()
+        return Part(path.name, found.size, found.validator, md5, path)
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
@@ -246,11 +255,14 @@ def duplicate(one: Member, other: Member) -> str:
 
 
 class File(NamedTuple):
-    """A file below a folder: path relative to it, bytes, time of its last change in ns."""
+    """A file below a folder: path relative to it, bytes, time of its last change in ns.
+
+    Of a file on a server, it is its ETag instead of the time.
+    """
 
     path: str
     num_bytes: int
-    mtime_ns: int
+    mtime_ns: int | str
 
 
 def scan(folder: Path) -> list[File]:
@@ -310,7 +322,7 @@ def _refuse_unprintable(folder: Path, name: str) -> None:
         ) from error
 
 
-def read_list(path: Path, *, lenient: bool = False) -> str:
+def read_list(path: Location, *, lenient: bool = False) -> str:
     """Returns the text of a small list beside the images.
 
     Args:
@@ -329,14 +341,14 @@ def read_list(path: Path, *, lenient: bool = False) -> str:
         raise SourceError(f"{path}: cannot be read: {error}. Get it again.") from error
 
 
-def read_bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Location, most: int) -> bytes:
     """Returns a file of at most so many bytes.
 
     Raises:
       SourceError: it cannot be read, or is larger.
     """
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 
 # Of more archives, each is opened anew for what is read: a process may have 1,024 files open.
 _MOST_KEPT_OPEN = 64
+_HASH_CHUNK_BYTES = 4 << 20
+
+# Name, offset and size in bytes: of an archive and a range of it, or of a file in an archive.
+Range = tuple[str, int, int]
+Entry = tuple[str, int, int]
+
+
+class Reads(Protocol):
+    """Reads byte ranges of archives."""
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        """Returns exactly `size` bytes at `offset`."""
 
 
 class ArchiveReader:
@@ -63,13 +77,39 @@ class ArchiveReader:
             )
         return data
 
-    def will_need(self, archive: str, ranges: Iterable[tuple[int, int]]) -> None:
-        """Tells the kernel which (offset, size) ranges come soon; it reads them ahead in order."""
-        with self._opened(archive) as descriptor:
-            for offset, size in ranges:
-                # Advice only: a file system that ignores it is merely slower.
-                with contextlib.suppress(OSError):
-                    os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+    def will_need(self, ranges: Iterable[Range]) -> None:
+        """Tells the kernel which ranges come soon; it reads them ahead, in the disk's order."""
+        for archive, of_archive in itertools.groupby(sorted(ranges), lambda each: each[0]):
+            with self._opened(archive) as descriptor:
+                for _, offset, size in of_archive:
+                    # Advice only: a file system that ignores it is merely slower.
+                    with contextlib.suppress(OSError):
+                        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def files_of(
+        self,
+        archive: str,
+        start: int,  # noqa: ARG002
+        stop: int,  # noqa: ARG002
+        files: Callable[[Reads], Iterable[Entry]],
+        *,
+        skipping: bool = False,  # noqa: ARG002
+    ) -> list[Entry]:
+        """Returns what `files` finds in an archive, see `RemoteArchives.files_of`."""
+        with ArchiveReader({archive: self._archives[archive]}) as reader:
+            return [*files(reader)]
+
+    def known_md5(self, archive: str) -> str | None:  # noqa: ARG002
+        """Returns None: to list an archive, only its headers are read."""
+        return None
+
+    def md5(self, archive: str) -> str:
+        """Returns the md5 of an archive; raises as `read`."""
+        size = self.size(archive)
+        md5 = hashlib.md5(usedforsecurity=False)
+        for offset in range(0, size, _HASH_CHUNK_BYTES):
+            md5.update(self.read(archive, offset, min(_HASH_CHUNK_BYTES, size - offset)))
+        return md5.hexdigest()
 
     def __enter__(self) -> Self:
         return self

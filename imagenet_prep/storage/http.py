@@ -22,6 +22,7 @@ from imagenet_prep.storage.remote import (
     CHUNK_BYTES,
     NUMBER,
     PASSING,
+    AbsentError,
     Stat,
     UnavailableError,
     changed,
@@ -98,6 +99,10 @@ class Http:
             if stat.ranges:
                 _check_range(response, offset, size)
             yield from self._body(response, size)
+
+    def files(self, folder: str) -> dict[str, Stat]:
+        """As for `Remote`."""
+        raise UsageError(f"{self.where(folder)}: a web server cannot be listed")
 
     @contextlib.contextmanager
     def _get(self, name: str, headers: dict[str, str]) -> Iterator[requests.Response]:
@@ -245,7 +250,7 @@ def _check_status(where: str, response: requests.Response) -> None:
     if status in (401, 403):
         raise StoreError(f"{where}: the server answers {status}: not allowed. {_CREDENTIALS}")
     if status in (404, 410):
-        raise StoreError(
+        raise AbsentError(
             f"{where}: the server answers {status}: not there. Check --base-url: it is the folder "
             "that holds the archives under their own names."
         )

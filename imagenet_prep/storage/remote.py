@@ -13,6 +13,7 @@ import datetime as dt
 import email.utils
 import errno
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
@@ -86,6 +87,15 @@ class Remote(Protocol):
           StoreError: as for `stat`.
         """
 
+    def files(self, folder: str) -> dict[str, Stat]:
+        """Returns the files directly in a folder below, "" for all of it, by name.
+
+        Raises:
+          UnavailableError: try again.
+          UsageError: such a server cannot be listed.
+          StoreError: as for `stat`.
+        """
+
 
 class FolderRemote:
     """A folder, as `Remote`."""
@@ -101,6 +111,8 @@ class FolderRemote:
         """As for `Remote`."""
         with self._explained(name):
             status = self._path(name).stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise AbsentError(f"{self.where(name)}: is no file. Check the path.")
             return Stat(status.st_size, str(status.st_mtime_ns), True)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
@@ -115,6 +127,14 @@ class FolderRemote:
                     changed(self.where(name))
                 size -= len(chunk)
                 yield chunk
+
+    def files(self, folder: str) -> dict[str, Stat]:
+        """As for `Remote`."""
+        with self._explained(folder):
+            below = self._path(folder) if folder else self._root
+            paths = sorted(below.iterdir()) if below.is_dir() else []
+            names = [f"{folder}/{path.name}".lstrip("/") for path in paths if path.is_file()]
+            return {name.rpartition("/")[2]: self.stat(name) for name in names}
 
     def _path(self, name: str) -> Path:
         return self._root / demand_inside(name)
@@ -135,8 +155,8 @@ class FolderRemote:
 def changed(where: str) -> NoReturn:
     """Raises what a file that is not the one that was begun with means."""
     raise IncompleteError(
-        f"{where}: it has changed since the download began. Run the same command again: what was "
-        "fetched of the old file is dropped, and the new one is fetched from its start."
+        f"{where}: it has changed since it was begun with. Run the same command again: what was "
+        "made of the old file is dropped, and the new one is read from its start."
     )
 
 

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
+import urllib.request
 from collections import Counter
 from importlib import util
 from pathlib import Path
@@ -16,10 +18,12 @@ from types import ModuleType
 import pytest
 
 from benchmarks import codec, download, measure, read, replicate, scale, write
+from benchmarks.delay import delayed
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import class_tars, ilsvrc, labels
 from imagenet_prep.sources.editions import ILSVRC2012
 from tests.kit.command import wait_until
+from tests.kit.http_server import serve
 
 PHASES = {"start-up", "index", "plan", "launch", "shards", "commit", "end"}
 SMALL = ["--size", "96", "72", "--short-side", "48"]
@@ -377,3 +381,21 @@ def test_reading_is_judged_against_each_floor_and_by_what_epochs_add() -> None:
     assert of("DALI, ours, against DALI, bare") == ("0.80", "MISSED")
     assert of("tf.data, ours, PSS MB more after 2 epochs") == ("90", "MISSED")
     assert of("DALI, ours, PSS MB more after 2 epochs") == ("10", "met")
+
+
+@pytest.mark.long
+def test_write_measures_archives_in_s3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = "^R ours, 2 threads( from.*)?$"
+    arguments = ["--images=40", "--rounds=1", "--s3", f"--only={only}", f"--scratch={tmp_path}"]
+    write.main([*SMALL, *arguments])
+    printed = capsys.readouterr().out
+
+    assert "R: from S3 at 5 ms against here, second set" in printed
+
+
+def test_a_delayed_server_gets_all_bytes_later() -> None:
+    with serve({"x": bytes(300_000)}) as server, delayed(server.url, 0.05) as url:
+        start = time.monotonic()
+        with urllib.request.urlopen(f"{url}/x") as answer:
+            assert answer.read() == bytes(300_000)
+        assert time.monotonic() - start >= 0.05

@@ -1,8 +1,7 @@
-"""`prepare --source URL`: download first, then as from a folder."""
+"""`prepare --source URL`: archives are read where they lie, and the set is that from a folder."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from tests.e2e.conftest import Reference
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents
-from tests.kit.http_server import Server, serve
+from tests.kit.http_server import SeededFaults, Server, serve
 
-ARCHIVES = ".work/archives"
+TRAIN, VALIDATION = "/ILSVRC2012_img_train.tar", "/ILSVRC2012_img_val.tar"
 
 
 def archives(folder: Path) -> dict[str, bytes]:
@@ -26,78 +25,60 @@ def prepare(server: Server, out: Path, *more: str) -> command.Finished:
 def test_a_set_from_a_server_is_the_same_as_from_a_folder(
     reference: Reference, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
+    """Cuts and 503s pass; a second set lists and hashes nothing; no archive is copied."""
+    files = archives(reference.source)
+    faults = SeededFaults(7, 6, rate=0.3, kinds=("cut", "503", "reset", "short"))
+    with serve(files, plan=faults) as server:
+        first = prepare(server, tmp_path / "first")
+        asked = [(r.path, r.first, r.last) for r in server.requests]
+        del server.requests[:]
+        second = prepare(server, tmp_path / "second")
+
+    assert (first.code, second.code) == (0, 0), (first, second)
+    assert contents(tmp_path / "first") == contents(tmp_path / "second") == reference.contents
+    for path in (TRAIN, VALIDATION):
+        whole = (path, 0, len(files[path[1:]]) - 1)
+        assert asked.count(whole) >= 1
+        assert whole not in [(r.path, r.first, r.last) for r in server.requests]
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second", "imagenet-prep-lists"}
+    assert list(tmp_path.rglob("ILSVRC2012*")) == []
+
+
+def test_an_archive_that_is_replaced_while_it_is_read_ends_the_run(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """The next run makes everything of the new one."""
     files = archives(reference.source)
     with serve(files) as server:
-        result = prepare(server, out)
-        assert result.code == 0, result
-        asked = len(server.requests)
-        again = prepare(server, out)
 
-    assert contents(out) == reference.contents
-    assert "proven by download" in result.err
-    assert archives(out / ARCHIVES) == files
+        def replaced(_number: int, path: str, _first: int, last: int) -> str:
+            if path == VALIDATION and last > 511:  # more than the first look at it
+                server.files[path] = files[path[1:]] + bytes(512)
+            return ""
+
+        server.plan = replaced
+        ended = prepare(server, tmp_path / "out")
+        again = prepare(server, tmp_path / "out")
+
+    assert (ended.code, ended.out) == (4, "")
+    assert f"{VALIDATION}: it has changed since it was begun with" in ended.err.replace("\n", "")
     assert again.code == 0, again
-    assert "nothing was left" in again.out
-    assert len(server.requests) == asked
 
 
-def test_only_the_archives_of_the_splits_are_fetched(reference: Reference, tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(reference: Reference, tmp_path: Path) -> None:
     with serve(archives(reference.source)) as server:
-        flags = ("--splits", "validation", "--allow-subset", "--short-side", "64")
-        out = tmp_path / "out"
-        result = command.run("prepare", "--source", server.url, "--out", out, *flags)
+        result = prepare(server, tmp_path / "out", "--dry-run")
 
     assert result.code == 0, result
-    assert not any("train" in request.path for request in server.requests)
-
-
-def test_other_archives_than_the_official_ones_need_the_flag(
-    reference: Reference, tmp_path: Path
-) -> None:
-    with serve(archives(reference.source)) as server:
-        out = tmp_path / "out"
-        result = command.run("prepare", "--source", server.url, "--out", out)
-
-    assert (result.code, result.out) == (3, "")
-    assert "the official archive has 147,897,477,120" in result.err
-    assert contents(out) == {}
-
-
-def test_a_server_that_fails_leaves_a_run_to_resume(reference: Reference, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with serve(archives(reference.source), plan=lambda *_: "404") as server:
-        failed = prepare(server, out)
-        server.plan = lambda *_: ""
-        again = prepare(server, out)
-
-    assert (failed.code, failed.out) == (1, "")
-    assert again.code == 0, again
-    assert contents(out) == reference.contents
-
-
-def test_a_finished_set_whose_archives_are_gone_fetches_nothing(
-    reference: Reference, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    with serve(archives(reference.source)) as server:
-        assert prepare(server, out).code == 0
-        shutil.rmtree(out / ".work")
-        del server.requests[:]
-        result = prepare(server, out)
-
-    assert (result.code, result.out) == (2, "")
-    assert "imagenet-prep verify" in result.err
-    assert server.requests == []
+    assert "train: 120 images" in result.out
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--source", "http://ann:sesame@host/x"], "~/.netrc"),
-        (["--source", "http://host/x", "--source-kind", "folder"], "only the ILSVRC2012 archives"),
-        (["--source", "http://host/x", "--dry-run"], "imagenet-prep download"),
-        (["--source", "http://host/x", "--out", "s3://bucket/x"], "a bucket is no folder"),
+        (["--source", "http://host/x", "--source-kind", "folder"], "only the archives of ILSVRC"),
     ],
 )
 def test_impossible_requests_are_usage_errors(tmp_path: Path, flags: list[str], said: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import download, preprocess_imagenet
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.sources import folder
 from pipelines import prepare
 from tests.kit import command, layouts
@@ -35,15 +36,33 @@ def typed(words: str) -> int:
 
 
 def test_without_a_folder_of_archives_they_are_downloaded(
-    asked: list[list[str]], capsys: pytest.CaptureFixture[str]
+    asked: list[list[str]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    line = f"--local_scratch_dir=/x --imagenet_username=ann --imagenet_access_key={KEY}"
+    brought: list[download.Config] = []
+    monkeypatch.setattr(download, "download", brought.append)
+    line = f"--local_scratch_dir={tmp_path} --imagenet_username=ann --imagenet_access_key={KEY}"
 
     assert typed(line) == 0
-    assert asked == [["--source", download.DEFAULT_BASE_URL, "--out", "/x", "--keep-original"]]
+    archives = str(tmp_path / ".work" / "archives")
+    assert brought == [download.Config(into=archives)]
+    assert brought[0].base_url == download.DEFAULT_BASE_URL
+    assert asked == [["--source", archives, "--out", str(tmp_path), "--keep-original"]]
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err.count("image-net.org closed in 2019")) == ("", 1, 1)
     assert KEY not in err
+
+
+def test_a_finished_set_whose_archives_are_gone_downloads_nothing(
+    asked: list[list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "dataset.json").touch()
+
+    with pytest.raises(UsageError, match="imagenet-prep verify"):
+        typed(f"--local_scratch_dir={tmp_path}")
+    assert asked == []
 
 
 @pytest.mark.parametrize(

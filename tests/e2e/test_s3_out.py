@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
+from imagenet_prep.storage.s3 import S3
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents
 from tests.kit.lengths import long_but
@@ -343,6 +346,55 @@ def test_a_dry_run_says_what_goes_where_and_writes_nothing(
     assert f" free at {machine.tmp}/imagenet-prep-" in result.out
     assert objects(s3.client(), "dry") == {}
     assert list(machine.tmp.iterdir()) == []
+
+
+def test_archives_in_a_bucket_are_read_where_they_lie(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    """From S3 to S3, through 503s and cuts: the same bytes; no archive is on the disk."""
+    client = s3.client()
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.put_object(Bucket=BUCKET, Key=f"raw/{path.name}", Body=path.read_bytes())
+    with proxied(s3.url, seed=3, faults=12, rate=0.1) as proxy:
+        result = machine.run(
+            *("prepare", "--source", f"s3://{BUCKET}/raw", "--out", f"s3://{BUCKET}/made/one"),
+            *SETTINGS,
+            AWS_ENDPOINT_URL=proxy.url,
+        )
+
+    assert result.code == 0, result
+    assert proxy.left == 0
+    assert dataset(s3, "made/one") == reference.contents
+    assert machine.files == []
+    there = {name.partition("/")[0] for name in objects(client, "made")}
+    assert there == {"one", "imagenet-prep-lists"}
+
+
+def test_ranges_are_read_by_an_address_that_is_signed_once(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it counts no more, each range is asked for with a signature of its own."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    s3.client().put_object(Bucket=BUCKET, Key="ranges/x", Body=bytes(range(256)))
+    remote = S3(f"s3://{BUCKET}/ranges", 4, 60)
+    s3.client().put_object(Bucket=BUCKET, Key="ranges/below/y", Body=b"")
+    stat = remote.stat("x")
+    assert remote.files("") == {"x": stat}
+
+    def read(offset: int, size: int, stat: Stat) -> bytes:
+        return b"".join(remote.read("x", offset, size, stat))
+
+    assert read(7, 100, stat) == bytes(range(7, 107))
+    (name, (address, until)) = remote._signed_until.popitem()
+    remote._signed_until[name] = address.replace("Signature=", "Signature=0"), until
+    assert read(7, 100, stat) == bytes(range(7, 107))
+    with pytest.raises(IncompleteError, match="ranges/x: it has changed"):
+        read(7, 100, stat._replace(validator='"other"'))
+    with pytest.raises(UnavailableError, match="asked for 'bytes 7-106/257'"):
+        read(7, 100, stat._replace(size=257))
+    with pytest.raises(AbsentError, match="404"):
+        b"".join(remote.read("y", 0, 1, stat))
 
 
 def test_verify_and_show_read_a_bucket(

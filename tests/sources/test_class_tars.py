@@ -190,7 +190,7 @@ def test_more_tars_than_a_process_may_have_open(tmp_path: Path) -> None:
     assert before < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     found = members(source)
     for member in found:
-        reader.will_need(member.archive, [(member.offset, member.size)])
+        reader.will_need([(member.archive, member.offset, member.size)])
         assert reader.read(member.archive, member.offset, 2) == b"\xff\xd8"
 
     assert len(found) == number

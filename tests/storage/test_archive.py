@@ -64,11 +64,24 @@ def test_an_archive_that_cannot_be_opened_is_named(reader: ArchiveReader) -> Non
 def test_announcing_reads_changes_nothing_and_never_fails(
     reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader.will_need("some.tar", [(0, 10), (250, 1000), (10**9, 5), (0, 0)])
+    ranges = [("some.tar", *each) for each in ((250, 1000), (0, 10), (10**9, 5), (0, 0))]
+    reader.will_need(ranges)
     monkeypatch.setattr(os, "posix_fadvise", failing(errno.EINVAL))
-    reader.will_need("some.tar", [(0, 10)])
+    reader.will_need(ranges)
 
     assert reader.read("some.tar", 0, 2) == b"\0\1"
+
+
+def test_ranges_are_announced_in_the_disks_order(
+    reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, offset, size, __: told.append((offset, size))
+    )
+    reader.will_need([("some.tar", 7, 1), ("some.tar", 2, 3), ("some.tar", 0, 1)])
+
+    assert told == [(0, 1), (2, 3), (7, 1)]
 
 
 def test_many_threads_share_one_descriptor(reader: ArchiveReader) -> None:

@@ -1,0 +1,145 @@
+"""What one pass over an archive on a server has found, kept for the next run.
+
+The lists lie beside the data sets, in `imagenet-prep-lists` of the folder or prefix that holds
+them, one folder for each archive. Each list names the archive as it was: address, ETag and size.
+Whoever may write there could have written anything, so a list is believed only as far as it is
+checked; whatever is wrong with it, the archive is simply read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat as stat_module
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagenet_prep.core import address, canonical
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.storage.archive import Entry
+from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.store import Store, open_store
+
+FOLDER = "imagenet-prep-lists"
+# A list of 50,000 files has 3 MB.
+_MAX_BYTES = 64 << 20
+_SHAPE = {"archive": str, "validator": str, "num_bytes": int, "files": [[str, int, int]]}
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class Kept(NamedTuple):
+    """What was found in a range of an archive.
+
+    Attributes:
+      files: in their order.
+      md5: of the archive, where the pass has read it whole; else "".
+    """
+
+    files: list[Entry]
+    md5: str
+
+
+@dataclass(frozen=True)
+class KeptLists:
+    """The lists beside a data set. Picklable.
+
+    Attributes:
+      base: folder or s3:// address that holds them.
+      writes: whether new ones are kept; a dry run writes nothing.
+      believes_md5: whether an md5 that was kept counts.
+    """
+
+    base: str
+    writes: bool = True
+    believes_md5: bool = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptLists, astuple(self)
+
+    def find(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
+        """Returns what was found in bytes [start, stop) of an archive; None where none is kept.
+
+        Args:
+          archive: its address.
+          stat: what it is now.
+          start, stop: the range.
+        """
+        try:
+            content = canonical.loads(self._read(_name(archive, stat, start, stop)))
+        except (ImagenetPrepError, OSError, ValueError):
+            return None
+        same = {"archive": archive, "validator": stat.validator, "num_bytes": stat.size}
+        if not canonical.fits(content, {**_SHAPE, "md5": str}):
+            return None
+        if any(content[key] != value for key, value in same.items()):
+            return None
+        files = [(name, offset, size) for name, offset, size in content["files"]]
+        last = start
+        for _, offset, size in files:
+            if not (last <= offset and 0 <= size <= stop - offset):
+                return None
+            last = offset + size
+        md5 = content["md5"] if self.believes_md5 else ""
+        return Kept(files, md5) if _MD5.fullmatch(md5) else Kept(files, "")
+
+    def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: Kept) -> None:
+        """Keeps what was found. Where it cannot be written, the next run reads the archive."""
+        if not self.writes:
+            return
+        content: dict[str, Any] = {
+            "archive": archive,
+            "validator": stat.validator,
+            "num_bytes": stat.size,
+            "files": kept.files,
+            "md5": kept.md5,
+        }
+        with contextlib.suppress(ImagenetPrepError, OSError):
+            if (folder := self._store.as_folder) and not _made_by_us(folder.root):
+                return
+            self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
+
+    def _read(self, name: str) -> bytes:
+        store = self._store
+        if folder := store.as_folder:
+            # Not through a link, and nothing that another user may have written.
+            with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+                    raise ValueError("another user may have written it")
+                return _bounded(file.read(_MAX_BYTES + 1))
+        if (store.size(name) or 0) > _MAX_BYTES:
+            raise ValueError("too large")
+        return store.read(name)
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self.base)
+
+
+def beside(out: str) -> str | None:
+    """Returns where the lists of a data set at `out` lie; None where a bucket is nothing else."""
+    if not address.is_remote(out):
+        return str(Path(out).expanduser().absolute().parent / FOLDER)
+    above, _, prefix = out.rstrip("/").rpartition("/")
+    return f"{above}/{FOLDER}" if prefix and above != "s3:/" else None
+
+
+def _made_by_us(folder: Path) -> bool:
+    """Makes a folder; returns whether it is one of this user: another may have left a link."""
+    folder.mkdir(parents=True, exist_ok=True)
+    status = folder.lstat()
+    return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _bounded(data: bytes) -> bytes:
+    if len(data) > _MAX_BYTES:
+        raise ValueError("too large")
+    return data
+
+
+def _name(archive: str, stat: Stat, start: int, stop: int) -> str:
+    digest = canonical.digest([archive, stat.validator, stat.size])[:16]
+    return f"{digest}/{start}-{stop}.json"

@@ -1,0 +1,203 @@
+"""Files on a server, as those who look for archives know files of this machine.
+
+Only what they use of `pathlib.Path` is here, so that one function finds archives in a folder, in
+a bucket and on a web server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from imagenet_prep.core import address
+from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.storage.fetch import as_file, stream
+from imagenet_prep.storage.kept_lists import KeptLists
+from imagenet_prep.storage.remote import AbsentError, Remote, Stat
+from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.store import open_remote
+
+# Of all workers of a process together; threads that are not needed are not started.
+MOST_CONNECTIONS = 128
+_TIMEOUT_S = 60.0
+_RETRIES = 20
+_BUFFER_BYTES = 1 << 20
+_REMEDY = "Finished work is kept: run the same command again to resume."
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server's folder of archives. Picklable: a copy elsewhere makes connections of its own.
+
+    Attributes:
+      base: http(s)://… or s3://bucket/prefix.
+      lists: what earlier passes over the archives have found; None to keep nothing.
+      hashes: whether whole passes compute the md5.
+      connect: opens an address, see `open_remote`.
+    """
+
+    base: str
+    lists: KeptLists | None = None
+    hashes: bool = True
+    connect: Callable[..., Remote] = open_remote
+
+    @cached_property
+    def remote(self) -> Remote:
+        """The connections of this process."""
+        return self.connect(self.base, connections=MOST_CONNECTIONS, timeout_s=_TIMEOUT_S)
+
+    def budget(self, where: str) -> RetryBudget:
+        """Returns the failed attempts that one read is allowed."""
+        return RetryBudget(where, _RETRIES, threading.Event(), remedy=_REMEDY)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Site, (self.base, self.lists, self.hashes, self.connect)
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """A file of a site, or its folder.
+
+    Attributes:
+      site: where it lies.
+      relative: its name there, parts separated by "/"; "" is the folder itself.
+      known: what a listing has told of it.
+    """
+
+    site: Site
+    relative: str = ""
+    known: Stat | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return str(self).rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """The last "." of the name and what follows."""
+        return Path(self.name).suffix
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder above; of the site's own folder, that folder."""
+        return RemotePath(self.site, self.relative.rpartition("/")[0])
+
+    def __truediv__(self, name: str) -> RemotePath:
+        listed = self.__dict__.get("_files", {})
+        relative = f"{self.relative}/{name}" if self.relative else name
+        return RemotePath(self.site, relative, listed.get(name))
+
+    def __str__(self) -> str:
+        return f"{self.site.base}/{self.relative}" if self.relative else self.site.base
+
+    @cached_property
+    def stat(self) -> Stat:
+        """What the file was when it was first looked at; what is read later must be of the same.
+
+        Raises:
+          AbsentError: it is not there.
+          IncompleteError, StoreError: the server does not answer, or refuses.
+        """
+        if self.known is not None:
+            return self.known
+        budget = self.site.budget(str(self))
+        return with_retries(lambda: self.site.remote.stat(self.relative), budget)
+
+    def is_file(self) -> bool:
+        """Returns whether there is such a file; raises as `stat`."""
+        try:
+            return bool(self.relative and self.stat)
+        except AbsentError:
+            return False
+
+    def is_dir(self) -> bool:
+        """Returns whether it can be listed, and holds a file."""
+        try:
+            return self.known is None and "stat" not in self.__dict__ and bool(self._files)
+        except UsageError:
+            return False
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """Yields the files directly in this folder.
+
+        Raises:
+          UsageError: it is a web server, which cannot be listed.
+          IncompleteError, StoreError: the server does not answer, or refuses.
+        """
+        for name in self._files:
+            yield self / name
+
+    def open(self, _mode: str = "rb") -> BinaryIO:
+        """Returns the file, to be read once from its start.
+
+        Raises:
+          IncompleteError, StoreError: here and while it is read: the server does not answer, or
+            refuses, or the file has changed.
+        """
+        budget = self.site.budget(str(self))
+        return as_file(stream(self.site.remote, self.relative, self.stat, budget), _BUFFER_BYTES)
+
+    def demand_ranges(self) -> Stat:
+        """Returns the file's `stat`; refuses what cannot be read where it lies.
+
+        Raises:
+          StoreError: the server cannot send parts of it, or nothing tells whether it changes.
+        """
+        problem = ""
+        if not self.stat.ranges:
+            problem = "cannot send parts of a file (no Range)"
+        elif not self.stat.validator:
+            problem = "names neither ETag nor date, so nobody could tell whether the file changes"
+        if problem:
+            raise StoreError(
+                f"{self}: the server {problem}. Bring the archives to a disk: imagenet-prep "
+                f"download --base-url {self.site.base}"
+            )
+        return self.stat
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        """Returns bytes [start, stop), with retries.
+
+        Raises:
+          IncompleteError: the server fails too often, or the file has changed.
+          StoreError: the server refuses, or sends more than it was asked for.
+        """
+        where = f"{self}, bytes {start:,} to {stop:,}"
+        budget = self.site.budget(where)
+        data = b"".join(stream(self.site.remote, self.relative, self.stat, budget, start, stop))
+        if len(data) != stop - start:
+            raise StoreError(f"{where}: the server has sent {len(data):,} bytes. Use another one.")
+        return data
+
+    @cached_property
+    def _files(self) -> dict[str, Stat]:
+        budget = self.site.budget(str(self))
+        return with_retries(lambda: self.site.remote.files(self.relative), budget)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was seen goes along: all workers must read the same file.
+        return RemotePath, (self.site, self.relative, self.__dict__.get("stat", self.known))
+
+
+# Where a file of the source lies.
+Location = Path | RemotePath
+
+
+def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:
+    """Returns what --source names: a folder or a file, here or on a server.
+
+    Args:
+      text: a path, or an address; one that ends in ".tar" is a file.
+      lists, hashes: as for `Site`.
+    """
+    if not address.is_remote(text):
+        return Path(text).expanduser()
+    base, name = text.rstrip("/"), ""
+    if base.endswith(".tar"):
+        base, _, name = base.rpartition("/")
+    return RemotePath(Site(base, lists, hashes), name)

@@ -1,0 +1,376 @@
+"""Archives on a server: ranges ahead of their reader, one pass, lists that are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.storage import kept_lists, remote_archives
+from imagenet_prep.storage.archive import Entry, Range, Reads
+from imagenet_prep.storage.kept_lists import Kept, KeptLists
+from imagenet_prep.storage.remote import Stat, UnavailableError, changed
+from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
+from imagenet_prep.storage.remote_path import RemotePath, Site
+from tests.kit.command import PATIENCE_S
+
+DATA = random.Random(5).randbytes(900_000)
+KIB = 1 << 10
+
+
+class Fake:
+    """A server of one file, which notes requests and fails as it is told.
+
+    Attributes:
+      asked: (offset, size) of each request.
+      most: requests that were answered at the same time.
+      together: a request is answered once so many have come.
+      faults: what becomes of the next requests.
+    """
+
+    def __init__(self) -> None:
+        self.data = DATA
+        self.asked: list[tuple[int, int]] = []
+        self.most = self._now = 0
+        self.together = 0
+        self.faults: list[Callable[[bytes], Iterator[bytes]]] = []
+        self._news = threading.Condition()
+
+    def where(self, name: str) -> str:
+        return f"fake://{name}"
+
+    def stat(self, _name: str) -> Stat:
+        return Stat(len(self.data), hashlib.md5(self.data).hexdigest(), True)
+
+    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        with self._news:
+            self.asked.append((offset, size))
+            self._now += 1
+            self.most = max(self.most, self._now)
+            self._news.notify_all()
+            arrived = self._news.wait_for(lambda: len(self.asked) >= self.together, PATIENCE_S)
+            fault = self.faults.pop(0) if self.faults else None
+        assert arrived
+        try:
+            if stat != self.stat(name):
+                changed(self.where(name))
+            data = self.data[offset : offset + size]
+            yield from fault(data) if fault else [data]
+        finally:
+            with self._news:
+                self._now -= 1
+
+    def files(self, _folder: str) -> dict[str, Stat]:
+        return {"a": self.stat("a")}
+
+
+def cut(data: bytes) -> Iterator[bytes]:
+    yield data[: len(data) // 2]
+    raise UnavailableError("cut")
+
+
+def slow_down(_: bytes) -> Iterator[bytes]:
+    raise UnavailableError("the server answers 503 SlowDown")
+    yield b""
+
+
+def refuse(_: bytes) -> Iterator[bytes]:
+    raise StoreError("fake://a: the server answers 403: not allowed.")
+    yield b""
+
+
+def too_much(data: bytes) -> Iterator[bytes]:
+    yield data + b"more"
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+def site(fake: Fake, lists: KeptLists | None = None) -> Site:
+    return Site("fake://", lists, connect=lambda *_, **__: fake)
+
+
+def archives(fake: Fake, lists: KeptLists | None = None) -> RemoteArchives:
+    found = open_archives({"a": RemotePath(site(fake, lists), "a")})
+    assert isinstance(found, RemoteArchives)
+    return found
+
+
+def far_apart(number: int, size: int = KIB) -> list[Range]:
+    """Returns ranges that no request brings together, in another order than they lie."""
+    step = size + remote_archives.NEAR_BYTES + 1
+    ranges = [("a", start, size) for start in range(0, len(DATA) - size, step)][:number]
+    assert len(ranges) == number
+    random.Random(1).shuffle(ranges)
+    return ranges
+
+
+def read_all(reader: RemoteArchives, ranges: list[Range]) -> None:
+    reader.will_need(ranges)
+    for archive, offset, size in ranges:
+        assert reader.read(archive, offset, size) == DATA[offset : offset + size]
+
+
+def test_requests_are_in_flight_before_anything_is_read(fake: Fake) -> None:
+    fake.together = 12
+    ranges = far_apart(12)
+    read_all(archives(fake), ranges)
+
+    assert Counter(fake.asked) == Counter((offset, size) for _, offset, size in ranges)
+    assert fake.most == 12
+
+
+def test_neighbours_are_one_request_and_all_bytes_arrive_in_any_order(fake: Fake) -> None:
+    rng = random.Random(2)
+    starts = sorted(rng.sample(range(len(DATA) - 4000), 200))
+    ranges = [("a", start, rng.randrange(4000)) for start in starts]
+    rng.shuffle(ranges)
+    ranges.append(ranges[0])  # twice
+    read_all(archives(fake), ranges)
+
+    assert len(fake.asked) < 10
+
+
+def test_requests_are_bounded_in_number_and_bytes(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = far_apart(12)
+    monkeypatch.setattr(remote_archives, "MOST_IN_FLIGHT", 3)
+    read_all(archives(fake), ranges)
+    assert fake.most <= 3
+
+    monkeypatch.setattr(remote_archives, "MOST_BYTES", 2 * KIB)
+    reader = archives(fake)
+    fake.asked.clear()
+    reader.will_need(ranges)
+    assert len(fake.asked) <= 2
+    for number, (archive, offset, size) in enumerate(ranges, start=1):
+        reader.read(archive, offset, size)
+        assert len(fake.asked) <= number + 2
+
+
+def test_a_range_that_is_larger_than_all_bounds_is_read(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_archives, "MOST_BYTES", 10)
+    read_all(archives(fake), [("a", 500_000, 7000), ("a", 0, 3), ("a", 8, 0), ("a", 0, 800_000)])
+
+
+def test_what_was_not_announced_is_read_too(fake: Fake) -> None:
+    reader = archives(fake)
+    reader.will_need([("a", 0, 10)])
+
+    assert reader.read("a", 77, 5) == DATA[77:82]
+    assert reader.size("a") == len(DATA)
+
+
+def test_each_thread_reads_ahead_for_itself(fake: Fake) -> None:
+    reader = archives(fake)
+    errors: list[BaseException] = []
+
+    def work(ranges: list[Range]) -> None:
+        try:
+            for _ in range(5):
+                read_all(reader, ranges)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(far_apart(12, n * KIB),)) for n in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+@pytest.mark.parametrize("fault", [cut, slow_down])
+def test_what_passes_is_tried_again_from_where_it_broke(fake: Fake, fault: Any) -> None:
+    fake.faults = [fault]
+    read_all(archives(fake), [("a", 1000, 600)])
+
+    assert fake.asked == [(1000, 600), (1300, 300) if fault is cut else (1000, 600)]
+
+
+@pytest.mark.parametrize(("fault", "said"), [(refuse, "403"), (too_much, "has sent 604 bytes")])
+def test_what_does_not_pass_ends_the_run(fake: Fake, fault: Any, said: str) -> None:
+    fake.faults = [fault]
+    with pytest.raises(StoreError, match=said):
+        read_all(archives(fake), [("a", 1000, 600)])
+    assert len(fake.asked) == 1
+
+
+def test_an_archive_that_was_replaced_is_refused_by_every_copy_of_the_reader(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    reader = open_archives({"a": RemotePath(Site(str(tmp_path)), "a")})
+    assert reader.size("a") == len(DATA)
+    reader.will_need([("a", 0, 10)])
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy.read("a", 3, 4) == DATA[3:7]
+
+    (tmp_path / "a").write_bytes(DATA[1:])
+    for each in (reader, copy):
+        with pytest.raises(IncompleteError, match="a: it has changed since it was begun with"):
+            each.read("a", 5, 5)
+
+
+def halves(reader: Reads) -> list[Entry]:
+    """A lister for DATA: reads two headers that lie far from each other."""
+    return [(reader.read("a", at, 16).hex(), at, 16) for at in (32_990, 700_000)]
+
+
+EXPECTED = [(DATA[at : at + 16].hex(), at, 16) for at in (32_990, 700_000)]
+MD5 = hashlib.md5(DATA).hexdigest()
+
+
+def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_archives, "REQUEST_BYTES", 33_000)  # a header lies on both sides
+    reader = archives(fake)
+
+    assert reader.known_md5("a") is None
+    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+    assert reader.known_md5("a") == MD5
+    pieces = [(at, min(33_000, len(DATA) - at)) for at in range(0, len(DATA), 33_000)]
+    assert sorted(fake.asked) == pieces
+
+
+def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> None:
+    reader = archives(fake)
+
+    assert reader.files_of("a", 0, len(DATA), halves, skipping=True) == EXPECTED
+    assert fake.asked == [(32_990, 16), (700_000, 16)]
+    assert reader.md5("a") == MD5
+
+
+def test_without_check_no_md5_is_computed(fake: Fake) -> None:
+    path = RemotePath(Site("fake://", hashes=False, connect=lambda *_, **__: fake), "a")
+    reader = RemoteArchives({"a": path})
+    reader.files_of("a", 0, len(DATA), halves)
+
+    assert reader.known_md5("a") is None
+
+
+def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path) -> None:
+    lists = KeptLists(str(tmp_path))
+    first = archives(fake, lists)
+    first.files_of("a", 0, len(DATA), halves, skipping=True)
+    first.files_of("a", 10, 800_000, halves)
+    assert first.md5("a") == MD5
+    fake.asked.clear()
+
+    second = archives(fake, lists)
+    assert second.files_of("a", 0, len(DATA), halves, skipping=True) == EXPECTED
+    assert second.files_of("a", 10, 800_000, halves) == EXPECTED
+    assert second.known_md5("a") == second.md5("a") == MD5
+    assert fake.asked == []
+
+    assert archives(fake, KeptLists(str(tmp_path), believes_md5=False)).md5("a") == MD5
+    assert fake.asked != []
+
+
+def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
+    archives(fake, KeptLists(str(tmp_path / "lists"), writes=False)).files_of(
+        "a", 0, 800_000, halves
+    )
+
+    assert not (tmp_path / "lists").exists()
+
+
+def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    reader = archives(fake, KeptLists(str(tmp_path / "file" / "lists")))
+
+    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+
+
+def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / kept_lists.FOLDER).symlink_to("elsewhere")
+    reader = archives(fake, KeptLists(str(tmp_path / kept_lists.FOLDER)))
+
+    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+STAT = Stat(100, '"etag"', True)
+FILES = [("x", 0, 10), ("y", 10, 90)]
+
+
+def damaged(**changes: object) -> bytes:
+    content = {"archive": "s3://b/a", "validator": '"etag"', "num_bytes": 100, "md5": MD5}
+    return kept_lists.canonical.dumps({**content, "files": FILES, **changes})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 100_000,
+        b"{}",
+        damaged(archive="s3://b/other"),
+        damaged(validator='"other"'),
+        damaged(num_bytes=101),
+        damaged(files=[["x", 0]]),
+        damaged(files=[["x", 0, 101]]),
+        damaged(files=[["x", -1, 5]]),
+        damaged(files=[["x", 10, -5]]),
+        damaged(files=[["x", 0, 10], ["y", 9, 5]]),
+        damaged(files=[["x", 0, 2**70]]),
+        damaged(files=[[7, 0, 10]]),
+        damaged(md5=5),
+    ],
+)
+def test_a_list_that_is_not_of_this_archive_counts_for_nothing(
+    tmp_path: Path, content: bytes
+) -> None:
+    lists = KeptLists(str(tmp_path))
+    lists.keep("s3://b/a", STAT, 0, 100, Kept(FILES, MD5))
+    (path,) = (p for p in tmp_path.rglob("*.json"))
+    assert lists.find("s3://b/a", STAT, 0, 100) == Kept(FILES, MD5)
+
+    path.write_bytes(content)
+    assert lists.find("s3://b/a", STAT, 0, 100) is None
+
+
+def test_a_list_that_another_user_may_have_written_counts_for_nothing(tmp_path: Path) -> None:
+    lists = KeptLists(str(tmp_path))
+    lists.keep("s3://b/a", STAT, 0, 100, Kept(FILES, "none"))
+    (path,) = (p for p in tmp_path.rglob("*.json"))
+    assert lists.find("s3://b/a", STAT, 0, 100) == Kept(FILES, "")
+
+    path.chmod(0o666)
+    assert lists.find("s3://b/a", STAT, 0, 100) is None
+    path.chmod(0o644)
+    aside = path.rename(tmp_path / "aside")
+    path.symlink_to(aside)
+    assert lists.find("s3://b/a", STAT, 0, 100) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert lists.find("s3://b/a", STAT, 0, 100) is None
+
+
+@pytest.mark.parametrize(
+    ("out", "lists"),
+    [
+        ("s3://bucket/sets/imagenet-480", "s3://bucket/sets/imagenet-prep-lists"),
+        ("s3://bucket/imagenet-480/", "s3://bucket/imagenet-prep-lists"),
+        ("s3://bucket", None),
+        ("/data/sets/imagenet-480", "/data/sets/imagenet-prep-lists"),
+    ],
+)
+def test_lists_lie_beside_the_data_set(out: str, lists: str | None) -> None:
+    assert kept_lists.beside(out) == lists

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.keys import VALIDATION_NAME
-from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
+from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.shards import plan, runs
@@ -18,6 +18,39 @@ from imagenet_prep.sources.source import IndexTask
 # Of a list of all classes, about so many bytes are parsed at once: its 1.28 million members would
 # take 730 MB.
 _PARSED_BYTES = 1 << 20
+# An entry of a list of all classes, which is sorted by class, begins with the class index.
+_INDEX_DIGITS = 8
+
+
+def chosen_of_class(
+    members: Iterable[Member],
+    *,
+    per_class: int | None,
+    seed: int,
+    boxes: Mapping[str, Boxes] | None,
+    where: str,
+) -> list[Member]:
+    """Returns the members of one class that are taken, with their boxes.
+
+    Args:
+      members: all of the class, in any order.
+      per_class: how many are taken at most, chosen by the seed; None for all.
+      seed: of the selection.
+      boxes: by stem of the file name; None where none are wanted.
+      where: the source, for messages.
+
+    Raises:
+      SourceError: an image comes twice.
+    """
+    chosen = source.sorted_by_key(members, where)
+    if per_class:
+        chosen = plan.permute(chosen, seed)[:per_class]
+    if boxes is None:
+        return chosen
+    return [
+        member._replace(boxes=boxes.get(member.filename.rpartition(".")[0], NO_BOXES))
+        for member in chosen
+    ]
 
 
 class ChosenMembers:
@@ -68,15 +101,19 @@ class ChosenMembers:
         where = self._selection.where
         self.taken.clear()
         for index, lines in enumerate(self._lines()):
-            members = source.sorted_by_key(parse_members(lines), where)
+            members = parse_members(lines)
             self._note_numbers(members)
             if index not in self._selection.classes or not members:
                 continue
-            if limit := self._selection.per_class:
-                members = plan.permute(members, self._selection.seed)[:limit]
-            boxed = self._with_boxes(members)
-            self._count(boxed)
-            yield boxed
+            chosen = chosen_of_class(
+                members,
+                per_class=self._selection.per_class,
+                seed=self._selection.seed,
+                boxes=self._boxes_of(index),
+                where=where,
+            )
+            self._count(chosen)
+            yield chosen
         labels.check_validation(self._selection.source.classes, self._numbers, where)
 
     def _lines(self) -> Iterator[bytes]:
@@ -87,7 +124,7 @@ class ChosenMembers:
         for index in range(len(self._selection.source.classes.wnids)):
             lines = one_class[index].read_bytes() if index in one_class else b""
             if waiting is not None and waiting[0] == index:
-                lines += b"".join(waiting[1])
+                lines += b"".join(entry[_INDEX_DIGITS:] for entry in waiting[1])
                 waiting = next(mixed, None)
             yield lines
 
@@ -111,15 +148,10 @@ class ChosenMembers:
             part = self._lookup.parts[self._split].name
             self.taken[part] += sum(bool(member.boxes.xmin) for member in kept)
 
-    def _with_boxes(self, members: list[Member]) -> list[Member]:
+    def _boxes_of(self, class_index: int) -> dict[str, Boxes] | None:
         if self._lookup is None:
-            return members
-        wnid = self._selection.source.classes.wnids[members[0].class_index]
-        found = self._lookup.of(self._split, wnid)
-        return [
-            member._replace(boxes=found.get(member.filename.rpartition(".")[0], NO_BOXES))
-            for member in members
-        ]
+            return None
+        return self._lookup.of(self._split, self._selection.source.classes.wnids[class_index])
 
 
 def _members_in(path: Path) -> Iterator[Member]:

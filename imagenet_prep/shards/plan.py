@@ -82,20 +82,52 @@ def hold_out(
     return lambda member: [rank(member)] <= last
 
 
+def deal_class(
+    members: Iterable[Member], first: int, num_shards: int, seed: int
+) -> Iterator[tuple[int, Member]]:
+    """Yields (shard index, member) for the members of one class.
+
+    Args:
+      members: in any order.
+      first: how many members of the split have a smaller class index.
+      num_shards: of the split.
+      seed: decides the permutation.
+    """
+    for position, member in enumerate(permute(members, seed), first):
+        yield position % num_shards, member
+
+
 def deal(
     classes: Iterable[Iterable[Member]], num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
     """Yields (shard index, member) for classes given in class-index order."""
-    position = 0
+    first = 0
     for members in classes:
-        for member in permute(members, seed):
-            yield position % num_shards, member
-            position += 1
+        of_class = list(members)
+        yield from deal_class(of_class, first, num_shards, seed)
+        first += len(of_class)
 
 
 def place_in_shard(member: Member, seed: int) -> tuple[int, str]:
     """Returns what the members of a shard are sorted by when they are written."""
     return keyed_hash(seed, "order", member.key), member.key
+
+
+# An entry begins with the number of its shard, and then its place in the shard, in hex digits.
+_SHARD_DIGITS = 8
+_PLACE_DIGITS = 16
+
+
+def entry(shard: int, member: Member, seed: int) -> bytes:
+    """Returns a member as a line that sorts, as bytes, by shard and by place in the shard."""
+    place, _ = place_in_shard(member, seed)
+    return b"%08d%016x%b" % (shard, place, dump_member(member))
+
+
+def content(entries: Iterable[bytes]) -> bytes:
+    """Returns the plan file of one shard from its entries, in any order."""
+    prefix = _SHARD_DIGITS + _PLACE_DIGITS
+    return b"".join(line[prefix:] for line in sorted(entries))
 
 
 def write(
@@ -138,20 +170,19 @@ def write(
             filled[shard] = 1
             shard_bytes[shard] += member.size
             num_per_class[member.class_index] += 1
-            place, _ = place_in_shard(member, seed)
-            yield b"%08d%016x%b" % (shard, place, dump_member(member))
+            yield entry(shard, member, seed)
 
     files = runs.write(folder, split, entries())
     if not all(filled):
         empty = [naming.shard_name(split, i, num_shards) for i, n in enumerate(filled) if not n]
         raise UsageError(f"--exclude leaves no image in {some(empty)}. Ask for fewer shards.")
     whole = hashlib.sha256()
-    for shard, lines in runs.merged(files):
-        content = b"".join(line[16:] for line in lines)
-        whole.update(content)
+    for shard, of_shard in runs.merged(files):
+        lines = content(of_shard)
+        whole.update(lines)
         path = folder / file_name(naming.shard_name(split, shard, num_shards))
         with storage_errors("write", path):
-            path.write_bytes(content)
+            path.write_bytes(lines)
     for file in files:
         file.unlink()
     return SplitPlan(

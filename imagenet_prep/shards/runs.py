@@ -43,8 +43,8 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
 
 
 def merged(runs: Iterable[Path]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yields (number, its entries without it, sorted) in the order of the numbers."""
+    """Yields (number, its entries, sorted) in the order of the numbers."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(run, "rb")) for run in runs]
         for number, group in itertools.groupby(heapq.merge(*files), lambda e: e[:_NUMBER_BYTES]):
-            yield int(number), (entry[_NUMBER_BYTES:] for entry in group)
+            yield int(number), group

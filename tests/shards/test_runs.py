@@ -24,7 +24,7 @@ def test_what_comes_back_is_sorted_and_grouped(
     found = [(number, list(group)) for number, group in runs.merged(files)]
 
     assert found == [
-        (int(number), [entry[8:] for entry in group])
+        (int(number), list(group))
         for number, group in itertools.groupby(sorted(entries), lambda entry: entry[:8])
     ]
     sizes = [path.read_bytes().count(b"\n") for path in files]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.box_lists import read_boxes
-from imagenet_prep.preparation.chosen_members import ChosenMembers
+from imagenet_prep.preparation.dealing import Dealer
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan
@@ -25,9 +23,6 @@ from imagenet_prep.storage.store import Store
 
 # From so many tars or folders on, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
-
-# A split to make: its name, its members class by class, and how many they are.
-Made = tuple[str, Iterable[list[Member]], int]
 
 
 class Inventory(NamedTuple):
@@ -73,45 +68,11 @@ def take_inventory(
     lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
     edition, used = _count(selection, tasks, receipts)
-    work, folder = stage.function, store.path(PLAN_FOLDER)
+    work = stage.function
     assert isinstance(work, IndexWork)
-    plans = []
-    taken: Counter[str] = Counter()
-    excluded, unknown = selection.excluded, set(selection.excluded_keys)
-    for split in selection.splits:
-        of_split = [task for task in tasks if task.split == split]
-        lists = [(task, store.path(work.member_list(task))) for task in of_split]
-        members = ChosenMembers(selection, lists, lookup, folder)
-        plans += _deal(selection, split, members, used[split], folder)
-        members.close()
-        taken += members.taken
-        if excluded:
-            excluded.refuse_ambiguous(members.excluded - unknown)
-            unknown -= members.excluded
-    if excluded:
-        excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")
+    lists = [(task, store.path(work.member_list(task))) for task in tasks]
+    plans, taken = Dealer(selection, store, workers, quiet).deal(lists, used, lookup)
     return Inventory(plans, taken, edition)
-
-
-def _deal(
-    selection: Selection, split: str, members: ChosenMembers, used: Sequence[int], folder: Path
-) -> list[plan.SplitPlan]:
-    """Writes the plans of a split of the source, and of what is taken out of it."""
-    made: list[Made] = [(split, members, sum(used))]
-    if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
-        made = _with_holdout(selection, members, used)
-    return [
-        plan.write(
-            folder,
-            name,
-            classes,
-            num_classes=len(selection.source.classes.wnids),
-            num_shards=selection.shards_of(name, number),
-            seed=selection.seed,
-            excluded=selection.excluded_keys,
-        )
-        for name, classes, number in made
-    ]
 
 
 def _index_workers(
@@ -129,30 +90,6 @@ def _index_workers(
     kind = engine.THREADS if num_tasks < _WORTH_PROCESSES_TASKS else engine.PROCESSES
     beam_args = workers.beam_args if packed else ()
     return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
-
-
-def _with_holdout(selection: Selection, members: ChosenMembers, used: Sequence[int]) -> list[Made]:
-    """Returns train, and the split that is taken out of it."""
-    examples, seed = sum(used), selection.seed
-    name, number, most = schema.HOLDOUT, selection.holdout, selection.holdout_per_class
-    if most:
-        name, number = schema.VALIDATION, sum(min(most, count // 2) for count in used)
-        if not number:
-            raise UsageError(
-                f"--holdout-per-class {most}: no class has two images, so that one could be taken"
-            )
-    elif number >= examples:
-        raise UsageError(
-            f"--holdout {number}: train has {examples:,} images, and one must be left in it"
-        )
-    whole = None if most else plan.hold_out(members, number, seed)
-
-    def halves(part: int) -> Iterator[list[Member]]:
-        for of_class in members:
-            held = whole or plan.hold_out([of_class], min(most, len(of_class) // 2), seed)
-            yield [member for member in of_class if held(member) == part]
-
-    return [(schema.TRAIN, halves(0), examples - number), (name, halves(1), number)]
 
 
 def index_stage(

@@ -18,10 +18,14 @@ class BoxLookup:
 
     Attributes:
       parts: that they come from, by split.
+      num_bytes: of all lists.
     """
 
-    def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
+    def __init__(
+        self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part], num_bytes: int
+    ) -> None:
         self.parts = parts
+        self.num_bytes = num_bytes
         self._store = store
         self._work = work
         # Every class of validation asks for the same list.
@@ -68,4 +72,5 @@ def read_boxes(
             "more without an area were dropped",
             file=sys.stderr,
         )
-    return BoxLookup(store, work, annotations.parts)
+    num_bytes = sum(output["num_bytes"] for r in receipts for output in r["outputs"])
+    return BoxLookup(store, work, annotations.parts, num_bytes)

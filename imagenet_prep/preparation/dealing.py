@@ -127,8 +127,11 @@ class DealWork:
         taken: Counter[str] = Counter()
         left_out, labelled = [], []
         for members in listed.of_classes(task.start, task.stop):
-            matches = [(m, VALIDATION_NAME.match(m.key)) for m in members]
-            labelled += [(m.key, int(match[1]), m.class_index) for m, match in matches if match]
+            labelled += [
+                (m.key, int(match[1]), m.class_index)
+                for m in members
+                if (match := VALIDATION_NAME.match(m.key))
+            ]
             chosen = listed.chosen(members)
             for split, part in division.of(chosen, selection.seed).items():
                 dealt[split].add(part, selection.seed, selection.excluded_keys)
@@ -156,11 +159,12 @@ class _Dealt:
 
     def add(self, members: list[Member], seed: int, excluded: frozenset[str]) -> None:
         """Deals the members of the next class; those excluded leave their places empty."""
-        for shard, member in plan.deal_class(members, self._position, self._num_shards, seed):
-            if member.key not in excluded:
-                self._entries.append(plan.entry(shard, member, seed))
-                self._num_per_class[str(member.class_index)] += 1
-                self._source_bytes += member.size
+        dealt = plan.deal_class(members, self._position, self._num_shards, seed)
+        kept = [(shard, member) for shard, member in dealt if member.key not in excluded]
+        self._entries += [plan.entry(shard, member, seed) for shard, member in kept]
+        self._source_bytes += sum(member.size for _, member in kept)
+        if kept:
+            self._num_per_class[str(members[0].class_index)] += len(kept)
         self._position += len(members)
 
     def content(self, folder: Path, name: str) -> dict[str, Any]:

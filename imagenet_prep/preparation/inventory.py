@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.box_lists import read_boxes
 from imagenet_prep.preparation.dealing import Dealer
-from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.selection import Selection, index_stage
+from imagenet_prep.preparation.space import check_plan
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
@@ -21,8 +21,9 @@ from imagenet_prep.sources.source import IndexTask, Packed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
-# From so many tars or folders on, processes list them: threads would share one core.
-_WORTH_PROCESSES_TASKS = 4000
+# A source of so many bytes is listed by processes: threads would share one core. They start at
+# once, and list less than this before processes have started.
+_WORTH_PROCESSES_BYTES = 1 << 30
 
 
 class Inventory(NamedTuple):
@@ -55,6 +56,7 @@ def take_inventory(
 
     Raises:
       SourceError: the source is damaged, or incomplete although no subset was asked for.
+      StoreError: the plan does not fit on the disk; nothing of it was written.
       UsageError: more shards than images, no image of the chosen classes, none left in train or
         in a shard, or keys to exclude that no image has, or two.
     """
@@ -63,11 +65,17 @@ def take_inventory(
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    workers = _index_workers(selection, out, workers, len(tasks))
-    receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
-    lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
+    listing = _index_workers(selection, out, workers)
+    receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
+    lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
     edition, used = _count(selection, tasks, receipts)
+    # The list is the last of a task's files.
+    num_bytes = sum(receipt["outputs"][-1]["num_bytes"] for receipt in receipts)
+    if lookup is not None:
+        num_bytes += lookup.num_bytes
+    listed = sum(sum(receipt["num_per_class"].values()) for receipt in receipts)
+    check_plan(out, sum(map(sum, used.values())), num_bytes / listed)
     work = stage.function
     assert isinstance(work, IndexWork)
     lists = [(task, store.path(work.member_list(task))) for task in tasks]
@@ -75,9 +83,7 @@ def take_inventory(
     return Inventory(plans, taken, edition)
 
 
-def _index_workers(
-    selection: Selection, out: Store, workers: engine.Workers, num_tasks: int
-) -> engine.Workers:
+def _index_workers(selection: Selection, out: Store, workers: engine.Workers) -> engine.Workers:
     """Returns who lists the images; raises UsageError where they could not be unpacked for all."""
     packed = isinstance(selection.source, Packed)
     if out.as_folder is None and workers.remote and packed:
@@ -85,26 +91,11 @@ def _index_workers(
             f"{selection.where} must be unpacked where all workers can read it: give --out "
             "a folder that they share, then put it into the bucket by imagenet-prep replicate"
         )
-    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
-    # once. This machine reads all headers faster than a cluster starts.
-    kind = engine.THREADS if num_tasks < _WORTH_PROCESSES_TASKS else engine.PROCESSES
+    num_bytes = sum(part.num_bytes for part in selection.source.parts)
+    kind = engine.THREADS if num_bytes < _WORTH_PROCESSES_BYTES else engine.PROCESSES
+    # This machine reads all headers faster than a cluster starts.
     beam_args = workers.beam_args if packed else ()
     return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
-
-
-def index_stage(
-    selection: Selection, store: LocalStore, *, unpack: bool = True
-) -> engine.Stage[IndexTask]:
-    """Returns the stage that lists the images."""
-    digest = selection.index_digest
-    work = IndexWork(
-        selection.source,
-        store,
-        f"{naming.WORK}/index-{digest[:16]}/members",
-        f"{UNPACKED}/{digest[:16]}" if unpack else None,
-        selection.classes,
-    )
-    return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})
 
 
 def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:

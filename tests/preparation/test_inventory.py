@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import pytest
 from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member, parse_members
-from imagenet_prep.engine import Workers
+from imagenet_prep.engine import Stage, Workers
 from imagenet_prep.preparation import chosen_members, dealing
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
@@ -362,6 +363,10 @@ DEALT: dict[str, tuple[Selection, list[str]]] = {
 }
 
 
+def as_processes_get_it(name: str, digest: str, store: Any, work: Any, *more: Any) -> Any:
+    return Stage(name, digest, store, pickle.loads(pickle.dumps(work)), *more)
+
+
 @pytest.mark.parametrize("cut", ["whole", "in pieces", "by the engine"])
 @pytest.mark.parametrize("case", DEALT)
 def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
@@ -371,6 +376,7 @@ def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
         monkeypatch.setattr(runs, "RUN_ENTRIES", 23)
     if cut == "by the engine":
         monkeypatch.setattr(dealing, "_WORTH_PROCESSES_IMAGES", 0)
+        monkeypatch.setattr(dealing.engine, "Stage", as_processes_get_it)
     wanted, expected = DEALT[case]
     store = LocalStore(tmp_path)
     found = take_inventory(wanted, store, WORKERS, quiet=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 
 from imagenet_prep import engine
@@ -19,22 +18,27 @@ class BoxLookup:
 
     Attributes:
       parts: that they come from, by split.
+      num_bytes: of all lists.
     """
 
-    def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
+    def __init__(
+        self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part], num_bytes: int
+    ) -> None:
         self.parts = parts
+        self.num_bytes = num_bytes
         self._store = store
         self._work = work
         # Every class of validation asks for the same list.
-        self._last_list = functools.lru_cache(maxsize=1)(self._list)
+        self._last: tuple[str, dict[str, Boxes]] = ("", {})
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
         """Returns the boxes by stem: of a class of train, or of all of validation."""
-        return self._last_list(split, wnid if split == schema.TRAIN else split)
-
-    def _list(self, split: str, group: str) -> dict[str, Boxes]:
-        path = self._store.path(self._work.box_list(split, group))
-        return boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
+        name = self._work.box_list(split, wnid if split == schema.TRAIN else split)
+        if self._last[0] != name:
+            path = self._store.path(name)
+            found = boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
+            self._last = (name, found)
+        return self._last[1]
 
 
 def read_boxes(
@@ -68,4 +72,5 @@ def read_boxes(
             "more without an area were dropped",
             file=sys.stderr,
         )
-    return BoxLookup(store, work, annotations.parts)
+    num_bytes = sum(output["num_bytes"] for r in receipts for output in r["outputs"])
+    return BoxLookup(store, work, annotations.parts, num_bytes)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import Member
 from imagenet_prep.preparation.box_lists import read_boxes
-from imagenet_prep.preparation.chosen_members import ChosenMembers
-from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.dealing import Dealer
+from imagenet_prep.preparation.selection import Selection, index_stage
+from imagenet_prep.preparation.space import check_plan
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
@@ -25,9 +23,6 @@ from imagenet_prep.storage.store import Store
 
 # From so many tars or folders on, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
-
-# A split to make: its name, its members class by class, and how many they are.
-Made = tuple[str, Iterable[list[Member]], int]
 
 
 class Inventory(NamedTuple):
@@ -62,6 +57,7 @@ def take_inventory(
 
     Raises:
       SourceError: the source is damaged, or incomplete although no subset was asked for.
+      StoreError: the plan does not fit on the disk; nothing of it was written.
       UsageError: more shards than images, no image of the chosen classes, none left in train or
         in a shard, or keys to exclude that no image has, or two.
     """
@@ -70,50 +66,22 @@ def take_inventory(
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    workers = _index_workers(selection, out, workers, len(tasks))
-    receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
-    lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
+    listing = _index_workers(selection, out, workers, len(tasks))
+    receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
+    lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
     edition, used = _count(selection, tasks, receipts)
-    work, folder = stage.function, store.path(PLAN_FOLDER)
+    # The list is the last of a task's files.
+    num_bytes = sum(receipt["outputs"][-1]["num_bytes"] for receipt in receipts)
+    if lookup is not None:
+        num_bytes += lookup.num_bytes
+    listed = sum(sum(receipt["num_per_class"].values()) for receipt in receipts)
+    check_plan(out, sum(map(sum, used.values())), num_bytes / listed)
+    work = stage.function
     assert isinstance(work, IndexWork)
-    plans = []
-    taken: Counter[str] = Counter()
-    excluded, unknown = selection.excluded, set(selection.excluded_keys)
-    for split in selection.splits:
-        of_split = [task for task in tasks if task.split == split]
-        lists = [(task, store.path(work.member_list(task))) for task in of_split]
-        members = ChosenMembers(selection, lists, lookup, folder)
-        plans += _deal(selection, split, members, used[split], folder)
-        members.close()
-        taken += members.taken
-        if excluded:
-            excluded.refuse_ambiguous(members.excluded - unknown)
-            unknown -= members.excluded
-    if excluded:
-        excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")
+    lists = [(task, store.path(work.member_list(task))) for task in tasks]
+    plans, taken = Dealer(selection, store, workers, quiet).deal(lists, used, lookup)
     return Inventory(plans, taken, edition, _md5(selection, tasks, receipts))
-
-
-def _deal(
-    selection: Selection, split: str, members: ChosenMembers, used: Sequence[int], folder: Path
-) -> list[plan.SplitPlan]:
-    """Writes the plans of a split of the source, and of what is taken out of it."""
-    made: list[Made] = [(split, members, sum(used))]
-    if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
-        made = _with_holdout(selection, members, used)
-    return [
-        plan.write(
-            folder,
-            name,
-            classes,
-            num_classes=len(selection.source.classes.wnids),
-            num_shards=selection.shards_of(name, number),
-            seed=selection.seed,
-            excluded=selection.excluded_keys,
-        )
-        for name, classes, number in made
-    ]
 
 
 def _index_workers(
@@ -132,45 +100,6 @@ def _index_workers(
     kind = engine.PROCESSES if many else engine.THREADS
     beam_args = workers.beam_args if packed else ()
     return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
-
-
-def _with_holdout(selection: Selection, members: ChosenMembers, used: Sequence[int]) -> list[Made]:
-    """Returns train, and the split that is taken out of it."""
-    examples, seed = sum(used), selection.seed
-    name, number, most = schema.HOLDOUT, selection.holdout, selection.holdout_per_class
-    if most:
-        name, number = schema.VALIDATION, sum(min(most, count // 2) for count in used)
-        if not number:
-            raise UsageError(
-                f"--holdout-per-class {most}: no class has two images, so that one could be taken"
-            )
-    elif number >= examples:
-        raise UsageError(
-            f"--holdout {number}: train has {examples:,} images, and one must be left in it"
-        )
-    whole = None if most else plan.hold_out(members, number, seed)
-
-    def halves(part: int) -> Iterator[list[Member]]:
-        for of_class in members:
-            held = whole or plan.hold_out([of_class], min(most, len(of_class) // 2), seed)
-            yield [member for member in of_class if held(member) == part]
-
-    return [(schema.TRAIN, halves(0), examples - number), (name, halves(1), number)]
-
-
-def index_stage(
-    selection: Selection, store: LocalStore, *, unpack: bool = True
-) -> engine.Stage[IndexTask]:
-    """Returns the stage that lists the images."""
-    digest = selection.index_digest
-    work = IndexWork(
-        selection.source,
-        store,
-        f"{naming.WORK}/index-{digest[:16]}/members",
-        f"{UNPACKED}/{digest[:16]}" if unpack else None,
-        selection.classes,
-    )
-    return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})
 
 
 def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.preparation.tasks import UNPACKED
+from imagenet_prep.preparation.tasks import UNPACKED, IndexWork
 from imagenet_prep.sources import boxes
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
@@ -112,3 +113,18 @@ class Selection:
                 "empty"
             )
         return asked
+
+
+def index_stage(
+    selection: Selection, store: LocalStore, *, unpack: bool = True
+) -> engine.Stage[IndexTask]:
+    """Returns the stage that lists the images."""
+    digest = selection.index_digest
+    work = IndexWork(
+        selection.source,
+        store,
+        f"{naming.WORK}/index-{digest[:16]}/members",
+        f"{UNPACKED}/{digest[:16]}" if unpack else None,
+        selection.classes,
+    )
+    return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})

@@ -13,8 +13,7 @@ from imagenet_prep.codec.transform import transform
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.dataset import naming
-from imagenet_prep.preparation.inventory import index_stage
-from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import plan_name, read_member
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
@@ -30,6 +29,24 @@ _MARGIN = 1.15
 _PLENTY = 2
 # Measured size of a record without its image: 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
+# What an image takes in a run beside its line: its shard, and its place there.
+_ENTRY_OVERHEAD_BYTES = 24
+
+
+def check_plan(out: Store, images: int, line_bytes: float) -> None:
+    """Checks that the plan fits on the disk: the runs that it is sorted through, and its files.
+
+    Args:
+      out: the data set; the plan lies on this machine.
+      images: how many are dealt out.
+      line_bytes: mean size of the line of an image.
+
+    Raises:
+      StoreError: it does not fit; the message says how much space is missing.
+    """
+    needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
+    why = f" to deal {images:,} images out to shards"
+    _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class Forecast:
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(naming.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
-        self._refuse(unpacked + _MARGIN * shards, free, "; images are unpacked first")
+        _refuse(self.out, unpacked + _MARGIN * shards, free, "; images are unpacked first")
 
     def check_shards(self, plans: Sequence[SplitPlan], pending: set[str]) -> None:
         """Checks that the pending shards fit on the disk, before the first is written.
@@ -94,13 +111,13 @@ class Forecast:
         if self.out.as_folder is None:
             # Workers on other machines have their own disks, which are not checked here.
             needed = 0.0 if self.workers.remote else _MARGIN * self._passing_bytes(left)
-            self._refuse(needed, free, " here while shards are sent")
+            _refuse(self.out, needed, free, " here while shards are sent")
             return
         needed = _MARGIN * sum(
             self._shard_bytes(split) * sum(name in pending for name in split.shard_names)
             for split in left
         )
-        self._refuse(needed, free)
+        _refuse(self.out, needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> dict[str, Any]:
         """Returns what a run would write, for --dry-run."""
@@ -110,6 +127,9 @@ class Forecast:
         unpacked = sum(split.source_bytes for split in plans) if packed else 0
         shards = sum(estimated.values())
         on_disk = shards if out.as_folder else round(self._passing_bytes(plans))
+        names = [plan_name(shard) for split in plans for shard in split.shard_names]
+        # The lists of images stay as long as the plan, and have its size.
+        on_disk += 2 * sum(self.plans.sizes(names).values())
         return {
             "out": out.where(),
             "splits": {
@@ -128,19 +148,6 @@ class Forecast:
             "free_bytes": out.local.free_bytes(),
             "workers": f"{self.workers.count} {self.workers.resolved_kind}",
         }
-
-    def _refuse(self, needed: float, free: int, why: str = "") -> None:
-        if needed > free:
-            elsewhere = (
-                "choose another --out or a smaller --short-side"
-                if self.out.as_folder
-                else "or set TMPDIR to a folder on a larger disk"
-            )
-            raise StoreError(
-                f"{self.out.local.root}: about {cli.human_bytes(needed)} are still to be "
-                f"written{why}, {cli.human_bytes(free)} are free. "
-                f"Free {cli.human_bytes(needed - free)}, {elsewhere}."
-            )
 
     def _passing_bytes(self, plans: Sequence[SplitPlan]) -> float:
         """Returns about how many bytes are on this disk while shards go to a bucket."""
@@ -167,6 +174,19 @@ class Forecast:
         members = plan.parse(self.plans.read(plan_name(split.shard_names[0])))
         for member in members[:_SAMPLE_IMAGES]:
             yield read_member(reader, member)
+
+
+def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:
+    """Raises StoreError if more bytes are needed than are free."""
+    if needed <= free:
+        return
+    if not elsewhere and out.as_folder:
+        elsewhere = "choose another --out or a smaller --short-side"
+    raise StoreError(
+        f"{out.local.root}: about {cli.human_bytes(needed)} are still to be written{why}, "
+        f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, "
+        f"{elsewhere or 'or set TMPDIR to a folder on a larger disk'}."
+    )
 
 
 def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member, parse_members
-from imagenet_prep.shards import runs
 from imagenet_prep.storage.os_errors import storage_errors
 
 
@@ -29,7 +27,6 @@ class SplitPlan:
       num_shards: at least 1, at most `examples`.
       num_per_class: members by class index.
       source_bytes: of all members.
-      largest_shard_bytes: source bytes of the fullest shard.
       digest: sha256 over all plan files in order.
     """
 
@@ -37,7 +34,6 @@ class SplitPlan:
     num_shards: int
     num_per_class: tuple[int, ...]
     source_bytes: int
-    largest_shard_bytes: int
     digest: str
 
     @property
@@ -63,34 +59,42 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
     return sorted(members, key=lambda member: (keyed_hash(seed, member.key), member.key))
 
 
-def hold_out(
-    classes: Iterable[Iterable[Member]], number: int, seed: int
-) -> Callable[[Member], bool]:
+def hold_out(members: Iterable[Member], number: int, seed: int) -> Callable[[Member], bool]:
     """Chooses members by a keyed hash of their keys; returns what tells whether one is chosen.
 
     Args:
-      classes: the members of each class, in any order; read once.
+      members: in any order; read once.
       number: how many are chosen; at most all.
       seed: decides which, together with the keys, and nothing else does.
     """
-
-    def rank(member: Member) -> tuple[int, str]:
-        return keyed_hash(seed, "holdout", member.key), member.key
-
-    ranks = (rank(member) for members in classes for member in members)
-    last = heapq.nsmallest(number, ranks)[-1:]
-    return lambda member: [rank(member)] <= last
+    if not number:
+        return lambda _: False
+    return held_up_to(heapq.nsmallest(number, (rank(m, seed) for m in members))[-1], seed)
 
 
-def deal(
-    classes: Iterable[Iterable[Member]], num_shards: int, seed: int
+def rank(member: Member, seed: int) -> tuple[int, str]:
+    """Returns what is least in the members that are held out."""
+    return keyed_hash(seed, "holdout", member.key), member.key
+
+
+def held_up_to(last: tuple[int, str], seed: int) -> Callable[[Member], bool]:
+    """Returns what tells whether a member is held out, from the largest rank of those that are."""
+    return lambda member: rank(member, seed) <= last
+
+
+def deal_class(
+    members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for classes given in class-index order."""
-    position = 0
-    for members in classes:
-        for member in permute(members, seed):
-            yield position % num_shards, member
-            position += 1
+    """Yields (shard index, member) for the members of one class.
+
+    Args:
+      members: in any order.
+      first: how many members of the split have a smaller class index.
+      num_shards: of the split.
+      seed: decides the permutation.
+    """
+    for position, member in enumerate(permute(members, seed), first):
+        yield position % num_shards, member
 
 
 def place_in_shard(member: Member, seed: int) -> tuple[int, str]:
@@ -98,70 +102,59 @@ def place_in_shard(member: Member, seed: int) -> tuple[int, str]:
     return keyed_hash(seed, "order", member.key), member.key
 
 
-def write(
-    folder: Path,
-    split: str,
-    classes: Iterable[Iterable[Member]],
-    *,
-    num_classes: int,
-    num_shards: int,
-    seed: int,
-    excluded: Collection[str] = (),
-) -> SplitPlan:
-    """Writes one file a shard, `folder/<shard>.jsonl`, and returns the summary.
+# An entry begins with the number of its shard, and then its place in the shard, in hex digits.
+_SHARD_DIGITS = 8
+_PLACE_DIGITS = 16
 
-    Members go through sorted runs on the disk, so memory depends on the largest class and the
-    largest shard, and not on their number. The files can be made again at any time, so they are
-    not synced to the disk.
+
+def entry(shard: int, member: Member, seed: int) -> bytes:
+    """Returns a member as a line that sorts, as bytes, by shard and by place in the shard."""
+    place, _ = place_in_shard(member, seed)
+    return b"%08d%016x%b" % (shard, place, dump_member(member))
+
+
+def entry_by_rank(member: Member, parts: int, seed: int) -> bytes:
+    """Returns a member as a line that sorts by its rank; its number is one of `parts` ranges."""
+    place, _ = rank(member, seed)
+    return b"%08d%016x%b" % (place * parts >> 64, place, dump_member(member))
+
+
+def content(entries: Iterable[bytes]) -> bytes:
+    """Returns the plan file of one shard from its entries, in any order."""
+    prefix = _SHARD_DIGITS + _PLACE_DIGITS
+    return b"".join(line[prefix:] for line in sorted(entries))
+
+
+def write(
+    folder: Path, split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
+) -> list[int]:
+    """Writes one file a shard, `folder/<shard>.jsonl`; returns the numbers of the shards.
+
+    The files can be made again at any time, so they are not synced to the disk.
 
     Args:
       folder: exists.
-      split: "train", "validation" or "holdout".
-      classes: the members of each class, in class-index order; read once.
-      num_classes: how many classes there are; some may have no member.
-      num_shards: at least 1.
-      seed: decides the permutation.
-      excluded: keys whose members are left out where they were dealt.
+      split, num_shards: for the names.
+      entries: of some shards, as `runs.read` yields them.
 
     Raises:
-      UsageError: a shard is left without a member.
       IncompleteError: the disk is full.
     """
-    shard_bytes = [0] * num_shards
-    num_per_class = [0] * num_classes
-    filled = bytearray(num_shards)
-
-    def entries() -> Iterator[bytes]:
-        for shard, member in deal(classes, num_shards, seed):
-            if member.key in excluded:
-                continue
-            filled[shard] = 1
-            shard_bytes[shard] += member.size
-            num_per_class[member.class_index] += 1
-            place, _ = place_in_shard(member, seed)
-            yield b"%08d%016x%b" % (shard, place, dump_member(member))
-
-    files = runs.write(folder, split, entries())
-    if not all(filled):
-        empty = [naming.shard_name(split, i, num_shards) for i, n in enumerate(filled) if not n]
-        raise UsageError(f"--exclude leaves no image in {some(empty)}. Ask for fewer shards.")
-    whole = hashlib.sha256()
-    for shard, lines in runs.merged(files):
-        content = b"".join(line[16:] for line in lines)
-        whole.update(content)
+    written = []
+    for shard, of_shard in entries:
         path = folder / file_name(naming.shard_name(split, shard, num_shards))
         with storage_errors("write", path):
-            path.write_bytes(content)
-    for file in files:
-        file.unlink()
-    return SplitPlan(
-        split=split,
-        num_shards=num_shards,
-        num_per_class=tuple(num_per_class),
-        source_bytes=sum(shard_bytes),
-        largest_shard_bytes=max(shard_bytes),
-        digest=whole.hexdigest(),
-    )
+            path.write_bytes(content(of_shard))
+        written.append(shard)
+    return written
+
+
+def digest(folder: Path, shards: Iterable[str]) -> str:
+    """Returns sha256 over the files of all shards, in this order."""
+    whole = hashlib.sha256()
+    for shard in shards:
+        whole.update((folder / file_name(shard)).read_bytes())
+    return whole.hexdigest()
 
 
 def file_name(shard: str) -> str:

@@ -9,13 +9,15 @@ import pytest
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.engine import Workers
+from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.space import Forecast
+from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.storage.folder import LocalStore
 from tests.preparation.test_inventory import selection
 
 # 2 shards of 50 images of 10 kB each, and 480 bytes a record beside them.
-PLAN = SplitPlan("train", 2, (100,), 1_000_000, 500_000, "")
+PLAN = SplitPlan("train", 2, (100,), 1_000_000, "")
 NAMES = set(PLAN.shard_names)
 
 
@@ -51,6 +53,17 @@ def test_shards_that_are_still_to_be_written_must_fit(
     else:
         with pytest.raises(StoreError, match="are still to be written"):
             forecast.check_shards([PLAN], pending)
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    # A line of at most 42 bytes in a run, with 24 bytes more, and in a plan file.
+    disk.free = 9 * (2 * 40 + 24)
+    with pytest.raises(StoreError, match="to deal 9 images out to shards, .* or use a larger disk"):
+        take_inventory(selection(), disk, Workers(1, "threads"), quiet=True)
+    assert not disk.names(PLAN_FOLDER)
+    disk.free = 9 * (2 * 42 + 24)
+    assert take_inventory(selection(), disk, Workers(1, "threads"), quiet=True).plans
 
 
 def test_a_forecast_says_what_a_run_would_take(tmp_path: Path) -> None:

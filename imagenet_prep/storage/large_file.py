@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -40,9 +41,8 @@ class LargeFile:
                 raise
             path.unlink(missing_ok=True)
             self._descriptor = os.open(path, flags, 0o644)
-        # A mapping begins at a page, as O_DIRECT demands. One is filled while the other is
-        # hashed and written.
-        self._buffer, self._spare = (mmap.mmap(-1, _LARGE_WRITE_BYTES) for _ in range(2))
+        # One is filled while the other is hashed and written.
+        self._buffer, self._spare = _buffer(), _buffer()
         self._filled = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._writing: Future[None] | None = None
@@ -113,3 +113,14 @@ class LargeFile:
     def _use_cache(self) -> None:
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+
+
+def _buffer() -> mmap.mmap:
+    """Returns a mapping, which begins at a page, as O_DIRECT demands; in huge pages, if it can.
+
+    In pages of 4 kB, the 2,000 faults of a shard's buffers cost as much as hashing 10 MB.
+    """
+    buffer = mmap.mmap(-1, _LARGE_WRITE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer

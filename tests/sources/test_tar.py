@@ -374,3 +374,8 @@ def test_what_is_no_tar_is_refused(data: bytes) -> None:
 def test_what_is_shorter_than_a_header_is_refused(data: bytes) -> None:
     with pytest.raises(SourceError, match=r"some\.tar: byte 0: ends without"):
         found_in(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 256, bytes(range(256)), bytes(256)])
+def test_bytes_are_summed_as_by_sum(data: bytes) -> None:
+    assert tar._sum(data) == sum(data)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,18 +116,33 @@ def members(archive: Path) -> list[Member]:
     return found
 
 
-def run(argv: Sequence[str | Path], *, sample: bool = True) -> Run:
+def run(
+    argv: Sequence[str | Path],
+    *,
+    sample: bool = True,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Run:
     """Runs a program in the repository's root to its end and measures it.
+
+    Args:
+      argv: the program.
+      sample: its memory, too.
+      environment: variables besides this process's.
 
     Raises:
       RuntimeError: it failed; the message holds the end of its stderr.
     """
+    # The peers are installed, and so have their bytecode. Ours is kept by its first run, unless
+    # this variable of a developer's machine forbids it.
+    variables = {**os.environ, **environment}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     before = _cpu_of_children()
     result = Run(time.time())
     start = time.perf_counter()
     process = subprocess.Popen(
         [str(arg) for arg in argv],
         cwd=ROOT,
+        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -150,7 +166,7 @@ def run(argv: Sequence[str | Path], *, sample: bool = True) -> Run:
     return result
 
 
-def prepare_argv(source: str | Path, out: Path, *flags: str | int) -> list[str]:
+def prepare_argv(source: Path | str, out: Path | str, *flags: str | int) -> list[str]:
     """Returns the command line of our own program."""
     fixed = ["--source", source, "--out", out, "--splits", "train", "--json"]
     program = [sys.executable, "-m", "imagenet_prep", "prepare"]

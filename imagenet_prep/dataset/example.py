@@ -39,7 +39,7 @@ class ImageExample(NamedTuple):
     """One example of the data set.
 
     Attributes:
-      encoded: JPEG, RGB; a view where it was read with others.
+      encoded: JPEG bytes, RGB; in batches of readers a memoryview, so that none is copied.
       height, width: pixels of `encoded`.
       filename: base name of the source image.
       stored_label: class index + label offset.
@@ -48,7 +48,7 @@ class ImageExample(NamedTuple):
       boxes: bounding boxes; each carries the image's label.
     """
 
-    encoded: bytes | memoryview
+    encoded: bytes
     height: int
     width: int
     filename: str
@@ -63,7 +63,7 @@ def encode(example: ImageExample) -> bytes:
     return b"".join(encode_parts(example))
 
 
-def encode_parts(example: ImageExample) -> tuple[bytes, bytes | memoryview, bytes]:
+def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     """Returns `encode` in three parts, the second being `example.encoded` itself, not a copy.
 
     A serialized map is its entries one after the other, so what recurs is serialized once: the
@@ -148,7 +148,7 @@ def decode_at(data: memoryview, places: Sequence[int]) -> ImageExample | None:
         last = _part(bytes(data[rest:stop]), _KEYS_BEHIND_FILENAME)
         # By place: with names it takes twice as long.
         return ImageExample(
-            data[image:behind],
+            cast("bytes", data[image:behind]),
             last.height,
             last.width,
             str(data[name:rest], "utf-8"),

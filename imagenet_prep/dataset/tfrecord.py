@@ -46,9 +46,7 @@ def frame(payload: bytes) -> bytes:
     return b"".join(frame_parts((b"", payload, b"")))
 
 
-def frame_parts(
-    parts: tuple[bytes, bytes | memoryview, bytes],
-) -> tuple[bytes, bytes | memoryview, bytes]:
+def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
     """Returns the record whose payload is `parts` joined; the second part is not copied."""
     first, second, third = parts
     length = _LENGTH.pack(len(first) + len(second) + len(third))

@@ -161,7 +161,8 @@ class Records:
         Raises:
           ImagenetPrepError: as for `open_shard`.
         """
-        if self.manifest.lacks:
+        # A cache holds no more than it must if its shards are read one after the other.
+        if self.manifest.lacks or self._cache is not None:
             return [None] * len(numbers)
         files, places = self._located(numbers)
         data, found = gather([file.descriptor for file in files], *places.T.copy())

@@ -85,7 +85,7 @@ def read(feed: Feed, epoch: int = 0, start: int = 0) -> list[int]:
     numbers = []
     for batch in feed.batches(epoch, start):
         assert batch.mask.all()
-        assert all(encoded.startswith(b"\xff\xd8") for encoded in batch.encoded)
+        assert all(encoded[:2] == b"\xff\xd8" for encoded in batch.encoded)
         numbers += batch.numbers.tolist()
     return numbers
 

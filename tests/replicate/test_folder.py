@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.reporting import facts
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import load_manifest
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
@@ -183,7 +184,7 @@ def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Pa
     assert not (dataset / ".work" / "replicas.jsonl").exists()
     for name in ("one", "two", "one"):
         assert replicate(dataset, "--to", tmp_path / name).code == 0
-    known = facts.gather(dataset, load_manifest(dataset), [], None).replicas
+    known = facts.gather(LocalStore(dataset), load_manifest(dataset), []).replicas
 
     assert [replica["where"] for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
     assert {replica["digest"] for replica in known} == {load_manifest(dataset).digest}

@@ -15,6 +15,7 @@ from PIL import Image
 
 from imagenet_prep import verify
 from imagenet_prep.reporting import facts, page, sample
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command
 from tests.kit.shared import made_once
 from tests.report.conftest import SCREENSHOTS, Demo
@@ -219,7 +220,7 @@ def test_axe_finds_nothing_wrong(
 def test_no_text_of_a_data_set_becomes_markup(
     small: Demo, tmp_path: Path, open_page: OpenPage
 ) -> None:
-    known = facts.gather(small.out, verify.load_manifest(small.out), [EVIL], None)
+    known = facts.gather(LocalStore(small.out), verify.load_manifest(small.out), [EVIL])
     tiles = [
         dataclasses.replace(tile, words=EVIL, filename=EVIL, wnid=EVIL, shard=EVIL)
         for tile in sample.draw(known, 0)[:3]

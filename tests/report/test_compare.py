@@ -12,6 +12,7 @@ from PIL import Image
 from imagenet_prep import verify
 from imagenet_prep.reporting import facts, pictures
 from imagenet_prep.reporting.compare import Comparison, compare
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command
 from tests.report.conftest import Demo
 
@@ -26,7 +27,7 @@ def prepared(small: Demo, out: Path, *flags: str) -> Path:
 
 
 def compared(one: Path, other: Path) -> Comparison:
-    both = [facts.gather(root, verify.load_manifest(root), [], None) for root in (one, other)]
+    both = [facts.gather(LocalStore(root), verify.load_manifest(root), []) for root in (one, other)]
     return compare(both[0], both[1], seed=0)
 
 

@@ -99,12 +99,13 @@ def _world(dataset: str) -> World:
     """Returns this host alone; of a partitioned set, as one of those that read it."""
     from imagenet_prep.core.world import World
     from imagenet_prep.dataset import placement
-    from imagenet_prep.verify import load_manifest
+    from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.verify import load
 
     if "://" in dataset:
         return World()
-    root = Path(dataset).expanduser()
-    part = placement.load(root, load_manifest(root))
+    store = LocalStore(Path(dataset).expanduser())
+    part = placement.load(store.root, load(store))
     return World(part.node, part.nodes, 0, 1)
 
 

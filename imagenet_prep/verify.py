@@ -8,7 +8,6 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import cli
@@ -189,19 +188,8 @@ def _mend(manifest: Manifest) -> str:
     return "Fetch what is damaged from where the set came from."
 
 
-def load_manifest(root: Path) -> Manifest:
-    """Returns the manifest of the data set in `root`.
-
-    Raises:
-      ManifestError, IncompleteError, UsageError: as for `verify`.
-    """
-    from imagenet_prep.storage.folder import LocalStore
-
-    return load(LocalStore(root))
-
-
 def load(store: Store) -> Manifest:
-    """Returns the manifest of the data set in `store`; raises as `load_manifest` does."""
+    """Returns the manifest of the data set in `store`; raises as `verify` does."""
     from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.dataset import manifest, naming
 

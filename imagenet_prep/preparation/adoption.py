@@ -24,6 +24,7 @@ from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import notes
+from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.os_errors import storage_errors
@@ -33,7 +34,6 @@ from imagenet_prep.storage.store import Store
 _BEGUN = f"{naming.WORK}/adopt.json"
 # Of a list in one sentence.
 _SHOWN = 5
-_CHUNK_BYTES = 1 << 20
 _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, naming.TFDS_FEATURES, naming.TFDS_INFO)
 
 
@@ -183,7 +183,7 @@ class FillWork:
                 self.source.opened(shard.path, shard.stat) as stream,
                 LargeFile(target) as file,
             ):
-                while chunk := stream.read(_CHUNK_BYTES):
+                for chunk in hashed(stream, ()):
                     file.append(chunk)
             if file.sha256 != shard.sha256:
                 raise DataDamagedError(

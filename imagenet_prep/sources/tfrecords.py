@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError
 from imagenet_prep.dataset import example, manifest, naming, schema, tfrecord
@@ -21,7 +21,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import WNID, ClassList, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage.fetch import as_file
+from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
 
 _TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME = "image", "label", "file_name"
@@ -29,7 +29,6 @@ _TFDS_KEYS = {_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME}
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
 # Enough of an image to find it by.
 _FIRST_BYTES = 64
-_CHUNK_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _BOX_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
@@ -94,8 +93,8 @@ def entries(
 
     try:
         with store.opened(shard.path, shard.stat) as opened:
-            chunks = _hashed(opened, [*hashes, sha256] if shard.sha256 else hashes)
-            for record in tfrecord.read_records(as_file(chunks, _CHUNK_BYTES), name, report):
+            chunks = hashed(opened, [*hashes, sha256] if shard.sha256 else hashes)
+            for record in tfrecord.read_records(as_file(chunks), name, report):
                 seen += 1
                 try:
                     entry = parse(record.payload)
@@ -118,13 +117,6 @@ def entries(
                     f"{name}: sha256 {sha256.hexdigest()}, its manifest says {shard.sha256}"
                 )
             )
-
-
-def _hashed(stream: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK_BYTES):
-        for each in hashes:
-            each.update(chunk)
-        yield chunk
 
 
 def where(shard: ShardFile, record: tfrecord.Record) -> str:

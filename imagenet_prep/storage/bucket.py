@@ -153,18 +153,6 @@ class BucketStore:
         return iter(self._each(self.read, names))
 
     @contextlib.contextmanager
-    def local_copies(self, names: Iterable[str]) -> Iterator[Path]:
-        """As for `Store`: fetches them for as long as they are needed."""
-        with scratch.place() as folder:
-            for name in names:
-                path = LocalStore(folder).path(name)
-                with storage_errors("write", path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(AbsentError):
-                    self._fetch(name, path)
-            yield folder
-
-    @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
         """As for `Store`; no more is fetched than is read.
 
@@ -175,7 +163,7 @@ class BucketStore:
         budget = self._budget(name)
         stat = stat or with_retries(lambda: self._s3.stat(name), budget)
         with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
-            yield as_file(chunks, PART_BYTES)
+            yield as_file(chunks)
 
     def temporary(self) -> Path:
         """As for `Store`: below TMPDIR; gone with this process."""
@@ -357,12 +345,6 @@ class BucketStore:
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         remedy = "The object is damaged in the bucket."
         bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
-
-    def _fetch(self, name: str, path: Path) -> None:
-        budget = self._budget(name)
-        stat = with_retries(lambda: self._s3.stat(name), budget)
-        with storage_errors("write", path), open(path, "wb") as file:
-            file.writelines(stream(self._s3, name, stat, budget))
 
     def _list(self, folder: str, *, deep: bool = False) -> list[dict[str, Any]]:
         """Returns keys and sizes; folders in it have no size."""

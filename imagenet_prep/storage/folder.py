@@ -189,10 +189,6 @@ class LocalStore:
         """As for `Store`."""
         return map(self.read, names)
 
-    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
-        """As for `Store`: they are here."""
-        return contextlib.nullcontext(self.root)
-
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
         self.make_folder(TEMPORARY)

@@ -67,9 +67,6 @@ class Store(Protocol):
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yields whole small files, in order."""
 
-    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
-        """Yields a folder of this machine that holds those of these files that are there."""
-
     def temporary(self) -> Path:
         """Returns an unused path for `publish`."""
 

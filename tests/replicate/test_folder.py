@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.verify import load_manifest
+from imagenet_prep.verify import load
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
 from tests.kit.replicas import make_dataset
@@ -184,10 +184,10 @@ def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Pa
     assert not (dataset / ".work" / "replicas.jsonl").exists()
     for name in ("one", "two", "one"):
         assert replicate(dataset, "--to", tmp_path / name).code == 0
-    known = facts.gather(LocalStore(dataset), load_manifest(dataset), []).replicas
+    known = facts.gather(LocalStore(dataset), load(LocalStore(dataset)), []).replicas
 
     assert [replica["where"] for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
-    assert {replica["digest"] for replica in known} == {load_manifest(dataset).digest}
+    assert {replica["digest"] for replica in known} == {load(LocalStore(dataset)).digest}
     for replica in known:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica["when"])
 

@@ -9,7 +9,8 @@ import pytest
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.verify import load_manifest
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.verify import load
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.replicas import make_dataset
@@ -21,7 +22,7 @@ PARTITION = ("--mode", "partition")
 
 def part(dataset: Path, placement: Placement) -> dict[str, bytes]:
     """Returns every byte that a host with a part must hold."""
-    manifest = load_manifest(dataset)
+    manifest = load(LocalStore(dataset))
     names = {naming.MANIFEST, *(file.name for file in placement.files(manifest))}
     expected = {name: data for name, data in contents(dataset).items() if name in names}
     return {**expected, naming.PLACEMENT: placement.dumps(manifest.digest)}

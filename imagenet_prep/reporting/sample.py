@@ -270,9 +270,9 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         return tile, origin, data, _read(facts, tile.shard, lines, tile.record).encoded
 
     resized = (
-        (tile, origin)
+        (tile, tile.origin)
         for tile in tiles
-        if (origin := tile.origin) and (origin.height, origin.width) != (tile.height, tile.width)
+        if tile.origin and (tile.origin.height, tile.origin.width) != (tile.height, tile.width)
     )
     for tile, origin, data, encoded in ahead(both, resized):
         source = pictures.decode(data) if data else None

@@ -94,7 +94,8 @@ def find(store: Store) -> TfrecordSet:
             "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
             "flat or in train/ and validation/."
         )
-    known, sha256 = None, {}
+    known: manifest.Manifest | None = None
+    sha256: dict[str, str] = {}
     if naming.MANIFEST in stats:
         known = manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
         sha256 = {shard.name: shard.sha256 for s in known.splits.values() for shard in s.shards}

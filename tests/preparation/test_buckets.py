@@ -90,7 +90,7 @@ def test_a_set_is_resized_from_a_bucket_as_from_a_folder(
         out = LocalStore(tmp_path / "out")
     resize(LocalStore(given), expected)
     source = put(given, f"{prefix}/in")
-    resize(source, out, workers=Workers(2, "threads" if into == "folder" else "processes"))
+    resize(source, out, workers=Workers(1, "threads" if into == "folder" else "processes"))
 
     assert made(out, s3.client()) == contents(expected.root)
     out.remove(SECOND)

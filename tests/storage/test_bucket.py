@@ -58,7 +58,7 @@ def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
     assert either.where("labels.txt") == f"{either.where()}/labels.txt"
     with either.opened("index/train") as stream:
         assert stream.read() == b"index/train"
-    assert either.list_folder(".work") == ["a"]
+    assert "a" in either.list_folder(".work")
     assert {name: stat.size for name, stat in either.stats("").items()} == {"labels.txt": 10}
     either.remove("labels.txt")
     either.remove("labels.txt")

@@ -1,8 +1,8 @@
 """`imagenet-prep adopt`: gives a set that another program wrote what it lacks, without re-encoding.
 
 In place: names are set right, and index files, labels.txt, TFDS files and the manifest are added;
-the bytes of the shards stay. With --out the shards are linked into a new folder, with --rewrite
-written anew there. No file that was there before is ever replaced.
+the bytes of the shards stay. With --out the shards are linked into a new folder, or copied from or
+to a bucket, with --rewrite written anew there. No file that was there before is ever replaced.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import cli
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.dataset import naming, schema
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ EXAMPLES = """\
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
   imagenet-prep adopt /data/imagenet-tfrecords
   imagenet-prep adopt /data/train-val-tfrecord-480 --out /data/imagenet-480
-  imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet"""
+  imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
+  imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet"""
 
 # Of a list in one sentence.
 _SHOWN = 5
@@ -41,16 +42,17 @@ class Config(cli.WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
     folder: str = cli.flag(
-        place=cli.Place.FOLDER,
-        help="folder with TFRecord shards, flat or in train/ and validation/",
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
         positional=True,
-        metavar="DIR",
+        metavar="DIR|URL",
     )
     out: str | None = cli.flag(
         None,
-        place=cli.Place.FOLDER,
-        help="leave the folder as it is and make the data set here, of hard links to its shards",
-        metavar="DIR",
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="leave the shards where they are and make the data set here: from folder to folder of "
+        "hard links, from or to s3:// of copies",
+        metavar="DIR|URL",
     )
     rewrite: bool = cli.flag(
         False,
@@ -70,6 +72,8 @@ class Config(cli.WorkerFlags):
         super().__post_init__()
         if self.rewrite and self.out is None:
             raise ValueError("--rewrite: give --out, since no shard is ever replaced")
+        if is_remote(self.folder) and self.out is None and not self.dry_run:
+            raise ValueError(f"{self.folder}: give --out, since no object is renamed in a bucket")
 
 
 def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
@@ -89,30 +93,32 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
     from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.store import open_store, same_place
 
-    root = Path(config.folder).expanduser()
-    out = root if config.out is None else Path(config.out).expanduser()
-    if config.out is not None and out.resolve() == root.resolve():
-        raise UsageError(f"--out {out} is the folder itself; leave it out to work in place")
+    source = open_store(config.folder)
+    store = source if config.out is None else open_store(config.out)
+    if config.out is not None and same_place(store.where(), source.where()):
+        raise UsageError(f"--out {config.out} is the folder itself; leave it out to work in place")
     workers = Workers(config.workers, config.worker_kind)
-    store = LocalStore(out)
     if config.dry_run:
-        found = shard_files.find(root)
+        found = shard_files.find(source)
         with scratch.place() as place:
             seen = check_existing_set(found, LocalStore(place), workers, quiet=config.json)
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
-            return {"folder": str(out), "already": adoption.load(store).digest}, None
-        adoption.finish_renames(store)
-    found = shard_files.find(root)
+            return {"folder": store.where(), "already": adoption.load(store).digest}, None
+        adoption.finish_renames(store.local)
+    found = shard_files.find(source)
     with store.lock():
-        store.remove_temporaries()
+        store.local.remove_temporaries()
         seen = check_existing_set(found, store, workers, quiet=config.json)
         made = None
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
-            made = adoption.complete(store, found, seen, in_place=config.out is None)
+            made = adoption.complete(
+                store, found, seen, workers, in_place=config.out is None, quiet=config.json
+            )
     if refusal is None and config.rewrite:
         # What `resize --keep-original` does, of a set that was found without a fault.
         job = rewrite.Job(
@@ -124,7 +130,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
             labelling=seen.labelling,
             quiet=config.json,
         )
-        rewrite.run(job, out)
+        rewrite.run(job, store)
         made = adoption.load(store)
     return _summary(config, found, seen, made), refusal
 
@@ -133,22 +139,23 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
     """Returns what keeps a set from being adopted at all."""
     from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 
+    where = found.store.where()
     if seen.problems:
         shown = "; ".join(seen.problems[:_SHOWN])
         return DataDamagedError(
-            f"{found.root}: {len(seen.problems):,} problems, all of them listed above: {shown}"
+            f"{where}: {len(seen.problems):,} problems, all of them listed above: {shown}"
             f"{'; ...' if len(seen.problems) > _SHOWN else ''}. Nothing was changed. Fetch what is "
             "damaged again."
         )
     counts = seen.count_problems
     if counts and not config.allow_subset:
         return SourceError(
-            f"{found.root}: not the whole of ILSVRC2012: {'; '.join(counts)}. Get the missing "
+            f"{where}: not the whole of ILSVRC2012: {'; '.join(counts)}. Get the missing "
             "part, or pass --allow-subset if this is what you want."
         )
     if schema.ENCODED in seen.missing_features and not config.rewrite:
         return UsageError(
-            f"{found.root}: the records have TensorFlow Datasets' keys, which readers of the slim "
+            f"{where}: the records have TensorFlow Datasets' keys, which readers of the slim "
             "schema do not know. Give --rewrite --out DIR: the images stay byte for byte."
         )
     return None
@@ -158,15 +165,15 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
     """Returns what is odd about a set, a sentence each."""
     findings = []
     for split, shards in found.splits.items():
-        first, last = shards[0].path, shards[-1].path
-        if first.parent != found.root:
-            findings.append(f"{split}: lies in {first.parent.name}/, readers look one folder up")
-        if first.name.startswith(f"{split}-") and first.name != shards[0].name:
+        first, last = shards[0], shards[-1]
+        if below := first.path.rpartition("/")[0]:
+            findings.append(f"{split}: lies in {below}/, readers look one folder up")
+        if first.file.startswith(f"{split}-") and first.file != first.name:
             findings.append(
-                f"{split}: names count from 1: {shards[0].name} is missing, {last.name} is there"
+                f"{split}: names count from 1: {first.name} is missing, {last.file} is there"
             )
-        elif not first.name.startswith(f"{split}-"):
-            findings.append(f"{split}: named as TensorFlow Datasets does, {first.name}")
+        elif not first.file.startswith(f"{split}-"):
+            findings.append(f"{split}: named as TensorFlow Datasets does, {first.file}")
     labelling = seen.labelling
     last_label = len(labelling.classes.wnids) - 1 + labelling.offset
     findings.append(
@@ -245,7 +252,7 @@ def _render(summary: dict[str, Any]) -> str:
     if summary["digest"] is None:
         lines.append("nothing was changed")
     else:
-        manifest = Path(summary["folder"]) / naming.MANIFEST
+        manifest = f"{summary['folder'].rstrip('/')}/{naming.MANIFEST}"
         lines.append(f"manifest: {manifest} ({summary['digest'][:16]})")
     return "\n".join(lines)
 

@@ -104,8 +104,8 @@ def _world(dataset: str) -> World:
 
     if "://" in dataset:
         return World()
-    root = Path(dataset).expanduser()
-    part = placement.load(root, load(LocalStore(root)))
+    store = LocalStore(Path(dataset).expanduser())
+    part = placement.load(store.root, load(store))
     return World(part.node, part.nodes, 0, 1)
 
 

@@ -15,10 +15,12 @@ from imagenet_prep.dataset.levels import LEVELS
 
 if TYPE_CHECKING:
     from imagenet_prep.reporting.facts import Facts
+    from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
   imagenet-prep report /data/imagenet-480
   imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
+  imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
   imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
 
 _COMPARISON = "comparison.html"
@@ -31,19 +33,24 @@ class Config(cli.Settings):
     """Settings of one report; see the help of each flag."""
 
     dataset: str = cli.flag(
-        place=cli.Place.FOLDER, help="folder of the data set", positional=True, metavar="DIR"
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the data set: a folder, or s3://bucket/prefix",
+        positional=True,
+        metavar="DIR|URL",
     )
     other: str | None = cli.flag(
         None,
-        place=cli.Place.FOLDER,
-        help="folder of the other data set, with --compare",
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the other data set, with --compare",
         positional=True,
-        metavar="DIR",
+        metavar="DIR|URL",
     )
     compare: bool = cli.flag(False, help="show two data sets side by side")
     out: str | None = cli.flag(
         None,
-        help=f"file to write (default: DATASET/{naming.REPORT}, with --compare {_COMPARISON})",
+        place=cli.Place.FILE,
+        help=f"file to write (default: DATASET/{naming.REPORT}; of one in s3:// "
+        f"{naming.REPORT} here, where a browser can open it; with --compare {_COMPARISON})",
         metavar="FILE",
     )
     level: str = cli.flag(
@@ -53,10 +60,10 @@ class Config(cli.Settings):
     )
     source: str | None = cli.flag(
         None,
-        place=cli.Place.FOLDER,
-        help="folder of the archives, to show images before and after "
-        "(default: where they were read from, if they are still there)",
-        metavar="DIR",
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="folder or s3://bucket/prefix of the archives, to show images before and after "
+        "(default: the folder where they were read from, if they are still there)",
+        metavar="DIR|URL",
     )
     training: str | None = cli.flag(
         None, help="figures of bench-train to show as well: its bench-train.json", metavar="FILE"
@@ -80,28 +87,30 @@ def report(config: Config) -> Path:
 
     Raises:
       UsageError: there is no data set, or a package that makes pages is missing.
-      IncompleteError: the data set is not finished; or the disk is full.
-      StoreError: the page cannot be written.
+      IncompleteError: the data set is not finished; the disk is full; or a server is silent.
+      StoreError: the page cannot be written, or a server refuses.
     """
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.os_errors import storage_errors
+    from imagenet_prep.storage.store import open_store
 
     require_packages()
-    root = Path(config.dataset).expanduser()
+    # Pages name the whole path.
+    store = open_store(cli.absolute(config.dataset))
+    folder, default = store.as_folder, naming.REPORT
     if config.other is not None:
-        content = _comparison(config, root, Path(config.other).expanduser())
-        out = Path(config.out or _COMPARISON).expanduser()
+        content = _comparison(config, store, open_store(cli.absolute(config.other)))
+        folder, default = None, _COMPARISON
     else:
-        content = _page(config, root)
-        out = Path(config.out).expanduser() if config.out else root / naming.REPORT
+        content = _page(config, store)
     # A path may be no text; a page always is.
     page = content.encode("utf-8", "replace")
-    if out == root / naming.REPORT:
+    if folder and not config.out:
         # Whole or not at all, as everything there: who finds a page need not make it again.
-        LocalStore(root).write(naming.REPORT, page)
-    else:
-        with storage_errors("write", out):
-            out.write_bytes(page)
+        folder.write(naming.REPORT, page)
+        return Path(config.dataset).expanduser() / naming.REPORT
+    out = Path(config.out or default).expanduser()
+    with storage_errors("write", out):
+        out.write_bytes(page)
     return out
 
 
@@ -119,7 +128,7 @@ def require_packages() -> None:
         )
 
 
-def _page(config: Config, root: Path) -> str:
+def _page(config: Config, store: Store) -> str:
     from datetime import UTC, datetime
 
     from imagenet_prep.core.errors import ManifestError
@@ -128,10 +137,10 @@ def _page(config: Config, root: Path) -> str:
     made_at = datetime.now(UTC)
     trained = training.load(Path(config.training).expanduser()) if config.training else []
     try:
-        facts = _facts(config, root)
+        facts = _facts(config, config.dataset, store)
     except ManifestError as error:
         print(f"damaged: {error}", file=sys.stderr)
-        return page.broken(root.absolute(), str(error), made_at)
+        return page.broken(store.where(), str(error), made_at)
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
     if facts.problems:
@@ -147,27 +156,28 @@ def _page(config: Config, root: Path) -> str:
     )
 
 
-def _comparison(config: Config, root: Path, other: Path) -> str:
+def _comparison(config: Config, store: Store, other: Store) -> str:
     from datetime import UTC, datetime
 
     from imagenet_prep.reporting import page
     from imagenet_prep.reporting.compare import compare
 
-    found = compare(_facts(config, root), _facts(config, other), config.seed)
+    assert config.other is not None
+    facts = _facts(config, config.dataset, store)
+    found = compare(facts, _facts(config, config.other, other), config.seed)
     return page.comparison(found, seed=config.seed, made_at=datetime.now(UTC))
 
 
-def _facts(config: Config, root: Path) -> Facts:
+def _facts(config: Config, dataset: str, store: Store) -> Facts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
-    from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.store import open_store
 
-    manifest = verify.load(LocalStore(root))
     checked = verify.verify(
-        verify.Config(dataset=str(root), level=config.level, workers=config.workers)
+        verify.Config(dataset=dataset, level=config.level, workers=config.workers)
     )
-    source = Path(config.source).expanduser() if config.source else None
-    return facts.gather(root.absolute(), manifest, checked["problems"], source)
+    source = open_store(config.source) if config.source else None
+    return facts.gather(store, verify.load(store), checked["problems"], source)
 
 
 def run(argv: Sequence[str]) -> int:

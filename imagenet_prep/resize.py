@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep import report
@@ -23,6 +22,7 @@ from imagenet_prep.shards.summary import render
 
 EXAMPLES = """\
   imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
+  imagenet-prep resize -i s3://bucket/imagenet-full -o s3://bucket/imagenet-480
   imagenet-prep resize -i IN -o OUT --short-side 256 --quality 90 --dry-run
   python -m imagenet_prep.resize -d imagenet -i IN -o OUT --subset_name train \\
       --num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"""
@@ -49,15 +49,16 @@ class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
     input_dir: str = cli.flag(
-        place=cli.Place.FOLDER,
-        help="folder with TFRecord shards, flat or in train/ and validation/",
-        metavar="DIR",
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
+        metavar="DIR|URL",
         aliases=("-i", "--input_dir"),
     )
     output_dir: str = cli.flag(
-        place=cli.Place.FOLDER,
-        help="folder of the data set, made if absent; a second run may add a split",
-        metavar="DIR",
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the data set: a folder, made if absent, or s3://bucket/prefix; a second run may add "
+        "a split",
+        metavar="DIR|URL",
         aliases=("-o", "--output_dir"),
     )
     splits: tuple[str, ...] = cli.flag(
@@ -160,12 +161,13 @@ def resize(config: Config) -> dict[str, Any]:
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import shard_files
+    from imagenet_prep.storage.store import open_store
 
-    found = shard_files.find(Path(config.input_dir).expanduser())
+    found = shard_files.find(open_store(config.input_dir))
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
     if absent := [split for split in splits if split not in found.splits]:
         raise UsageError(
-            f"{found.root}: no shards of {', '.join(absent)}; there are shards of "
+            f"{found.store.where()}: no shards of {', '.join(absent)}; there are shards of "
             f"{', '.join(found.splits)} (see --splits)"
         )
     policy = Policy(
@@ -183,7 +185,7 @@ def resize(config: Config) -> dict[str, Any]:
         force=config.force,
         quiet=config.json,
     )
-    out = Path(config.output_dir).expanduser()
+    out = open_store(config.output_dir)
     return rewrite.preview(job, out) if config.dry_run else rewrite.run(job, out)
 
 

@@ -189,11 +189,11 @@ def _mend(manifest: Manifest) -> str:
 
 
 def load(store: Store) -> Manifest:
-    """Returns the manifest of the data set in `store`; raises as `verify`."""
+    """Returns the manifest of the data set in `store`; raises as `verify` does."""
     from imagenet_prep.core.errors import IncompleteError, UsageError
     from imagenet_prep.dataset import manifest, naming
 
-    there = store.list_root()
+    there = store.list_folder()
     if naming.MANIFEST in there:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
     if naming.WORK in there:
@@ -252,7 +252,7 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
         f"{name}: not in {listed}, but readers would take it for a shard"
-        for name in store.list_root()
+        for name in store.list_folder()
         if naming.looks_like_shard(name) and name not in known
     ]
     return problems + [

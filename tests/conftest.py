@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import warnings
@@ -134,6 +135,28 @@ def miniature(shared_cache: Path) -> Any:
     from tests.kit.miniature import miniature_for_tests
 
     return miniature_for_tests(shared_cache)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An S3 server with an empty bucket, `S3Server`; each test has a prefix of its own."""
+    from tests.kit.s3_server import BUCKET, serve_s3
+
+    pytest.importorskip("boto3")
+    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
+        server.client().create_bucket(Bucket=BUCKET)
+        yield server
+
+
+@pytest.fixture
+def prefix(s3: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of the test's own prefix in that bucket, which this process may use."""
+    from tests.kit.s3_server import BUCKET
+
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    own = re.sub(r"\W", "-", request.node.nodeid.rpartition("/")[2])
+    return f"s3://{BUCKET}/{own}"
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ class Place(enum.Enum):
     """What a text of the user must name; each value says it to the user."""
 
     FOLDER = "a folder of this machine; imagenet-prep replicate brings data sets from and to s3://"
+    FILE = "a file of this machine"
     BUCKET = "s3://bucket/prefix"
     FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
     FILE_OR_OBJECT = "a file or s3://bucket/key"
@@ -33,6 +34,7 @@ class Place(enum.Enum):
         is_bucket, is_address = text.startswith("s3://"), "://" in text
         allowed = {
             Place.FOLDER: not is_address,
+            Place.FILE: not is_address,
             Place.BUCKET: is_bucket,
             Place.ANYWHERE: True,
         }.get(self, is_bucket or not is_address)

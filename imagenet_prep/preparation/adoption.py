@@ -1,4 +1,4 @@
-"""A found set becomes a data set where it is, or of hard links: names, index files, manifest.
+"""A found set becomes a data set: where it is, or elsewhere, of hard links or of copies.
 
 The renames are written down before the first of them, so that a run after a kill finishes them.
 """
@@ -8,21 +8,27 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from imagenet_prep import engine
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import manifest, naming, tfrecord
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.settings import ADOPT, Settings
-from imagenet_prep.preparation.existing_set import ExistingSet
+from imagenet_prep.preparation.existing_set import ExistingSet, identity
 from imagenet_prep.preparation.output import Output, Wanted
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import shard_files
-from imagenet_prep.sources.shard_files import TfrecordSet
+from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import notes
+from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.store import Store
 
 # Written before the first change: the renames that a run after a kill has to finish.
 _BEGUN = f"{naming.WORK}/adopt.json"
@@ -45,7 +51,13 @@ def finish_renames(store: LocalStore) -> None:
 
 
 def complete(
-    store: LocalStore, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
+    store: Store,
+    found: TfrecordSet,
+    seen: ExistingSet,
+    workers: engine.Workers,
+    *,
+    in_place: bool,
+    quiet: bool,
 ) -> Manifest:
     """Sets names right, adds what is missing beside the shards, commits; returns the manifest.
 
@@ -53,11 +65,13 @@ def complete(
       store: where the data set is made, locked by this run.
       found: the shards.
       seen: what was found in them.
-      in_place: whether the shards are renamed where they are, or linked into another folder.
+      workers: how much runs at once.
+      in_place: whether the shards are renamed where they are, or linked or copied elsewhere.
+      quiet: show no progress.
 
     Raises:
       UsageError: something is in the way, or another set was begun here.
-      DataDamagedError: what an earlier run noted is not what adopt does.
+      DataDamagedError: what an earlier run noted is not what adopt does, or a shard has changed.
       StoreError, IncompleteError: the system refuses, or the disk is full.
     """
     shards = [[r["shard"], r["sha256"]] for receipts in seen.receipts.values() for r in receipts]
@@ -67,14 +81,14 @@ def complete(
         store.write(_BEGUN, canonical.dumps(begun))
     elif _begun(store)["shards"] != shards:
         raise UsageError(
-            f"{store.root}: another set was adopted here, or its shards were replaced since. "
+            f"{store.where()}: another set was adopted here, or its shards were replaced since. "
             f"Choose an empty --out; or, to begin anew, remove {_BEGUN} and what adopt made: "
             f"{naming.INDEX}/, {', '.join(_SMALL_FILES)}."
         )
     if in_place:
-        _rename(store, moves(found))
+        _rename(store.local, moves(found))
     else:
-        _link(store, found)
+        _fill(store, found, seen, workers, quiet=quiet)
     for receipts in seen.receipts.values():
         for receipt in receipts:
             store.write(naming.index_name(receipt["shard"]), _index(receipt))
@@ -84,14 +98,14 @@ def complete(
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
     """Returns (path now, name then), relative to the folder, in an order that frees each name."""
     return [
-        (str(shard.path.relative_to(found.root)), shard.name)
+        (shard.path, shard.name)
         for shards in found.splits.values()
         for shard in shards
-        if shard.path != found.root / shard.name
+        if shard.path != shard.name
     ]
 
 
-def _begun(store: LocalStore) -> dict[str, Any]:
+def _begun(store: Store) -> dict[str, Any]:
     """Returns what an earlier run was about to do here, where that is what adopt does.
 
     The folder may come from elsewhere, and its `.work` with it.
@@ -128,30 +142,84 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
                 folder.rmdir()
 
 
-def _link(store: LocalStore, found: TfrecordSet) -> None:
-    for shards in found.splits.values():
-        for shard in shards:
-            target = store.path(shard.name)
-            if target.exists() and target.samefile(shard.path):
-                continue
-            try:
-                with storage_errors("link", target):
-                    target.hardlink_to(shard.path)
-            except Exception as error:
-                if getattr(error.__cause__, "errno", None) == errno.EXDEV:
-                    raise UsageError(
-                        f"{store.root} is on another file system than {found.root}: hard links do "
-                        "not reach there. Choose --out beside it, or copy by --rewrite."
-                    ) from error
-                raise
+@dataclass(frozen=True)
+class FillWork:
+    """Brings a shard that was checked into another folder or bucket, as it is.
+
+    Attributes:
+      source: where it lies.
+      store: where it goes: as a hard link between folders, else as a copy, proven on the way.
+    """
+
+    source: Store
+    store: Store
+
+    def __call__(self, shard: ShardFile) -> engine.Result:
+        """Returns the file, and a receipt that adds nothing to that of the check."""
+        temporary = self.store.temporary()
+        here, there = self.source.as_folder, self.store.as_folder
+        if here and there:
+            self._link(here, shard, temporary)
+        else:
+            self._copy(shard, temporary)
+        return engine.Result({}, (engine.Output(temporary, shard.name, shard.sha256),))
+
+    def _link(self, source: LocalStore, shard: ShardFile, target: Path) -> None:
+        try:
+            with storage_errors("link", target):
+                target.hardlink_to(source.path(shard.path))
+        except StoreError as error:
+            if getattr(error.__cause__, "errno", None) == errno.EXDEV:
+                raise UsageError(
+                    f"{self.store.where()} is on another file system than {source.where()}: hard "
+                    "links do not reach there. Choose --out beside it, or copy by --rewrite."
+                ) from error
+            raise
+
+    def _copy(self, shard: ShardFile, target: Path) -> None:
+        try:
+            with (
+                storage_errors(f"copy {self.source.where(shard.path)} to", target),
+                self.source.opened(shard.path, shard.stat) as stream,
+                LargeFile(target) as file,
+            ):
+                for chunk in hashed(stream, ()):
+                    file.append(chunk)
+            if file.sha256 != shard.sha256:
+                raise DataDamagedError(
+                    f"{self.source.where(shard.path)}: sha256 {file.sha256}, and {shard.sha256} "
+                    "when it was checked. Run the same command again."
+                )
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+
+def _fill(
+    store: Store,
+    found: TfrecordSet,
+    seen: ExistingSet,
+    workers: engine.Workers,
+    *,
+    quiet: bool,
+) -> None:
+    """Brings all shards into the store that are not there yet."""
+    shards = [
+        shard._replace(sha256=receipt["sha256"])
+        for split, receipts in seen.receipts.items()
+        for shard, receipt in zip(found.splits[split], receipts, strict=True)
+    ]
+    stage = engine.Stage(ADOPT, identity(shards), store, FillWork(found.store, store))
+    engine.run(stage, shards, workers, title=ADOPT, quiet=quiet)
 
 
 def _refuse_obstacles(
-    store: LocalStore, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
+    store: Store, found: TfrecordSet, seen: ExistingSet, *, in_place: bool
 ) -> None:
     """Raises UsageError for files that lie where others would have to go."""
     shards = {shard.path for shards in found.splits.values() for shard in shards}
-    folders = {path.parent for path in shards} - {store.root}
+    folders = {path.rpartition("/")[0] for path in shards} - {""}
+    ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
     index = {r["shard"]: _index(r) for receipts in seen.receipts.values() for r in receipts}
     strangers += [
@@ -159,29 +227,26 @@ def _refuse_obstacles(
         for name in store.names(naming.INDEX)
         if name not in index or store.read(naming.index_name(name)) != index[name]
     ]
-    if store.root.is_dir():
-        strangers += [
-            path.name
-            for path in sorted(store.root.iterdir())
-            if naming.looks_like_shard(path.name) and path not in shards and path not in folders
-        ]
+    strangers += [
+        name for name in store.list_folder() if naming.looks_like_shard(name) and name not in ours
+    ]
     if in_place:
-        if linked := sorted(folder.name for folder in folders if folder.is_symlink()):
+        if linked := sorted(name for name in folders if store.local.path(name).is_symlink()):
             raise UsageError(
-                f"{store.root}: {', '.join(linked)} is a link: shards of another folder are not "
+                f"{store.where()}: {', '.join(linked)} is a link: shards of another folder are not "
                 "moved. Give --out DIR, which links them."
             )
         strangers += [
-            str(path.relative_to(store.root))
+            path
             for folder in sorted(folders)
-            for path in sorted(folder.iterdir())
-            if path not in shards
+            for name in store.list_folder(folder)
+            if (path := f"{folder}/{name}") not in shards
         ]
     if strangers:
         advice = "or give --out DIR" if in_place else "or choose an empty --out"
         raise UsageError(
-            f"{store.root}: {', '.join(strangers[:_SHOWN])} in the way: no file is replaced, and "
-            "readers would take what begins with train or valid for a shard. Move them away, "
+            f"{store.where()}: {', '.join(strangers[:_SHOWN])} in the way: no file is replaced, "
+            "and readers would take what begins with train or valid for a shard. Move them away, "
             f"{advice}."
         )
 
@@ -194,7 +259,7 @@ def _index(receipt: dict[str, Any]) -> bytes:
     return "".join(lines).encode()
 
 
-def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
+def _commit(store: Store, seen: ExistingSet) -> Manifest:
     classes = seen.labelling.classes
     splits = {}
     for split, receipts in seen.receipts.items():
@@ -225,10 +290,10 @@ def _commit(store: LocalStore, seen: ExistingSet) -> Manifest:
     return load(store)
 
 
-def load(store: LocalStore) -> Manifest:
+def load(store: Store) -> Manifest:
     """Returns the manifest of a data set.
 
     Raises:
       StoreError, ManifestError: it cannot be read, or is damaged.
     """
-    return manifest.loads(store.read(naming.MANIFEST), str(store.path(naming.MANIFEST)))
+    return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))

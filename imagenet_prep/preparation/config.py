@@ -24,7 +24,9 @@ class RunFlags(cli.WorkerFlags):
         None, least=0, help="stop when more images than this cannot be used (default: no limit)"
     )
     report: bool = cli.flag(
-        False, help=f"at the end make a page of pictures, {naming.REPORT} in the data set"
+        False,
+        help=f"at the end make a page of pictures, {naming.REPORT} in the data set; in the current "
+        "folder where that lies in s3://",
     )
     dry_run: bool = cli.flag(
         False, help="print what was found and what would be made; write nothing"
@@ -167,16 +169,8 @@ class Config(RunFlags):
                 raise ValueError(f"--{split}-shards without {split} in --splits")
         if self.rehash and self.check == "header":
             raise ValueError("--rehash: --check header computes no md5")
-        if address.is_remote(self.out):
-            self._check_remote_out()
         if address.is_remote(self.source):
             self._check_remote_source()
-
-    def _check_remote_out(self) -> None:
-        if self.report:
-            raise ValueError(
-                "--report shows a data set in a folder: imagenet-prep replicate brings it there"
-            )
 
     def _check_remote_source(self) -> None:
         if self.source_kind not in ("auto", "ilsvrc", "imagenet21k"):

@@ -10,7 +10,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
@@ -26,7 +25,7 @@ from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
 
 _CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
@@ -57,10 +56,12 @@ _CHECKED = {
 class LabelWork:
     """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
 
+    store: Store
+
     def __call__(self, shard: ShardFile) -> engine.Result:
         """Returns the uses, and what is damaged, as the receipt."""
         damage: list[str] = []
-        uses = tfrecords.label_uses(shard, lambda error: damage.append(str(error)))
+        uses = tfrecords.label_uses(self.store, shard, lambda error: damage.append(str(error)))
         examples = sum(use.examples for use in uses)
         return engine.Result({"uses": uses, "damage": damage, "examples": examples})
 
@@ -86,16 +87,18 @@ class _Report:
 class CheckWork:
     """Reads one shard."""
 
+    store: Store
     labelling: Labelling
 
     def __call__(self, shard: ShardFile) -> engine.Result:
         """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
         report = _Report()
+        sha256 = hashlib.sha256()
 
         def problem(error: Exception) -> None:
             report.problems.append(str(error))
 
-        for record, entry in tfrecords.entries(shard, problem):
+        for record, entry in tfrecords.entries(self.store, shard, problem, [sha256]):
             report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
             try:
                 member = tfrecords.member(shard, record, entry, self.labelling)
@@ -109,19 +112,13 @@ class CheckWork:
             except (BadImageError, DataDamagedError) as error:
                 report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
         if (more := len(report.problems) - _MAX_PROBLEMS) > 0:
-            report.problems[_MAX_PROBLEMS:] = [
-                f"{shard.path.name}: {more:,} more problems like these"
-            ]
-        sha256 = ""
-        if not report.problems:
-            with open(shard.path, "rb") as stream:
-                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            report.problems[_MAX_PROBLEMS:] = [f"{shard.file}: {more:,} more problems like these"]
         return engine.Result(
             {
                 "shard": shard.name,
                 "examples": len(report.record_bytes),
                 "num_bytes": shard.num_bytes,
-                "sha256": sha256,
+                "sha256": "" if report.problems else sha256.hexdigest(),
                 "record_bytes": report.record_bytes,
                 "num_per_class": {str(i): n for i, n in sorted(report.num_per_class.items())},
                 "validation": report.validation,
@@ -164,7 +161,7 @@ def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
 def settle_labels(
     found: TfrecordSet,
     splits: Sequence[str],
-    store: LocalStore,
+    store: Store,
     workers: engine.Workers,
     *,
     known: ClassList | None = None,
@@ -186,11 +183,16 @@ def settle_labels(
     if labelling is not None:
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
-    stage = engine.Stage("labels", identity(shards), store, LabelWork(), _LABELS)
+    stage = engine.Stage("labels", identity(shards), store, LabelWork(found.store), _LABELS)
     receipts = engine.run(stage, shards, workers, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
         raise DataDamagedError(
-            "\n".join([f"{found.root}: {len(damage)} damaged; fetch these shards again:", *damage])
+            "\n".join(
+                [
+                    f"{found.store.where()}: {len(damage)} damaged; fetch these shards again:",
+                    *damage,
+                ]
+            )
         )
     uses = [LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
     return labelling_of(uses, known)
@@ -198,7 +200,7 @@ def settle_labels(
 
 def identity(shards: Sequence[ShardFile]) -> str:
     """Returns a digest that changes when one of the files is replaced."""
-    return canonical.digest([[s.name, s.num_bytes, s.path.stat().st_mtime_ns] for s in shards])
+    return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
 
 
 def note_validation(member: Member, class_index: dict[str, int]) -> None:
@@ -208,7 +210,7 @@ def note_validation(member: Member, class_index: dict[str, int]) -> None:
 
 
 def check_validation_labels(
-    receipts: Sequence[dict[str, Any]], classes: ClassList, root: Path
+    receipts: Sequence[dict[str, Any]], classes: ClassList, store: Store
 ) -> None:
     """Compares the 50,000 validation labels with the known ones, if all are there.
 
@@ -216,7 +218,7 @@ def check_validation_labels(
       SourceError: they differ.
     """
     noted = {int(n): i for receipt in receipts for n, i in receipt["validation"].items()}
-    check_validation(classes, noted, str(root))
+    check_validation(classes, noted, store.where())
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ class ExistingSet:
 
 
 def check_existing_set(
-    found: TfrecordSet, store: LocalStore, workers: engine.Workers, *, quiet: bool
+    found: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
 ) -> ExistingSet:
     """Reads all shards of a set.
 
@@ -310,12 +312,12 @@ def check_existing_set(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
     # "survey" is the name that earlier versions gave to these receipts on the disk.
-    stage = engine.Stage("survey", digest, store, CheckWork(labelling), _CHECKED)
+    stage = engine.Stage("survey", digest, store, CheckWork(found.store, labelling), _CHECKED)
     receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]
     problems += _copies(shards, receipts)
     try:
-        check_validation_labels(receipts, labelling.classes, found.root)
+        check_validation_labels(receipts, labelling.classes, found.store)
     except DataDamagedError as error:
         problems.append(str(error))
     by_shard = {receipt["shard"]: receipt for receipt in receipts}
@@ -331,7 +333,7 @@ def _copies(shards: Sequence[ShardFile], receipts: Sequence[dict[str, Any]]) -> 
     first: dict[str, str] = {}
     problems = []
     for shard, receipt in zip(shards, receipts, strict=True):
-        name = shard.path.name
+        name = shard.file
         if receipt["sha256"] and first.setdefault(receipt["sha256"], name) != name:
             problems.append(f"{name}: holds the same bytes as {first[receipt['sha256']]}")
     return problems

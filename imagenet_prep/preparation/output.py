@@ -115,15 +115,22 @@ class Output:
         for split in self._replaced(there, made):
             self._discard(split)
             del made[split]
-        begun = Settings(
-            self._wanted.settings.verb, made | {split: self._splits[split] for split in left}
-        )
-        content = canonical.dumps({"config": begun.config, "libraries": self._wanted.libraries})
+        content = self._mark(made, left)
         if self.store.claim(_BEGUN, content) != content:
+            # A bucket keeps what was there: the mark of another run, or of ours for other splits.
             self.left()
+            self.store.write(_BEGUN, self._mark(self._made(self.committed()), left))
         if folder := self.store.as_folder:
-            # For `report`, which reads folders. A bucket gets no paths of this machine.
+            # For `report`. A bucket gets no paths of this machine.
             folder.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
+
+    def _mark(self, made: dict[str, dict[str, Any]], left: Sequence[str]) -> bytes:
+        """Returns the content of run.json where `left` is added to what was made."""
+        wanted = self._wanted
+        begun = Settings(
+            wanted.settings.verb, made | {split: self._splits[split] for split in left}
+        )
+        return canonical.dumps({"config": begun.config, "libraries": wanted.libraries})
 
     def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
         """Returns a callback for `engine.run` that counts bad images and what this run wrote.
@@ -217,13 +224,13 @@ class Output:
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here, if one is."""
         # A listing fails if there is no such bucket; a request for the manifest would not.
-        if naming.MANIFEST not in self.store.list_root():
+        if naming.MANIFEST not in self.store.list_folder():
             return None
         return manifest.loads(self.store.read(naming.MANIFEST), self.store.where(naming.MANIFEST))
 
     def classes(self, there: Manifest) -> ClassList:
         """Returns the class list of the data set here; raises ManifestError if it is damaged."""
-        return listed_classes(self.store.local.root, there)
+        return listed_classes(self.store, there)
 
     def summary(self) -> dict[str, Any]:
         """Returns the summary for the user."""
@@ -287,7 +294,7 @@ class Output:
     def _refuse_strangers(self, made: dict[str, dict[str, Any]]) -> None:
         strangers = [
             name
-            for name in filter(naming.looks_like_shard, self.store.list_root())
+            for name in filter(naming.looks_like_shard, self.store.list_folder())
             if (shard := naming.parse_shard_name(name)) is None or shard.split not in made
         ]
         if strangers:
@@ -342,20 +349,21 @@ class Output:
 
     def _discard(self, split: str) -> None:
         """Removes a split, from the manifest first: it never names files that are gone."""
-        local, there = self.store.local, self.committed()
+        store, there = self.store, self.committed()
         if there is not None and split in there.splits:
             if len(there.splits) > 1:
                 self.commit({}, self.classes(there), dropped=split)
             else:
-                local.remove(naming.MANIFEST)
-        for name in local.names(""):
+                store.remove(naming.MANIFEST)
+        for name in store.names(""):
             parsed = naming.parse_shard_name(name)
             if parsed is not None and parsed.split == split:
-                local.remove(name)
-                local.remove(naming.index_name(name))
+                store.remove(name)
+                store.remove(naming.index_name(name))
         # A new shard of the same size would seem finished by an old receipt.
-        for path in local.path(naming.WORK).glob(f"{self._wanted.settings.verb}-{split}-*"):
-            local.remove_tree(f"{naming.WORK}/{path.name}")
+        for name in store.list_folder(naming.WORK):
+            if name.startswith(f"{self._wanted.settings.verb}-{split}-"):
+                store.remove_tree(f"{naming.WORK}/{name}")
 
 
 def _place(source: Source) -> tuple[int, str]:

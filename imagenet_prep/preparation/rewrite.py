@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import BadImageError, SourceError, UsageError
+from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import Member, PreparedImage
@@ -33,7 +32,7 @@ from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store, same_place
 
 _SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}
 # What a rewritten shard's receipt holds, as for `canonical.fits`.
@@ -84,10 +83,9 @@ class Job:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
             libraries = self.policy.libraries
         files = {
-            split: [[shard.path.name, shard.num_bytes] for shard in self.found.splits[split]]
+            split: [[shard.file, shard.num_bytes] for shard in self.found.splits[split]]
             for split in self.splits
         }
-        shards = [shard for split in self.found.splits.values() for shard in split]
         return Wanted(
             Settings(
                 RESIZE,
@@ -95,31 +93,45 @@ class Job:
             ),
             libraries,
             allowed_bad_images=self.allowed_bad_images,
-            origin={
-                "root": str(self.found.root.absolute()),
-                "files": {shard.path.name: str(shard.path.absolute()) for shard in shards},
-            },
+            origin=self._origin,
             force=self.force,
         )
 
+    @property
+    def _origin(self) -> dict[str, Any]:
+        """Where `report` finds the images before: in a folder, where the input is one."""
+        if (folder := self.found.store.as_folder) is None:
+            return {}
+        root = folder.root.absolute()
+        shards = [shard for split in self.found.splits.values() for shard in split]
+        return {
+            "root": str(root),
+            "files": {shard.file: str(root / shard.path) for shard in shards},
+        }
+
 
 def recorded_images(
-    shard: ShardFile, receipt: dict[str, Any], *, labelling: Labelling, count_colorspaces: bool
+    shard: ShardFile,
+    receipt: dict[str, Any],
+    *,
+    store: Store,
+    labelling: Labelling,
+    count_colorspaces: bool,
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields the images of a source shard; for `WriteWork`.
+    """Yields the images of a source shard, which is read once; for `WriteWork`.
 
     Args:
       shard: of the source.
       receipt: gets counts of the images, and name, size and md5 of the file.
+      store: where the source lies.
       labelling: what the labels of the source mean.
       count_colorspaces: count images that are kept although they are not RGB.
     """
-    path, num_bytes = shard.path, shard.num_bytes
-    source = {"name": path.name, "num_bytes": num_bytes, "md5": _md5(path)}
+    md5 = hashlib.md5(usedforsecurity=False)
     counts: Counter[int] = Counter()
     validation: dict[str, int] = {}
     not_rgb = 0
-    for member, data in tfrecords.read(shard, labelling):
+    for member, data in tfrecords.read(store, shard, labelling, [md5]):
         counts[member.class_index] += 1
         note_validation(member, validation)
         not_rgb += count_colorspaces and _is_kept_without_rgb(data)
@@ -127,19 +139,24 @@ def recorded_images(
     receipt["num_per_class"] = {str(i): n for i, n in sorted(counts.items())}
     receipt["validation"] = validation
     receipt["not_rgb"] = not_rgb
-    receipt["source"] = {**source, "members": counts.total()}
+    receipt["source"] = {
+        "name": shard.file,
+        "num_bytes": shard.num_bytes,
+        "md5": md5.hexdigest(),
+        "members": counts.total(),
+    }
 
 
-def run(job: Job, out: Path) -> dict[str, Any]:
-    """Writes the splits that are not finished and returns the summary.
+def run(job: Job, store: Store) -> dict[str, Any]:
+    """Writes the splits that are not finished into a store and returns the summary.
 
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
-    folders = {shard.path.parent.resolve() for s in job.splits for shard in job.found.splits[s]}
-    if out.resolve() in {job.found.root.resolve(), *folders}:
-        raise UsageError(f"{out} is the input; the result needs a folder of its own")
-    store = LocalStore(out)
+    source = job.found.store
+    folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
+    if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
+        raise UsageError(f"{store.where()} is the input; the result needs a folder of its own")
     output = Output(store, job.wanted)
     if output.left():
         with output.lock():
@@ -152,7 +169,7 @@ def run(job: Job, out: Path) -> dict[str, Any]:
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
 
 
-def preview(job: Job, out: Path) -> dict[str, Any]:
+def preview(job: Job, store: Store) -> dict[str, Any]:
     """Returns what a run would make; reads only the first and last shards."""
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "known only after the whole set is read, so it is read twice"
@@ -161,12 +178,12 @@ def preview(job: Job, out: Path) -> dict[str, Any]:
         what = "ILSVRC2012's classes" if labelling.classes.official else "its own classes"
         labels = f"{what}, labels {labelling.offset} ... {last}"
     return {
-        "out": str(out),
+        "out": store.where(),
         "splits": {
             split: {
                 "shards": len(shards),
                 "source_bytes": sum(shard.num_bytes for shard in shards),
-                "first_file": str(shards[0].path),
+                "first_file": job.found.store.where(shards[0].path),
                 "first_shard": shards[0].name,
             }
             for split, shards in job.found.splits.items()
@@ -177,33 +194,38 @@ def preview(job: Job, out: Path) -> dict[str, Any]:
     }
 
 
-def _labelling(job: Job, store: LocalStore, output: Output, left: Sequence[str]) -> Labelling:
+def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> Labelling:
     there = output.committed()
     known = output.classes(there) if there and set(there.splits) - set(left) else None
     labelling = job.labelling or settle_labels(
         job.found, left, store, job.workers, known=known, quiet=job.quiet
     )
     classes = labelling.classes
-    root = job.found.root
+    where = job.found.store.where()
     if job.wnids_only and not are_wnids(classes.wnids):
         raise UsageError(
-            f"{root}: its classes are called {', '.join(classes.wnids[:3])}, no WNIDs. If that "
+            f"{where}: its classes are called {', '.join(classes.wnids[:3])}, no WNIDs. If that "
             "is right, leave --dataset_name out."
         )
     if known is not None and known.digest != classes.digest:
         raise UsageError(
-            f"{root}: its {len(classes.wnids)} classes are not the {len(known.wnids)} that "
-            f"{store.root} has already. Choose another folder."
+            f"{where}: its {len(classes.wnids)} classes are not the {len(known.wnids)} that "
+            f"{store.where()} has already. Choose another folder."
         )
     return labelling
 
 
-def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: Labelling) -> None:
+def _write(job: Job, store: Store, output: Output, split: str, labelling: Labelling) -> None:
     """Writes one split and commits it."""
     shards = job.found.splits[split]
     work = WriteWork(
         store=store,
-        images=partial(recorded_images, labelling=labelling, count_colorspaces=job.policy is None),
+        images=partial(
+            recorded_images,
+            store=job.found.store,
+            labelling=labelling,
+            count_colorspaces=job.policy is None,
+        ),
         transform=job.transform,
         classes=labelling.classes,
         label_offset=schema.DEFAULT_LABEL_OFFSET,
@@ -234,7 +256,7 @@ def _commit(
     receipts: Sequence[dict[str, Any]],
     classes: ClassList,
 ) -> None:
-    check_validation_labels(receipts, classes, found.root)
+    check_validation_labels(receipts, classes, found.store)
     # Receipts of older versions do not count them; those versions made all images RGB.
     not_rgb = any(receipt.get("not_rgb") for receipt in receipts)
     output.commit(
@@ -253,12 +275,3 @@ def _is_kept_without_rgb(data: bytes) -> bool:
         return not is_rgb(keep(data).encoded)
     except BadImageError:
         return False  # it is left out
-
-
-def _md5(path: Path) -> str:
-    try:
-        with open(path, "rb") as stream:
-            digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
-    return digest.hexdigest()

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, naming, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Shard
@@ -154,7 +154,7 @@ def _images(
     parsed = naming.parse_shard_name(shard.name)
     is_unique = parsed is not None and parsed.split == schema.VALIDATION
     try:
-        with open(facts.root / shard.name, "rb") as stream:
+        with facts.store.opened(shard.name) as stream:
             records = tfrecord.read_records(stream, shard.name)
             if most is not None:
                 step = max(1, shard.examples // most)
@@ -163,5 +163,5 @@ def _images(
                 image = example.decode(record.payload, facts.manifest.lacks)
                 key = image.filename if is_unique else f"{image.wnid}/{image.filename}"
                 yield key, image
-    except (DataDamagedError, OSError) as error:
+    except (DataDamagedError, StoreError, OSError) as error:
         facts.problems.append(str(error))

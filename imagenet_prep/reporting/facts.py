@@ -7,23 +7,24 @@ error: the page shows it as a problem. Only receipts that name a shard of this d
 from __future__ import annotations
 
 import math
-import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import measures, naming, placement, tfrecord
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Origin
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
 
 # A receipt has some hundred kB. In memory, JSON takes up to twenty times its size.
 _MAX_JSON_BYTES = 16 << 20
@@ -42,6 +43,11 @@ _INCIDENT = {
 }
 _REPLICA = dict.fromkeys(("where", "when", "digest"), str)
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
+
+# Reads that are under way at a time.
+_AHEAD = 8
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 _READ, _CODEC, _PROOF = "read and write", "decode, shrink, encode", "md5 of the sources"
 
@@ -73,7 +79,7 @@ class Facts:
     """What is known of one data set.
 
     Attributes:
-      root: its folder.
+      store: where it lies.
       manifest: its manifest.
       part: which of its shards lie here.
       classes: by class index.
@@ -85,11 +91,12 @@ class Facts:
       num_classes: classes in each shard whose receipt says so, by its name.
       tasks: that wrote its shards.
       seconds_of: working time of all workers together, by stage.
-      source_root, source_files: where the source lay: a folder, and files by name.
+      source: where the source lies; None where nothing tells.
+      source_files: its files that lie elsewhere, by name.
       replicas: the last line of naming.REPLICAS about each place.
     """
 
-    root: Path
+    store: Store
     manifest: Manifest
     part: Placement
     classes: list[ClassName]
@@ -101,9 +108,14 @@ class Facts:
     num_classes: dict[str, int] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
     seconds_of: dict[str, float] = field(default_factory=dict)
-    source_root: Path | None = None
+    source: Store | None = None
     source_files: dict[str, str] = field(default_factory=dict)
     replicas: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What it is called: the last part of its address."""
+        return self.store.where().rpartition("/")[2]
 
     @cached_property
     def index_of_wnid(self) -> dict[str, int]:
@@ -139,49 +151,65 @@ class Facts:
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
         """Returns bytes of the source, or None if it is not there any more."""
-        if not 0 <= size <= MAX_IMAGE_BYTES:
+        if offset < 0 or not 0 <= size <= MAX_IMAGE_BYTES:
             return None
-        path = Path(self.source_files.get(archive, ""))
-        if archive not in self.source_files:
-            if self.source_root is None:
-                return None
-            path = self.source_root / archive
+        store, name = self.source, archive
+        if archive in self.source_files:
+            path = Path(self.source_files[archive])
+            store, name = LocalStore(path.parent), path.name
+        if store is None:
+            return None
         try:
-            with open(path, "rb") as file:
-                file.seek(offset)
-                data = file.read(size)
-        except (OSError, OverflowError, ValueError):
+            data = store.read(name, offset, size)
+        except (DataDamagedError, StoreError, OverflowError, ValueError):
             return None
         return data if len(data) == size else None
 
 
-def gather(root: Path, manifest: Manifest, problems: list[str], source: Path | None) -> Facts:
-    """Returns the facts of the data set in `root`.
+def gather(
+    store: Store, manifest: Manifest, problems: list[str], source: Store | None = None
+) -> Facts:
+    """Returns the facts of the data set in `store`.
 
     Args:
-      root: its folder.
+      store: where it lies.
       manifest: its manifest, proven.
       problems: what a check has found.
-      source: folder of the archives; None for the one that they were read from.
+      source: where the archives lie; None for the folder that they were read from.
     """
+    folder = store.as_folder
     facts = Facts(
-        root=root,
+        store=store,
         manifest=manifest,
-        part=placement.load(root, manifest),
-        classes=_classes(root),
-        incidents=[line for line in _lines(root, naming.QUARANTINE) if _is_incident(line)],
+        # Only folders of hosts hold less.
+        part=placement.load(folder.root, manifest) if folder else placement.WHOLE,
+        classes=_classes(store),
+        incidents=[line for line in _lines(store, naming.QUARANTINE) if _is_incident(line)],
         problems=list(problems),
-        replicas=_replicas(root),
+        replicas=_replicas(store),
     )
-    origin = _json(root, naming.ORIGIN)
+    origin = _json(store, naming.ORIGIN)
     files = origin.get("files")
     if source is not None:
-        facts.source_root = source
+        facts.source = source
     elif isinstance(origin.get("root"), str) and isinstance(files, dict):
-        facts.source_root = Path(origin["root"])
+        # A folder, whatever it says: the data set's own files send nobody to a server.
+        facts.source = LocalStore(Path(origin["root"]))
         facts.source_files = {name: str(path) for name, path in files.items()}
     _read_receipts(facts)
     return facts
+
+
+def ahead(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+    """Yields function(item) in order, while the next few are under way: servers answer slowly."""
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="ahead") as pool:
+        waiting: deque[Future[Answer]] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) == _AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def record_at(facts: Facts, shard: str, index: list[str], number: int) -> bytes:
@@ -198,12 +226,10 @@ def record_at(facts: Facts, shard: str, index: list[str], number: int) -> bytes:
     """
     try:
         offset, size = map(int, index[number].split())
-        if not 0 <= size <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES:
-            raise ValueError("its index claims a longer record than there can be")
-        with open(facts.root / shard, "rb") as file:
-            file.seek(offset)
-            return file.read(size)
-    except (OSError, OverflowError, ValueError, IndexError) as error:
+        if offset < 0 or not 0 <= size <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES:
+            raise ValueError("its index claims a record where there can be none")
+        return facts.store.read(shard, offset, size)
+    except (StoreError, OverflowError, ValueError, IndexError) as error:
         raise DataDamagedError(f"{shard}: record {number}: cannot be read: {error}") from error
 
 
@@ -215,9 +241,8 @@ def index_of(facts: Facts, shard: str) -> list[str]:
     """
     name = naming.index_name(shard)
     try:
-        with open(facts.root / name, "rb") as file:
-            return file.read(_MAX_LIST_BYTES).decode("ascii").splitlines()
-    except (OSError, ValueError) as error:
+        return facts.store.read(name, 0, _MAX_LIST_BYTES).decode("ascii").splitlines()
+    except (StoreError, ValueError) as error:
         raise DataDamagedError(f"{name}: cannot be read: {error}") from error
 
 
@@ -228,9 +253,8 @@ def _read_receipts(facts: Facts) -> None:
     stages: defaultdict[str, float] = defaultdict(float)
     # One receipt of each shard counts, also if a shard was made twice, e.g. repaired.
     left = dict(sha256)
-    for path in sorted(facts.root.glob(f"{naming.WORK}/*/receipts/*.json")):
-        stage = _STAGE.fullmatch(path.parts[-3])
-        receipt = _json(facts.root, str(path.relative_to(facts.root)))
+    for folder, receipt in _receipts(facts.store):
+        stage = _STAGE.fullmatch(folder)
         try:
             task = Task(
                 _number(receipt["start_s"], _LAST_S),
@@ -262,6 +286,28 @@ def _read_receipts(facts: Facts) -> None:
             histograms.setdefault(name, Counter()).update(counts)
     facts.histograms = histograms
     facts.seconds_of = dict(stages)
+
+
+def _receipts(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (name of its stage's folder, receipt) in the order of their paths."""
+
+    def read(name: str) -> bytes:
+        return _bytes(store, name, _MAX_JSON_BYTES)
+
+    for folder in _unless_refused(store.list_folder, naming.WORK):
+        place = f"{naming.WORK}/{folder}/receipts"
+        names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
+        # Parsed one at a time: JSON takes memory.
+        for data in ahead(read, (f"{place}/{name}" for name in names)):
+            yield folder, _parsed(data)
+
+
+def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[str]:
+    """Returns the names in a folder; none where it is a link, or may not be listed."""
+    try:
+        return listing(folder)
+    except (StoreError, DataDamagedError):
+        return []
 
 
 class _ShardReceipt(NamedTuple):
@@ -319,16 +365,13 @@ def _bin(text: str) -> int:
     return number
 
 
-def _classes(root: Path) -> list[ClassName]:
-    try:
-        text = (root / naming.LABELS).read_text("utf-8", errors="replace")
-    except OSError:
-        return []
+def _classes(store: Store) -> list[ClassName]:
+    text = _bytes(store, naming.LABELS, _MAX_LIST_BYTES).decode("utf-8", errors="replace")
     return [ClassName(*line.partition(" ")[::2]) for line in text.splitlines()]
 
 
-def _replicas(root: Path) -> list[dict[str, Any]]:
-    lines = [line for line in _lines(root, naming.REPLICAS) if canonical.fits(line, _REPLICA)]
+def _replicas(store: Store) -> list[dict[str, Any]]:
+    lines = [line for line in _lines(store, naming.REPLICAS) if canonical.fits(line, _REPLICA)]
     return list({line["where"]: line for line in lines}.values())
 
 
@@ -338,8 +381,8 @@ def _is_incident(line: dict[str, Any]) -> bool:
     )
 
 
-def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
-    for line in _bytes(root, name, _MAX_LIST_BYTES).splitlines():
+def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    for line in _bytes(store, name, _MAX_LIST_BYTES).splitlines():
         try:
             content = canonical.loads(line) if len(line) <= _MAX_JSON_BYTES else None
         except ValueError:
@@ -348,18 +391,21 @@ def _lines(root: Path, name: str) -> Iterator[dict[str, Any]]:
             yield content
 
 
-def _json(root: Path, name: str) -> dict[str, Any]:
+def _json(store: Store, name: str) -> dict[str, Any]:
+    return _parsed(_bytes(store, name, _MAX_JSON_BYTES))
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
     try:
-        content = canonical.loads(_bytes(root, name, _MAX_JSON_BYTES))
+        content = canonical.loads(data)
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _bytes(root: Path, name: str, most: int) -> bytes:
-    """Returns up to `most` bytes of a regular file; b"" for a link, a pipe or a missing file."""
+def _bytes(store: Store, name: str, most: int) -> bytes:
+    """Returns up to `most` bytes of a file; b"" for a pipe, a link in .work or a missing file."""
     try:
-        with open(LocalStore(root).open(name, os.O_RDONLY), "rb") as file:
-            return file.read(most)
-    except (OSError, ImagenetPrepError):
+        return store.read(name, 0, most)
+    except (StoreError, DataDamagedError):
         return b""

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -75,7 +74,7 @@ def report(
     shown = len({tile.class_index for tile in tiles})
     return _render(
         "report.html.jinja",
-        f"{facts.root.name}: report",
+        f"{facts.name}: report",
         made_at,
         data={"tiles": [_facts_of(tile) for tile in tiles], "classes": classes},
         facts=facts,
@@ -102,9 +101,9 @@ def report(
 def comparison(found: Comparison, *, seed: int, made_at: datetime) -> str:
     """Returns the comparison of two data sets as HTML."""
     one, other = found.facts
-    names = [one.root.name, other.root.name]
+    names = [one.name, other.name]
     if names[0] == names[1]:
-        names = [str(one.root), str(other.root)]
+        names = [one.store.where(), other.store.where()]
     return _render(
         "compare.html.jinja",
         f"{names[0]} and {names[1]}",
@@ -154,10 +153,11 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
 }
 
 
-def broken(root: Path, problem: str, made_at: datetime) -> str:
+def broken(where: str, problem: str, made_at: datetime) -> str:
     """Returns the report of a data set whose manifest cannot be used, as HTML."""
-    title = f"{root.name}: damaged"
-    return _render("broken.html.jinja", title, made_at, data={}, name=root.name, problem=problem)
+    name = where.rpartition("/")[2]
+    title = f"{name}: damaged"
+    return _render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
 
 
 def _render(
@@ -247,18 +247,21 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _loading(facts: Facts) -> list[Loading]:
-    folder = str(facts.root.absolute())
+    folder = facts.store.where()
     split = (
         schema.TRAIN if schema.TRAIN in facts.manifest.splits else next(iter(facts.manifest.splits))
     )
+    ours = Loading(
+        "imagenet-prep's own reader",
+        "from imagenet_prep.read import make_dataset\n"
+        f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
+        f"for batch in {split}:\n"
+        "    batch['images'], batch['class_index'], batch['mask']",
+    )
+    if facts.store.as_folder is None:
+        return [ours]  # the others read folders
     return [
-        Loading(
-            "imagenet-prep's own reader",
-            "from imagenet_prep.read import make_dataset\n"
-            f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
-            f"for batch in {split}:\n"
-            "    batch['images'], batch['class_index'], batch['mask']",
-        ),
+        ours,
         Loading(
             "TensorFlow Datasets",
             "import tensorflow_datasets as tfds\n"

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
@@ -16,7 +17,7 @@ from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.measures import Origin
 from imagenet_prep.dataset.member import QUARANTINED
 from imagenet_prep.reporting import pictures
-from imagenet_prep.reporting.facts import Facts, index_of, record_at
+from imagenet_prep.reporting.facts import Facts, ahead, index_of, record_at
 
 # One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
 _MAX_TILES = 1000
@@ -76,6 +77,10 @@ class _Candidate(NamedTuple):
     origin: Origin | None
 
 
+# A shard, and some of its records with their origins.
+_Group = tuple[str, list[tuple[int, Origin | None]]]
+
+
 @dataclass
 class Incident:
     """One image that was left out or changed.
@@ -102,10 +107,11 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
     side, quality = _LARGE if num <= _MAX_LARGE else _SMALL
     tiles: list[Tile] = []
     used = 0
-    for candidate in _candidates(facts, seed):
+    wanted = (each for each in _candidates(facts, seed) if _has_room(facts, each, left))
+    for candidate, found in ahead(partial(_record, facts), wanted):
         if len(tiles) >= num or used >= _TILE_BYTES:
             break
-        tile = _tile(facts, candidate, left, side, quality)
+        tile = _tile(facts, candidate, found, left, side, quality)
         if tile is not None:
             used += len(tile.picture)
             left[tile.class_index] -= 1
@@ -123,20 +129,36 @@ def _quota(facts: Facts) -> dict[int, int]:
     return {index: min(quota, count) for index, count in per_class.items()}
 
 
+def _has_room(facts: Facts, candidate: _Candidate, left: dict[int, int]) -> bool:
+    """Returns whether its class may lack images, as far as that is known without the record."""
+    if candidate.origin is None:
+        return True
+    known = facts.index_of_wnid.get(candidate.origin.key.partition("/")[0])
+    return known is None or bool(left.get(known))
+
+
+def _record(
+    facts: Facts, candidate: _Candidate
+) -> tuple[_Candidate, example.ImageExample | DataDamagedError]:
+    """Returns what a record holds, or what is wrong with it."""
+    try:
+        return candidate, _read(facts, candidate.shard, candidate.lines, candidate.record)
+    except DataDamagedError as error:
+        return candidate, error
+
+
 def _tile(
-    facts: Facts, candidate: _Candidate, left: dict[int, int], side: int, quality: int
+    facts: Facts,
+    candidate: _Candidate,
+    found: example.ImageExample | DataDamagedError,
+    left: dict[int, int],
+    side: int,
+    quality: int,
 ) -> Tile | None:
     """Returns the tile of one record; None if its class has enough, or if it is damaged."""
     shard, lines, record, origin = candidate
-    if origin is not None:
-        # The class is known without reading the record.
-        known = facts.index_of_wnid.get(origin.key.partition("/")[0])
-        if known is not None and not left.get(known):
-            return None
-    try:
-        found = _read(facts, shard, lines, record)
-    except DataDamagedError as error:
-        facts.problems.append(str(error))
+    if isinstance(found, DataDamagedError):
+        facts.problems.append(str(found))
         return None
     class_index = found.stored_label - facts.manifest.label_offset
     if left.get(class_index, 0) <= 0:
@@ -180,7 +202,24 @@ def incidents(facts: Facts) -> list[Incident]:
 
 
 def _candidates(facts: Facts, seed: int) -> Iterator[_Candidate]:
-    """Yields records in a random order that the seed decides, shard by shard.
+    """Yields records as `_groups` lists them, each with the index of its shard."""
+
+    def indexed(group: _Group) -> tuple[_Group, list[str] | DataDamagedError]:
+        try:
+            return group, index_of(facts, group[0])
+        except DataDamagedError as error:
+            return group, error
+
+    for (name, records), lines in ahead(indexed, _groups(facts, seed)):
+        if isinstance(lines, DataDamagedError):
+            facts.problems.append(str(lines))
+            continue
+        for record, origin in records:
+            yield _Candidate(name, lines, record, origin)
+
+
+def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
+    """Yields shards with records of theirs, both in a random order that the seed decides.
 
     Records whose origin is in a receipt come first. They are few in each shard, and older
     receipts name none; then any other record is as good.
@@ -203,13 +242,7 @@ def _candidates(facts: Facts, seed: int) -> Iterator[_Candidate]:
         for name in order:
             records = sorted(by_shard[name].items(), key=lambda record: record[0])
             chance.shuffle(records)
-            try:
-                lines = index_of(facts, name)
-            except DataDamagedError as error:
-                facts.problems.append(str(error))
-                continue
-            for found in records:
-                yield _Candidate(name, lines, *found)
+            yield name, records
 
 
 def _read(facts: Facts, shard: str, index: list[str], number: int) -> example.ImageExample:
@@ -227,17 +260,25 @@ def _read(facts: Facts, shard: str, index: list[str], number: int) -> example.Im
 def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
     """Adds PSNR to resized tiles, and pairs of pictures to the first of them."""
     used = pairs = 0
-    for tile in tiles:
-        origin = tile.origin
-        if origin is None or (origin.height, origin.width) == (tile.height, tile.width):
-            continue
+
+    def both(tile_origin: tuple[Tile, Origin]) -> tuple[Tile, Origin, bytes | None, bytes]:
+        tile, origin = tile_origin
         data = facts.source_bytes(origin.archive, origin.offset, origin.size)
+        if data is None:
+            return tile, origin, None, b""
+        lines = index_of(facts, tile.shard)
+        return tile, origin, data, _read(facts, tile.shard, lines, tile.record).encoded
+
+    resized = (
+        (tile, tile.origin)
+        for tile in tiles
+        if tile.origin and (tile.origin.height, tile.origin.width) != (tile.height, tile.width)
+    )
+    for tile, origin, data, encoded in ahead(both, resized):
         source = pictures.decode(data) if data else None
         if source is None or source.size != (origin.width, origin.height):
             continue
-        stored = pictures.decode(
-            _read(facts, tile.shard, index_of(facts, tile.shard), tile.record).encoded
-        )
+        stored = pictures.decode(encoded)
         if stored is None or stored.size != (tile.width, tile.height):
             continue
         tile.psnr = pictures.psnr(pictures.shrunk(source, stored.size), stored)

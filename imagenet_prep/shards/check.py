@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.levels import DECODE, MANIFEST
 from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
 
 # A line of an index has two numbers of up to 20 digits. A longer line is damaged.
@@ -67,30 +68,31 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
     if expectation.level == MANIFEST or len(sizes) < len(shard.files):
         return report
     try:
-        with expectation.store.local_copies(sizes) as root:
-            _check_content(shard, root / records.name, root / index.name, expectation, report)
+        lines = _check_records(shard, expectation, report)
+        _check_index(shard, index.name, expectation.store, lines, report)
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
     return report
 
 
-def _check_content(
-    shard: Shard, path: Path, index: Path, expectation: Expectation, report: Report
-) -> None:
+def _check_records(shard: Shard, expectation: Expectation, report: Report) -> list[str]:
+    """Reads a shard once; returns the lines that its index must have, up to the first damage."""
     found = len(report.problems)
     lines = []
-    with open(path, "rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        stream.seek(0)
+    digest = hashlib.sha256()
+    with expectation.store.opened(shard.name) as opened:
+        chunks = hashed(opened, [digest])
         try:
-            for record in tfrecord.read_records(stream, shard.name):
+            for record in tfrecord.read_records(as_file(chunks), shard.name):
                 size = len(record.payload) + tfrecord.FRAMING_BYTES
                 lines.append(tfrecord.index_line(record.offset, size))
                 if expectation.level == DECODE:
                     _check_example(record, shard, expectation, report)
         except DataDamagedError as error:
             report.problems.append(str(error))
-    if sha256 != shard.sha256:
+        # What lies behind the damage belongs to the sha256 too.
+        collections.deque(chunks, maxlen=0)
+    if (sha256 := digest.hexdigest()) != shard.sha256:
         other = expectation.name_of_sha256.get(sha256)
         if other is not None:
             report.problems.append(f"{shard.name}: holds the content of {other}; swapped")
@@ -101,16 +103,18 @@ def _check_content(
             )
     elif len(lines) != shard.examples:
         report.problems.append(f"{shard.name}: {len(lines)} records, expected {shard.examples}")
-    _check_index(shard, index, lines, report)
+    return lines
 
 
-def _check_index(shard: Shard, index: Path, lines: Sequence[str], report: Report) -> None:
-    with open(index, "rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        if sha256 == shard.index_sha256:
-            return
-        name = naming.index_name(shard.name)
-        stream.seek(0)
+def _check_index(
+    shard: Shard, name: str, store: Store, lines: Sequence[str], report: Report
+) -> None:
+    digest = hashlib.sha256()
+    with store.opened(name) as opened:
+        collections.deque(hashed(opened, [digest]), maxlen=0)
+    if (sha256 := digest.hexdigest()) == shard.index_sha256:
+        return
+    with store.opened(name) as stream:
         for number, expected in enumerate(lines):
             line = stream.readline(_MAX_LINE_BYTES).decode(errors="replace")
             if line and line != expected:

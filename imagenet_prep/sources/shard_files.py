@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import manifest, naming, schema
+from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.store import Store
 
 _SPLIT = "|".join(schema.SPLITS)
 _PLAIN = re.compile(rf"({_SPLIT})-(\d{{5}})-of-(\d{{5}})")
@@ -22,15 +23,27 @@ class ShardFile(NamedTuple):
       split: "train", "validation" or "holdout".
       number: 0-based, whatever the file's name begins to count from.
       num_shards: of the split.
-      path: the file.
-      num_bytes: its size.
+      path: the file, relative to the set.
+      stat: the file as it was found.
+      sha256: of the file, where a manifest of ours says it; else "".
     """
 
     split: str
     number: int
     num_shards: int
-    path: Path
-    num_bytes: int
+    path: str
+    stat: Stat
+    sha256: str = ""
+
+    @property
+    def file(self) -> str:
+        """The file's own name."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return self.stat.size
 
     @property
     def name(self) -> str:
@@ -40,54 +53,67 @@ class ShardFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TfrecordSet:
-    """The shards of one folder.
+    """The shards of one folder or prefix.
 
     Attributes:
-      root: the folder.
+      store: where they lie.
       splits: shards by split, in order, none missing.
       manifest: of the set, where this program made it.
     """
 
-    root: Path
+    store: Store
     splits: dict[str, tuple[ShardFile, ...]]
     manifest: manifest.Manifest | None
 
 
-def find(root: Path) -> TfrecordSet:
-    """Returns the set of shards in `root`, or in folders below it that are called as splits.
+def find(store: Store) -> TfrecordSet:
+    """Returns the set of shards in `store`, or in folders below it that are called as splits.
 
     Raises:
       UsageError: there is none.
+      IncompleteError, StoreError: a server does not answer, or refuses.
       SourceError: shards are missing, or shards of two sets lie there.
       ManifestError: its dataset.json is damaged.
     """
-    if not root.is_dir():
-        raise UsageError(f"{root}: no such folder")
-    files: dict[str, dict[tuple[Path, int], dict[int, Path]]] = {}
-    for folder in (root, *(root / split for split in schema.SPLITS)):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            named = _parts(path.name)
-            if named and path.is_file():
+    where = store.where()
+    if (local := store.as_folder) and not local.root.is_dir():
+        raise UsageError(f"{where}: no such folder")
+    there = store.list_folder()
+    files: dict[str, dict[tuple[str, int], dict[int, str]]] = {}
+    stats: dict[str, Stat] = {}
+    for folder in ("", *(split for split in schema.SPLITS if split in there)):
+        below = f"{folder}/" if folder else ""
+        for name, stat in sorted(store.stats(folder).items()):
+            stats[path := below + name] = stat
+            if named := _parts(name):
                 family = (folder, named.num_shards)
                 files.setdefault(named.split, {}).setdefault(family, {})[named.number] = path
     if not files:
-        there = some(sorted(path.name for path in root.iterdir())) or "nothing"
         raise UsageError(
-            f"{root}: no TFRecord shards here; found {there}. Shards are named "
+            f"{where}: no TFRecord shards here; found {some(there) or 'nothing'}. Shards are named "
             "train-00000-of-01024 (or from 00001, or imagenet2012-train.tfrecord-00000-of-01024), "
             "flat or in train/ and validation/."
         )
+    known: manifest.Manifest | None = None
+    sha256: dict[str, str] = {}
+    if naming.MANIFEST in stats:
+        known = manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
+        sha256 = {shard.name: shard.sha256 for s in known.splits.values() for shard in s.shards}
     splits = {
-        split: _in_order(root, split, files[split]) for split in schema.SPLITS if split in files
+        split: tuple(
+            ShardFile(split, number, total, path, stats[path], sha256.get(path, ""))
+            for number, path, total in _in_order(where, split, files[split])
+        )
+        for split in schema.SPLITS
+        if split in files
     }
-    path = root / naming.MANIFEST
-    known = manifest.loads(path.read_bytes(), str(path)) if path.is_file() else None
-    return TfrecordSet(root, splits, known)
+    return TfrecordSet(store, splits, known)
 
 
 def _in_order(
-    root: Path, split: str, families: dict[tuple[Path, int], dict[int, Path]]
-) -> tuple[ShardFile, ...]:
+    where: str, split: str, families: dict[tuple[str, int], dict[int, str]]
+) -> list[tuple[int, str, int]]:
+    """Returns (number from 0, path, number of shards) of each shard of a split."""
     (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
     strangers = [
         path for family in families.values() if family is not numbered for path in family.values()
@@ -102,20 +128,17 @@ def _in_order(
         numbers = some([f"{number:05d}" for number in missing])
         problems.append(f"{len(missing)} of {total} shards are missing ({numbers})")
     if strangers:
-        names = some([path.relative_to(root) for path in sorted(strangers)])
+        names = some(sorted(strangers))
         problems.append(
             f"{len(strangers)} surplus files, of another set or another number of shards ({names})"
         )
     if problems:
         raise SourceError(
-            f"{root}: {split}: {'; '.join(problems)}. Names count from {first} to "
+            f"{where}: {split}: {'; '.join(problems)}. Names count from {first} to "
             f"{first + total - 1}. Add the missing shards, or move away the files "
             "that do not belong here."
         )
-    return tuple(
-        ShardFile(split, number - first, total, path, path.stat().st_size)
-        for number, path in sorted(numbered.items())
-    )
+    return [(number - first, path, total) for number, path in sorted(numbered.items())]
 
 
 def split_of(name: str) -> str:

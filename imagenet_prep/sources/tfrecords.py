@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError
 from imagenet_prep.dataset import manifest, naming, protobuf, schema, tfrecord
@@ -23,12 +22,15 @@ from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import WNID, ClassList, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage.store import Store
 
 _TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME = "image", "label", "file_name"
 _TFDS_KEYS = {_TFDS_IMAGE, _TFDS_LABEL, _TFDS_NAME}
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
 # Enough of an image to find it by.
 _FIRST_BYTES = 64
+_GZIP = b"\x1f\x8b"
 _BOX_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
 OnDamage = Callable[[DataDamagedError], None]
@@ -60,31 +62,40 @@ class Entry(NamedTuple):
 
 
 def entries(
-    shard: ShardFile, on_damage: OnDamage | None = None
+    store: Store, shard: ShardFile, on_damage: OnDamage | None = None, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[tfrecord.Record, Entry]]:
     """Yields (record, what it says) in the order of the records, each proven by both CRCs.
 
+    The shard is read once; where a manifest says its sha256, that is proven on the way.
+
     Args:
+      store: where the shard lies.
       shard: to read.
       on_damage: is given what is wrong with a record, which is then left out; without it the
         first error is raised.
+      hashes: of hashlib; at the end they have been given all bytes of the shard.
 
     Raises:
       DataDamagedError: names shard, record and byte offset.
+      IncompleteError: the shard is another one than was found.
+      StoreError: a server refuses.
     """
-    name = shard.path.name
-    seen = 0
+    name = shard.file
+    seen = damaged = 0
+    sha256 = hashlib.sha256()
 
     def report(error: DataDamagedError) -> None:
-        nonlocal seen
+        nonlocal seen, damaged
         seen += 1
+        damaged += 1
         if on_damage is None:
             raise error
         on_damage(error)
 
     try:
-        with open(shard.path, "rb") as stream:
-            for record in tfrecord.read_records(stream, name, report):
+        with store.opened(shard.path, shard.stat) as opened:
+            chunks = hashed(opened, [*hashes, sha256] if shard.sha256 else hashes)
+            for record in tfrecord.read_records(as_file(chunks), name, report):
                 seen += 1
                 try:
                     entry = parse(record.payload)
@@ -93,7 +104,7 @@ def entries(
                 else:
                     yield record, entry
     except DataDamagedError as error:
-        if not seen and shard.path.read_bytes()[:2] == b"\x1f\x8b":
+        if not seen and store.read(shard.path, 0, len(_GZIP)) == _GZIP:
             error = DataDamagedError(f"{error}. It is compressed by gzip: unpack it first")
         report(error)
     except OSError as error:
@@ -101,11 +112,17 @@ def entries(
     else:
         if not seen:
             report(DataDamagedError(f"{name}: holds no record"))
+        if shard.sha256 and not damaged and sha256.hexdigest() != shard.sha256:
+            report(
+                DataDamagedError(
+                    f"{name}: sha256 {sha256.hexdigest()}, its manifest says {shard.sha256}"
+                )
+            )
 
 
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
     """Returns how errors call a record."""
-    return f"{shard.path.name}: record {record.number} at byte {record.offset:,}"
+    return f"{shard.file}: record {record.number} at byte {record.offset:,}"
 
 
 def parse(payload: bytes) -> Entry:
@@ -152,14 +169,17 @@ def parse(payload: bytes) -> Entry:
     )
 
 
-def read(shard: ShardFile, labelling: Labelling) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, its encoded bytes) in the order of the records.
+def read(
+    store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
+) -> Iterator[tuple[Member, bytes]]:
+    """Yields (member, its encoded bytes) in the order of the records; arguments as for `entries`.
 
     Raises:
       DataDamagedError: names shard, record and byte offset.
+      IncompleteError, StoreError: as for `entries`.
     """
     try:
-        for record, entry in entries(shard):
+        for record, entry in entries(store, shard, hashes=hashes):
             yield member(shard, record, entry, labelling), entry.encoded
     except DataDamagedError as error:
         raise DataDamagedError(
@@ -181,7 +201,7 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
     wnid, name = labelling.classes.wnids[index], entry.filename
     key = name if shard.split == schema.VALIDATION else f"{wnid}/{name}"
     start = record.offset + tfrecord.HEAD_BYTES + _find(record.payload, entry.encoded)
-    return Member(key, shard.path.name, start, len(entry.encoded), index, entry.boxes)
+    return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
 
 
 def _find(payload: bytes, encoded: bytes) -> int:
@@ -207,12 +227,12 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
       ManifestError: labels.txt is not what the manifest says.
     """
     if found.manifest is not None:
-        return Labelling(listed_classes(found.root, found.manifest), found.manifest.label_offset)
+        return Labelling(listed_classes(found.store, found.manifest), found.manifest.label_offset)
     shards = dict.fromkeys(
         shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1])
     )
     # Damage is for those who read everything to name.
-    uses = [use for shard in shards for use in label_uses(shard, lambda _: None)]
+    uses = [use for shard in shards for use in label_uses(found.store, shard, lambda _: None)]
     official = official_classes()
     if not uses or not all(use.name in official.index for use in uses if use.name):
         return None
@@ -220,10 +240,10 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     return Labelling(official, offsets.pop()) if offsets in ({0}, {1}) else None
 
 
-def label_uses(shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
+def label_uses(store: Store, shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
     """Returns each pair of class and label in a shard, how often, and where first."""
     counts: dict[tuple[str, int], LabelUse] = {}
-    for record, entry in entries(shard, on_damage):
+    for record, entry in entries(store, shard, on_damage):
         key = entry.name, entry.label
         use = counts.get(key)
         if use is None:
@@ -232,17 +252,19 @@ def label_uses(shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
     return list(counts.values())
 
 
-def listed_classes(root: Path, there: manifest.Manifest) -> ClassList:
+def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
     """Returns the class list of a data set of ours.
 
     Raises:
       ManifestError: labels.txt is not what the manifest says.
     """
-    path = root / naming.LABELS
+    name = naming.LABELS
     expected = {file.name: file.sha256 for file in there.files}
-    data = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(data).hexdigest() != expected[naming.LABELS]:
-        raise ManifestError(f"{path}: missing, or not what {naming.MANIFEST} says. Fetch it again.")
+    data = store.read(name) if store.size(name) is not None else b""
+    if hashlib.sha256(data).hexdigest() != expected[name]:
+        raise ManifestError(
+            f"{store.where(name)}: missing, or not what {naming.MANIFEST} says. Fetch it again."
+        )
     rows = [line.partition(" ") for line in data.decode().splitlines()]
     return ClassList(tuple(row[0] for row in rows), tuple(row[2] for row in rows))
 

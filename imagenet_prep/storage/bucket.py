@@ -20,7 +20,7 @@ from imagenet_prep.storage import scratch
 from imagenet_prep.storage.fetch import as_file, bring, stream
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import AbsentError, TakenError, UnavailableError
+from imagenet_prep.storage.remote import AbsentError, Stat, TakenError, UnavailableError
 from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
 from imagenet_prep.storage.upload import PART_BYTES, SHA256, Stored, Uploader
@@ -120,54 +120,50 @@ class BucketStore:
 
     def names(self, folder: str) -> list[str]:
         """As for `Store`."""
-        found = (entry["Key"] for entry in self._list(folder) if "Size" in entry)
-        return sorted(name for key in found if (name := key.rpartition("/")[2]))
+        return sorted(self.stats(folder))
 
-    def list_root(self) -> list[str]:
+    def stats(self, folder: str) -> dict[str, Stat]:
         """As for `Store`."""
-        return sorted(entry["Key"].rstrip("/") for entry in self._list("") if entry["Key"])
+        return {
+            name: Stat(entry["Size"], entry["ETag"], True)
+            for entry in self._list(folder)
+            if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
+        }
+
+    def list_folder(self, folder: str = "") -> list[str]:
+        """As for `Store`."""
+        keys = (entry["Key"].rstrip("/") for entry in self._list(folder))
+        return sorted(key.rpartition("/")[2] for key in keys if key not in ("", folder))
 
     def everything(self) -> set[str]:
         """Returns the names of all objects below the prefix."""
         return {entry["Key"] for entry in self._list("", deep=True)}
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         """As for `Store`.
 
         Raises:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        return self._with_retries(name, lambda: self._s3.get(name))
+        return self._with_retries(name, lambda: self._s3.get(name, offset, size))
 
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """As for `Store`; many at a time."""
         return iter(self._each(self.read, names))
 
     @contextlib.contextmanager
-    def local_copies(self, names: Iterable[str]) -> Iterator[Path]:
-        """As for `Store`: fetches them for as long as they are needed."""
-        with scratch.place() as folder:
-            for name in names:
-                path = LocalStore(folder).path(name)
-                with storage_errors("write", path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(AbsentError):
-                    self._fetch(name, path)
-            yield folder
-
-    @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[BinaryIO]:
-        """Yields a whole object to be read from its start, as far as it is needed.
+    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+        """As for `Store`; no more is fetched than is read.
 
         Raises:
           AbsentError: there is none.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
         budget = self._budget(name)
-        stat = with_retries(lambda: self._s3.stat(name), budget)
+        stat = stat or with_retries(lambda: self._s3.stat(name), budget)
         with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
-            yield as_file(chunks, PART_BYTES)
+            yield as_file(chunks)
 
     def temporary(self) -> Path:
         """As for `Store`: below TMPDIR; gone with this process."""
@@ -237,7 +233,7 @@ class BucketStore:
         self._each(self.remove, [entry["Key"] for entry in entries])
 
     def remove(self, name: str) -> None:
-        """Removes an object; absent is fine."""
+        """As for `Store`."""
         self._call(name, "delete_object")
 
     @contextlib.contextmanager
@@ -349,12 +345,6 @@ class BucketStore:
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         remedy = "The object is damaged in the bucket."
         bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
-
-    def _fetch(self, name: str, path: Path) -> None:
-        budget = self._budget(name)
-        stat = with_retries(lambda: self._s3.stat(name), budget)
-        with storage_errors("write", path), open(path, "wb") as file:
-            file.writelines(stream(self._s3, name, stat, budget))
 
     def _list(self, folder: str, *, deep: bool = False) -> list[dict[str, Any]]:
         """Returns keys and sizes; folders in it have no size."""

@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.incoming import incoming
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
+from imagenet_prep.storage.remote import CHUNK_BYTES, Remote, Stat, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 _HASH_CHUNK_BYTES = 4 << 20
@@ -55,9 +55,17 @@ def stream(
             budget.wait(error)
 
 
-def as_file(chunks: Iterator[bytes], buffer_bytes: int) -> BinaryIO:
+def as_file(chunks: Iterator[bytes]) -> BinaryIO:
     """Returns chunks of bytes, such as `stream` yields, as a file that is read once, in order."""
-    return io.BufferedReader(_Chunks(chunks), buffer_bytes)
+    return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
+
+
+def hashed(file: BinaryIO, hashes: Sequence[Any]) -> Iterator[bytes]:
+    """Yields the rest of a file in chunks, of which each hash of hashlib is given every one."""
+    while chunk := file.read(CHUNK_BYTES):
+        for each in hashes:
+            each.update(chunk)
+        yield chunk
 
 
 def fetch(

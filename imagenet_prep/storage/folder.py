@@ -14,13 +14,14 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.lock import locked
 from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.remote import Stat, changed
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
@@ -112,39 +113,69 @@ class LocalStore:
         """As for `Store`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
-    def list_root(self) -> list[str]:
-        """As for `Store`."""
-        return sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
+    def list_folder(self, folder: str = "") -> list[str]:
+        """As for `Store`; empty where it is absent."""
+        with self._entries(folder) as entries:
+            return sorted(entry.name for entry in entries)
 
     def names(self, folder: str) -> list[str]:
         """Returns the sorted file names directly in `folder`; empty where it is absent."""
+        with self._entries(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file())
+
+    def stats(self, folder: str) -> dict[str, Stat]:
+        """As for `Store`; empty where it is absent."""
+        with self._entries(folder) as entries:
+            return {entry.name: _stat(entry.stat()) for entry in entries if entry.is_file()}
+
+    @contextlib.contextmanager
+    def _entries(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
         path = self.path(folder)
         with contextlib.ExitStack() as opened:
-            try:
+            entries: Iterable[os.DirEntry[str]] = ()
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 place: int | Path = path
                 if _is_work(folder):
                     place = opened.enter_context(inside.folder_inside(self.root, folder))
                 entries = opened.enter_context(os.scandir(place))
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-            return sorted(entry.name for entry in entries if entry.is_file())
+            yield entries
 
-    def read(self, name: str) -> bytes:
-        """Returns a whole small file."""
+    def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
+        """As for `Store`; no pipe is waited for.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          StoreError: it cannot be read, or lies below `.work` and is a link.
+        """
         path = self.path(name)
-        with storage_errors("read", path):
-            if not _is_work(name):
-                return path.read_bytes()
-            with os.fdopen(self.open(name, os.O_RDONLY), "rb") as file:
-                return file.read()
+
+        def opener(_: str, flags: int) -> int:
+            return (
+                self.open(name, flags) if _is_work(name) else os.open(path, flags | os.O_NONBLOCK)
+            )
+
+        with storage_errors("read", path), open(path, "rb", opener=opener) as file:
+            if offset:
+                file.seek(offset)
+            return file.read(size)
+
+    @contextlib.contextmanager
+    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+        """As for `Store`.
+
+        Raises:
+          DataDamagedError: the name leads outside.
+          IncompleteError: it is another file by now.
+          OSError: it cannot be opened.
+        """
+        with open(self.path(name), "rb") as file:
+            if stat is not None and _stat(os.fstat(file.fileno())) != stat:
+                changed(self.where(name))
+            yield file
 
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """As for `Store`."""
         return map(self.read, names)
-
-    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:  # noqa: ARG002
-        """As for `Store`: they are here."""
-        return contextlib.nullcontext(self.root)
 
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
@@ -309,6 +340,10 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _stat(status: os.stat_result) -> Stat:
+    return Stat(status.st_size, str(status.st_mtime_ns), True)
 
 
 def _is_work(name: str) -> bool:

@@ -155,8 +155,8 @@ class FolderRemote:
 def changed(where: str) -> NoReturn:
     """Raises what a file that is not the one that was begun with means."""
     raise IncompleteError(
-        f"{where}: it has changed since it was begun with. Run the same command again: what was "
-        "made of the old file is dropped, and the new one is read from its start."
+        f"{where}: it has changed since this run began. Run the same command again: what was read "
+        "of the old file is dropped, and the new one is read from its start."
     )
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.http import Http
-from imagenet_prep.storage.remote import FolderRemote, Remote
+from imagenet_prep.storage.remote import FolderRemote, Remote, Stat
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
@@ -45,17 +45,27 @@ class Store(Protocol):
     def names(self, folder: str) -> list[str]:
         """Returns the sorted names of the files directly in `folder`."""
 
-    def list_root(self) -> list[str]:
-        """Returns the sorted names of files and folders beside the manifest."""
+    def stats(self, folder: str) -> dict[str, Stat]:
+        """Returns the files directly in `folder` by name, each as it is now."""
 
-    def read(self, name: str) -> bytes:
-        """Returns a whole small file."""
+    def list_folder(self, folder: str = "") -> list[str]:
+        """Returns the sorted names of files and folders in `folder`."""
+
+    def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
+        """Returns a whole small file, or `size` bytes from `offset`: fewer where it ends before."""
+
+    def opened(
+        self, name: str, stat: Stat | None = None
+    ) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Yields a file to be read once, from its start.
+
+        Args:
+          name: of the file.
+          stat: as `stats` has told; where it is another file by now, IncompleteError is raised.
+        """
 
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yields whole small files, in order."""
-
-    def local_copies(self, names: Iterable[str]) -> contextlib.AbstractContextManager[Path]:
-        """Yields a folder of this machine that holds those of these files that are there."""
 
     def temporary(self) -> Path:
         """Returns an unused path for `publish`."""
@@ -71,6 +81,9 @@ class Store(Protocol):
 
     def take(self, name: str) -> bool:
         """Makes an empty work file; returns whether nobody else, on any machine, was first."""
+
+    def remove(self, name: str) -> None:
+        """Removes a file; absent is fine."""
 
     def upload(self, names: Iterable[str]) -> None:
         """Lets workers on other machines read these small files of `local` too."""
@@ -97,6 +110,12 @@ def open_store(base: str) -> Store:
 
         return BucketStore(base)
     return LocalStore(Path(base).expanduser())
+
+
+def same_place(one: str, other: str) -> bool:
+    """Returns whether two addresses, as `Store.where` tells them, mean one folder or prefix."""
+    places = [where if is_remote(where) else Path(where).resolve() for where in (one, other)]
+    return places[0] == places[1]
 
 
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:

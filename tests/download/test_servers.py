@@ -183,7 +183,7 @@ def test_a_file_that_changes_is_fetched_from_its_start(
         flags = arguments(tmp_path, server.url, *TRAIN_ONLY, "--connections", "1")
         changed = command.run("download", *flags)
         assert (changed.code, changed.out) == (4, "")
-        assert "has changed since it was begun with" in changed.err
+        assert "has changed since this run began" in changed.err
         assert archives(tmp_path) == {}
         again = command.run("download", *flags)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tests.kit.s3_server import (
     SECRET_KEY,
     S3Server,
     objects,
-    serve_s3,
     uploads,
 )
 
@@ -35,14 +33,6 @@ pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
 MANY = ("--train-shards", "24", "--validation-shards", "4", "--short-side", "64")
 MANY += ("--allow-subset", "--workers", "2")
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        server.client().create_bucket(Bucket=BUCKET)
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -8,20 +8,16 @@ import pytest
 
 from tests.kit import command
 
-FOLDER = "expected a folder of this machine"
-
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (("prepare", "--source", "/x", "--out", "gs://b/p"), "expected a folder or s3://"),
         (("prepare", "--source", "/x", "--out", "s3://k:s@b/p"), "would end up in logs"),
-        (("prepare", "--source", "/x", "--out", "s3://b/p", "--report"), "in a folder"),
         (("prepare", "--source", "https://h/p", "--out", "s3://b/p"), "imagenet-prep download"),
-        (("resize", "-i", "/x", "-o", "s3://b/p"), FOLDER),
-        (("resize", "-i", "s3://b/p", "-o", "/x"), FOLDER),
-        (("adopt", "s3://b/p"), FOLDER),
-        (("report", "s3://b/p"), FOLDER),
+        (("resize", "-i", "https://h/p", "-o", "/x"), "expected a folder or s3://"),
+        (("adopt", "s3://b/p"), "give --out, since no object is renamed"),
+        (("report", "s3://b/p", "--out", "s3://b/p/page.html"), "expected a file of this"),
         (("verify", "https://h/p"), "expected a folder or s3://"),
         (("show", "https://h/p/train-00000-of-00001"), "expected a file or s3://"),
     ],

@@ -68,7 +68,10 @@ def test_each_task_is_done_and_what_is_claimed_is_left_alone(
     assert stage.coordination.take(f"{stage.attempt_folder}/claims/b")
     run_worker(None, stage, TASKS)
     assert set(stage.receipts("abc")) == {"a", "c"}
-    assert [name for name in stage.store.list_root() if name.endswith("bin")] == ["a.bin", "c.bin"]
+    assert [name for name in stage.store.list_folder() if name.endswith("bin")] == [
+        "a.bin",
+        "c.bin",
+    ]
 
     # The next attempt, or run, knows nothing of that claim.
     stage.clear()

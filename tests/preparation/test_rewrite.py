@@ -17,6 +17,7 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
 from imagenet_prep.sources import shard_files
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import stamps
 from tests.kit.tfrecords import picture, plain, write_set
 
@@ -35,7 +36,7 @@ def given(root: Path, *train: ImageExample) -> Path:
 
 
 def job(root: Path, *splits: str, **more: Any) -> rewrite.Job:
-    found = shard_files.find(root)
+    found = shard_files.find(LocalStore(root))
     options = {"policy": None, "workers": Workers(1, "threads"), "quiet": True, **more}
     return rewrite.Job(found, splits or tuple(found.splits), **options)
 
@@ -52,9 +53,9 @@ def images(root: Path, split: str = "train") -> list[ImageExample]:
 
 def test_originals_are_kept_byte_for_byte_and_grey_ones_are_declared(tmp_path: Path) -> None:
     root = given(tmp_path / "in", picture(2, grey(2)), picture(0, plain(0)))
-    rewrite.run(job(root, "validation"), tmp_path / "out")
+    rewrite.run(job(root, "validation"), LocalStore(tmp_path / "out"))
     assert load(tmp_path / "out").lacks == {}
-    rewrite.run(job(root, "train"), tmp_path / "out")
+    rewrite.run(job(root, "train"), LocalStore(tmp_path / "out"))
 
     made = load(tmp_path / "out")
     assert [image.encoded for image in images(tmp_path / "out")] == [grey(2), plain(0)]
@@ -68,8 +69,8 @@ def test_a_bad_image_is_left_out_of_originals_or_stops_them(tmp_path: Path) -> N
     Image.new("RGB", (40, 30)).save(png, "PNG")
     root = given(tmp_path / "in", picture(0, plain(0)), picture(1, png.getvalue()))
     with pytest.raises(DataDamagedError, match="unknown_format"):
-        rewrite.run(job(root, allowed_bad_images=0), tmp_path / "strict")
-    rewrite.run(job(root), tmp_path / "out")
+        rewrite.run(job(root, allowed_bad_images=0), LocalStore(tmp_path / "strict"))
+    rewrite.run(job(root), LocalStore(tmp_path / "out"))
 
     made = load(tmp_path / "out")
     assert made.quarantined == {"unknown_format": 1}
@@ -80,9 +81,9 @@ def test_a_bad_image_is_left_out_of_originals_or_stops_them(tmp_path: Path) -> N
 def test_images_are_shrunk_and_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
     root = given(tmp_path / "in", *(picture(number, plain(number)) for number in (2, 0)))
     small = job(root, "train", policy=Policy(16, 85))
-    summary = rewrite.run(small, tmp_path / "out")
+    summary = rewrite.run(small, LocalStore(tmp_path / "out"))
     before = stamps(tmp_path / "out")
-    again = rewrite.run(small, tmp_path / "out")
+    again = rewrite.run(small, LocalStore(tmp_path / "out"))
 
     assert {min(image.height, image.width) for image in images(tmp_path / "out")} == {16}
     assert (summary["written_examples"], again["written_examples"]) == (2, 0)
@@ -94,15 +95,15 @@ def test_the_result_does_not_go_where_the_input_is(tmp_path: Path) -> None:
     root = given(tmp_path / "in", picture(0, plain(0)))
     (tmp_path / "link").symlink_to(root)
     with pytest.raises(UsageError, match="is the input"):
-        rewrite.run(job(root), tmp_path / "link")
+        rewrite.run(job(root), LocalStore(tmp_path / "link"))
 
 
 def test_classes_of_another_set_are_not_added(tmp_path: Path) -> None:
     root = given(tmp_path / "in", picture(0, plain(0)))
-    rewrite.run(job(root, "train"), tmp_path / "out")
+    rewrite.run(job(root, "train"), LocalStore(tmp_path / "out"))
     validation = [picture(number, plain(number)) for number in (0, 1)]
     write_set(tmp_path / "other", {"validation": [validation]}, num_classes=2)
     before = stamps(tmp_path / "out")
     with pytest.raises(UsageError, match="its 2 classes are not the 3 that"):
-        rewrite.run(job(tmp_path / "other"), tmp_path / "out")
+        rewrite.run(job(tmp_path / "other"), LocalStore(tmp_path / "out"))
     assert stamps(tmp_path / "out") == before

@@ -15,7 +15,6 @@ import pytest
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
-from tests.kit.s3_server import BUCKET, S3Server, serve_s3
 
 # What ssh does to a command, without the network: words, exit codes, streams, complaints.
 _SSH = """\
@@ -129,15 +128,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     yield made
     for address in made.addresses:
         made.kill(address)
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server with an empty bucket; each test has a prefix of its own."""
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        server.client().create_bucket(Bucket=BUCKET)
-        yield server
 
 
 @pytest.fixture

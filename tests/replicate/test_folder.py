@@ -184,7 +184,7 @@ def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Pa
     assert not (dataset / ".work" / "replicas.jsonl").exists()
     for name in ("one", "two", "one"):
         assert replicate(dataset, "--to", tmp_path / name).code == 0
-    known = facts.gather(dataset, load(LocalStore(dataset)), [], None).replicas
+    known = facts.gather(LocalStore(dataset), load(LocalStore(dataset)), []).replicas
 
     assert [replica["where"] for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
     assert {replica["digest"] for replica in known} == {load(LocalStore(dataset)).digest}

@@ -229,7 +229,7 @@ def test_axe_finds_nothing_wrong(
 def test_no_text_of_a_data_set_becomes_markup(
     small: Demo, tmp_path: Path, open_page: OpenPage
 ) -> None:
-    known = facts.gather(small.out, verify.load(LocalStore(small.out)), [EVIL], None)
+    known = facts.gather(LocalStore(small.out), verify.load(LocalStore(small.out)), [EVIL])
     tiles = [
         dataclasses.replace(tile, words=EVIL, filename=EVIL, wnid=EVIL, shard=EVIL)
         for tile in sample.draw(known, 0)[:3]

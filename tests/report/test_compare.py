@@ -27,7 +27,9 @@ def prepared(small: Demo, out: Path, *flags: str) -> Path:
 
 
 def compared(one: Path, other: Path) -> Comparison:
-    both = [facts.gather(root, verify.load(LocalStore(root)), [], None) for root in (one, other)]
+    both = [
+        facts.gather(LocalStore(root), verify.load(LocalStore(root)), []) for root in (one, other)
+    ]
     return compare(both[0], both[1], seed=0)
 
 

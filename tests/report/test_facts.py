@@ -15,6 +15,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.reporting import facts, plots
 from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.storage.folder import LocalStore
 from tests.hostile.bounds import little_memory
 from tests.hostile.indexes import LINES
 from tests.kit.tfrecords import picture, plain, write_set
@@ -30,7 +31,8 @@ def small(tmp_path: Path) -> tuple[Path, Manifest]:
 
 
 def gathered(small: tuple[Path, Manifest]) -> Facts:
-    return facts.gather(*small, [], None)
+    root, made = small
+    return facts.gather(LocalStore(root), made, [])
 
 
 def receipt(made: Any, **changes: Any) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def test_json_that_nobody_can_read_is_kept_out(
         (root / name).write_bytes(content)
     found = gathered(small)
 
-    assert (found.tasks, found.replicas, found.incidents, found.source_root) == ([], [], [], None)
+    assert (found.tasks, found.replicas, found.incidents, found.source) == ([], [], [], None)
 
 
 def test_lines_about_replicas_are_shown_where_they_are_whole(small: tuple[Path, Manifest]) -> None:
@@ -139,7 +141,7 @@ def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest])
 
     with little_memory(256 << 20):
         found = gathered(small)
-    assert (found.replicas, found.incidents, found.source_root) == ([], [], None)
+    assert (found.replicas, found.incidents, found.source) == ([], [], None)
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, True, 1.5])
@@ -179,7 +181,7 @@ def test_a_dollar_in_a_name_is_a_dollar(small: tuple[Path, Manifest]) -> None:
     split = made.splits["train"]
     name = r"$\frac{a}{$ $\undefined$ <script>"
     odd = dataclasses.replace(made, splits={name: split})
-    (per_class, *_) = plots.of(facts.gather(root, odd, [], None))
+    (per_class, *_) = plots.of(facts.gather(LocalStore(root), odd, []))
 
     assert r"$\frac{a}{$ $\undefined$" in per_class.svg
     assert "<script>" not in per_class.svg

@@ -13,6 +13,7 @@ from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, official_classes
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import foreign
 
 OFFICIAL = official_classes()
@@ -45,7 +46,7 @@ def test_shards_are_numbered_from_0_whatever_their_names(
     tmp_path: Path, pattern: str, first: int
 ) -> None:
     make(tmp_path, *(pattern.format(number + first) for number in (2, 0, 1)), "README", "train.txt")
-    found = shard_files.find(tmp_path)
+    found = shard_files.find(LocalStore(tmp_path))
 
     assert list(found.splits) == ["train"]
     assert found.manifest is None
@@ -53,7 +54,7 @@ def test_shards_are_numbered_from_0_whatever_their_names(
         (number, f"train-{number:05d}-of-00003") for number in range(3)
     ]
     assert [s.path for s in found.splits["train"]] == [
-        tmp_path / pattern.format(number + first) for number in range(3)
+        pattern.format(number + first) for number in range(3)
     ]
 
 
@@ -73,7 +74,7 @@ def test_missing_and_extra_numbers_are_named(tmp_path: Path, numbers: list[int],
     make(tmp_path, *(f"train-{number:05d}-of-00003" for number in numbers))
 
     with pytest.raises(SourceError, match=re.escape(says)):
-        shard_files.find(tmp_path)
+        shard_files.find(LocalStore(tmp_path))
 
 
 @given(st.integers(1, 12), st.sampled_from([0, 1]), st.data())
@@ -87,31 +88,31 @@ def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataO
         lost = data.draw(st.sets(st.sampled_from(whole), max_size=total - 1))
         make(root, *(name for name in whole if name not in lost))
         if not lost:
-            assert len(shard_files.find(root).splits["validation"]) == total
+            assert len(shard_files.find(LocalStore(root)).splits["validation"]) == total
             return
         with pytest.raises(SourceError, match=f"{len(lost)} of {total} shards are missing"):
-            shard_files.find(root)
+            shard_files.find(LocalStore(root))
 
 
 def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
     make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
 
     with pytest.raises(SourceError, match="surplus files, of another set"):
-        shard_files.find(tmp_path)
+        shard_files.find(LocalStore(tmp_path))
 
 
 def test_no_shards_is_a_usage_error_that_says_what_is_there(tmp_path: Path) -> None:
     make(tmp_path, "a.tar", "train-1-of-2")
 
     with pytest.raises(UsageError, match=r"found a\.tar, train-1-of-2"):
-        shard_files.find(tmp_path)
+        shard_files.find(LocalStore(tmp_path))
     with pytest.raises(UsageError, match="no such folder"):
-        shard_files.find(tmp_path / "absent")
+        shard_files.find(LocalStore(tmp_path / "absent"))
 
 
 def written(tmp_path: Path, writer: foreign.Writer, **how: object) -> shard_files.ShardFile:
     foreign.write(tmp_path, IMAGES, writer, num_shards={"train": 1}, **how)
-    (shard,) = shard_files.find(tmp_path).splits["train"]
+    (shard,) = shard_files.find(LocalStore(tmp_path)).splits["train"]
     return shard
 
 
@@ -121,8 +122,8 @@ def test_members_are_where_the_shard_says(
     tmp_path: Path, writer: foreign.Writer, offset: int
 ) -> None:
     shard = written(tmp_path, writer, offset=offset)
-    data = shard.path.read_bytes()
-    found = list(tfrecords.read(shard, Labelling(OFFICIAL, offset)))
+    data = (tmp_path / shard.path).read_bytes()
+    found = list(tfrecords.read(LocalStore(tmp_path), shard, Labelling(OFFICIAL, offset)))
 
     assert {member.key for member, _ in found} == {image.key for image in IMAGES}
     by_key = {image.key: image for image in IMAGES}
@@ -130,7 +131,7 @@ def test_members_are_where_the_shard_says(
         image = by_key[member.key]
         assert encoded == image.data == data[member.offset :][: member.size]
         assert member.class_index == OFFICIAL.index[image.wnid]
-        assert member.archive == shard.path.name
+        assert member.archive == shard.file
         boxes = image.boxes if writer is foreign.slim else []
         assert list(member.boxes.ymin) == [box[1] for box in boxes]
 
@@ -151,7 +152,7 @@ def test_an_image_is_found_behind_something_that_begins_like_it(
 def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset: int) -> None:
     written(tmp_path, foreign.slim, offset=offset)
 
-    labelling = tfrecords.known_labelling(shard_files.find(tmp_path), ["train"])
+    labelling = tfrecords.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"])
 
     assert labelling == Labelling(OFFICIAL, offset)
 
@@ -159,7 +160,7 @@ def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset
 def test_classes_counted_otherwise_need_the_whole_set(tmp_path: Path) -> None:
     written(tmp_path, foreign.slim, own_classes=True)
 
-    assert tfrecords.known_labelling(shard_files.find(tmp_path), ["train"]) is None
+    assert tfrecords.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"]) is None
 
 
 def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it(
@@ -171,8 +172,12 @@ def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it
         image = IMAGES[0]._replace(key=f"{wnid}/{wnid}_1.JPEG", wnid=wnid)
         record = foreign.frame(foreign.encode(foreign.tpu(image, number)))
         (tmp_path / f"train-{number:05d}-of-00004").write_bytes(record)
-    found = shard_files.find(tmp_path)
-    uses = [use for s in found.splits["train"] for use in tfrecords.label_uses(s, pytest.fail)]
+    found = shard_files.find(LocalStore(tmp_path))
+    uses = [
+        use
+        for s in found.splits["train"]
+        for use in tfrecords.label_uses(found.store, s, pytest.fail)
+    ]
 
     assert tfrecords.known_labelling(found, ["train"]) is None
     assert labelling_of(uses).classes.wnids == tuple(wnids)
@@ -222,19 +227,20 @@ def test_a_class_outside_the_list_is_named() -> None:
 
 
 def test_every_damaged_record_is_reported_and_the_others_read(tmp_path: Path) -> None:
-    shard = written(tmp_path, foreign.slim)
-    whole = [record for record, _ in tfrecords.entries(shard)]
-    data = bytearray(shard.path.read_bytes())
+    store, shard = LocalStore(tmp_path), written(tmp_path, foreign.slim)
+    whole = [record for record, _ in tfrecords.entries(store, shard)]
+    data = bytearray((tmp_path / shard.path).read_bytes())
     for victim in (whole[2], whole[5]):
         data[victim.offset + 40] ^= 1
-    shard.path.write_bytes(data)
+    (tmp_path / shard.path).write_bytes(data)
+    (shard,) = shard_files.find(store).splits["train"]
     damage: list[str] = []
-    left = [r.number for r, _ in tfrecords.entries(shard, lambda e: damage.append(str(e)))]
+    left = [r.number for r, _ in tfrecords.entries(store, shard, lambda e: damage.append(str(e)))]
 
     assert left == [r.number for r in whole if r.number not in (2, 5)]
     assert [re.search(r"record (\d+) at byte", line)[1] for line in damage] == ["2", "5"]
     with pytest.raises(DataDamagedError, match="record 2 at byte"):
-        list(tfrecords.entries(shard))
+        list(tfrecords.entries(store, shard))
 
 
 @given(st.binary(max_size=300))

@@ -17,7 +17,7 @@ from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.store import Store
-from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, serve_s3, uploads
+from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, uploads
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -25,23 +25,11 @@ DATA = random.Random(0).randbytes(11 << 20)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        server.client().create_bucket(Bucket=BUCKET)
-        yield server
-
-
 @pytest.fixture
-def store(
-    s3: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[BucketStore]:
+def store(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BucketStore]:
     """A prefix of the test's own, sent in the smallest parts that S3 takes."""
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(module, "PART_BYTES", 5 << 20)
-    yield BucketStore(f"s3://{BUCKET}/{request.node.name.split('[')[0]}")
+    yield BucketStore(prefix)
     scratch.leave()
 
 
@@ -54,27 +42,60 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
-    assert either.list_root() == []
+    assert either.list_folder() == []
     assert either.names("index") == []
     assert either.size("labels.txt") is None
     names = ["labels.txt", "index/train", *(f".work/a/{i}.json" for i in range(8))]
     for name in names:
         either.write(name, name.encode())
 
-    assert either.list_root() == [".work", "index", "labels.txt"]
+    assert either.list_folder() == [".work", "index", "labels.txt"]
     assert either.names("") == ["labels.txt"]
     assert either.names("index") == ["train"]
     assert list(either.read_each(names)) == [name.encode() for name in names]
     assert either.sizes([*names, "absent"]) == {name: len(name) for name in names}
     assert either.sizes(["labels.txt", "absent"]) == {"labels.txt": 10}
     assert either.where("labels.txt") == f"{either.where()}/labels.txt"
-    with either.local_copies(["index/train", "absent"]) as folder:
-        assert (folder / "index/train").read_bytes() == b"index/train"
-        assert not (folder / "absent").exists()
+    with either.opened("index/train") as stream:
+        assert stream.read() == b"index/train"
+    assert "a" in either.list_folder(".work")
+    assert {name: stat.size for name, stat in either.stats("").items()} == {"labels.txt": 10}
+    either.remove("labels.txt")
+    either.remove("labels.txt")
+    assert either.size("labels.txt") is None
+    either.write("labels.txt", b"")
     either.remove_tree(".work/a")
     either.remove_tree(".work/a")
-    assert either.list_root() in (["index", "labels.txt"], [".work", "index", "labels.txt"])
+    assert either.list_folder() in (["index", "labels.txt"], [".work", "index", "labels.txt"])
     assert either.names(".work/a") == []
+
+
+def test_parts_of_a_file_are_read_as_far_as_it_goes(either: Store) -> None:
+    either.write("index/train", b"0123456789")
+    either.write("quarantine.jsonl", b"")
+
+    assert either.read("index/train", 2, 3) == b"234"
+    assert either.read("index/train", 8, 100) == b"89"
+    assert [either.read("index/train", *part) for part in ((10, 5), (4, 0), (1 << 40, 1))] == [
+        b""
+    ] * 3
+    assert either.read("quarantine.jsonl", 0, 100) == b""
+
+
+def test_a_file_that_was_replaced_since_it_was_listed_is_named(either: Store) -> None:
+    either.write("index/train", DATA)
+    stat = either.stats("index")["train"]
+    with either.opened("index/train", stat) as stream:
+        assert stream.read() == DATA
+    either.write("index/train", DATA[::-1])
+
+    with (
+        pytest.raises(IncompleteError, match="index/train: it has changed"),
+        either.opened("index/train", stat) as stream,
+    ):
+        stream.read(1)
+    with either.opened("index/train") as stream:
+        assert stream.read(10) == DATA[:-11:-1]
 
 
 def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -> None:
@@ -155,7 +176,7 @@ def test_names_that_lead_outside_are_refused_before_anything_is_asked(
         lambda: store.read(name),
         lambda: store.write(name, b"theirs"),
         lambda: store.claim(name, b"theirs"),
-        lambda: store.local_copies([name]).__enter__(),
+        lambda: store.opened(name).__enter__(),
         lambda: store.remove(name),
         lambda: store.remove_tree(name),
     ]

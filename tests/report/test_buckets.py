@@ -1,0 +1,103 @@
+"""`report s3://…`: the page of a folder, by ranged reads, written where a browser opens it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import report, verify
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.dataset import naming
+from imagenet_prep.engine import Workers
+from imagenet_prep.preparation import rewrite
+from imagenet_prep.reporting import facts, sample
+from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.sources import shard_files
+from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
+from tests.kit.s3_proxy import proxied
+from tests.kit.s3_server import S3Server
+from tests.kit.tfrecords import picture, scene, write_set
+
+
+@pytest.fixture
+def both(prefix: str, tmp_path: Path) -> tuple[LocalStore, BucketStore]:
+    """A set before and after resize, in a folder and in a bucket: in/ and out/ of both."""
+    pictures = [picture(number, scene(number)) for number in range(8)]
+    write_set(tmp_path / "in", {"train": [pictures[:3], pictures[3:]]}, num_classes=8)
+    found = shard_files.find(LocalStore(tmp_path / "in"))
+    job = rewrite.Job(found, ("train",), Policy(32, 85), Workers(1, "threads"), quiet=True)
+    rewrite.run(job, LocalStore(tmp_path / "out"))
+    bucket = BucketStore(prefix)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and "claims" not in path.parts:
+            bucket.write(str(path.relative_to(tmp_path)), path.read_bytes())
+    return LocalStore(tmp_path), bucket
+
+
+def gathered(store: Store, source: Store | None) -> Facts:
+    return facts.gather(store, verify.load(store), [], source)
+
+
+def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
+    both: tuple[LocalStore, BucketStore],
+) -> None:
+    folder, bucket = (Path(both[0].where()), both[1].where())
+    here = gathered(LocalStore(folder / "out"), LocalStore(folder / "in"))
+    there = gathered(BucketStore(f"{bucket}/out"), BucketStore(f"{bucket}/in"))
+
+    assert there.tasks
+    for name in ("classes", "origins", "histograms", "sums", "tasks", "seconds_of", "name"):
+        assert getattr(there, name) == getattr(here, name)
+    tiles = sample.draw(there, seed=1)
+    assert tiles == sample.draw(here, seed=1)
+    assert all(tile.before for tile in tiles)
+    assert (there.problems, here.problems) == ([], [])
+    there.store.remove(naming.index_name("train-00000-of-00002"))
+    sample.draw(there, seed=1)
+    assert any("index/train-00000-of-00002: cannot be read" in each for each in there.problems)
+
+
+def test_a_data_set_sends_nobody_to_a_server(both: tuple[LocalStore, BucketStore]) -> None:
+    """Its origin.json may come from strangers: only --source names a bucket."""
+    folder, bucket = (Path(both[0].where()), both[1].where())
+    (folder / "out" / naming.ORIGIN).write_text(f'{{"root": "{bucket}/in", "files": {{}}}}')
+    found = gathered(LocalStore(folder / "out"), None)
+
+    assert not any(tile.before for tile in sample.draw(found, seed=1))
+
+
+def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(
+    both: tuple[LocalStore, BucketStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{both[1].where()}/out"
+    before = BucketStore(address).everything()
+    monkeypatch.chdir(tmp_path)
+    out = report.report(report.Config(address))
+
+    assert out == Path(naming.REPORT)
+    page = out.read_text("utf-8")
+    assert "<h1>out</h1>" in page
+    assert f"make_dataset(&#39;{address}&#39;, &#39;train&#39;" in page
+    assert "builder_from_directory" not in page
+    assert BucketStore(address).everything() == before
+
+
+def test_a_bucket_that_cannot_be_read_is_explained(
+    both: tuple[LocalStore, BucketStore], s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"{both[1].where()}/out"
+    monkeypatch.setattr("imagenet_prep.storage.retry._FIRST_DELAY_S", 0.0)
+    with pytest.raises(UsageError, match=r"nothing: no dataset\.json: not a data set"):
+        report.report(report.Config(f"{address}/nothing"))
+    with pytest.raises(StoreError, match="the server answers 404"):
+        report.report(report.Config("s3://nobody/out"))
+    with proxied(s3.url, seed=0, faults=0, rate=0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        found = gathered(BucketStore(address, retries=2), None)
+        proxy.down = True
+        with pytest.raises(IncompleteError, match="given up after 3 failed attempts"):
+            sample.draw(found, seed=0)

@@ -25,7 +25,6 @@ from imagenet_prep.storage.store import open_remote
 MOST_CONNECTIONS = 128
 _TIMEOUT_S = 60.0
 _RETRIES = 20
-_BUFFER_BYTES = 1 << 20
 _REMEDY = "Finished work is kept: run the same command again to resume."
 
 
@@ -140,7 +139,7 @@ class RemotePath:
             refuses, or the file has changed.
         """
         budget = self.site.budget(str(self))
-        return as_file(stream(self.site.remote, self.relative, self.stat, budget), _BUFFER_BYTES)
+        return as_file(stream(self.site.remote, self.relative, self.stat, budget))
 
     def demand_ranges(self) -> Stat:
         """Returns the file's `stat`; refuses what cannot be read where it lies.

@@ -61,7 +61,7 @@ def test_an_archive_that_is_replaced_while_it_is_read_ends_the_run(
         again = prepare(server, tmp_path / "out")
 
     assert (ended.code, ended.out) == (4, "")
-    assert f"{VALIDATION}: it has changed since it was begun with" in ended.err.replace("\n", "")
+    assert f"{VALIDATION}: it has changed since this run began" in ended.err.replace("\n", "")
     assert again.code == 0, again
 
 

@@ -222,7 +222,7 @@ def test_an_archive_that_was_replaced_is_refused_by_every_copy_of_the_reader(
 
     (tmp_path / "a").write_bytes(DATA[1:])
     for each in (reader, copy):
-        with pytest.raises(IncompleteError, match="a: it has changed since it was begun with"):
+        with pytest.raises(IncompleteError, match="a: it has changed since this run began"):
             each.read("a", 5, 5)
 
 

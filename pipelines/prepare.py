@@ -67,8 +67,14 @@ def prepare(config: Config) -> dict[str, Any]:
             remove_unpacked(store.local, keep=images)
             forecast = Forecast(images, job.policy, workers, store, plans=store.local)
             forecast.check_unpacking()
-            inventory = take_inventory(images, store, workers, quiet=config.json)
-            write(job, inventory, forecast, output)
+            if workers.remote:
+                # Beam costs seconds to import.
+                from pipelines import graph
+
+                graph.run(job, output)
+            else:
+                inventory = take_inventory(images, store, workers, quiet=config.json)
+                write(job, inventory, forecast, output)
     remove_unpacked(store.local)
     return output.summary()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 
 from imagenet_prep import engine
@@ -12,6 +11,9 @@ from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.preparation.tasks import BoxWork
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
+
+_COUNTS = ("images", "boxes", "dropped")
 
 
 class BoxLookup:
@@ -21,20 +23,31 @@ class BoxLookup:
       parts: that they come from, by split.
     """
 
-    def __init__(self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part]) -> None:
+    def __init__(self, store: Store, work: BoxWork, parts: dict[str, source.Part]) -> None:
         self.parts = parts
         self._store = store
         self._work = work
-        # Every class of validation asks for the same list.
-        self._last_list = functools.lru_cache(maxsize=1)(self._list)
+        self._last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
         """Returns the boxes by stem: of a class of train, or of all of validation."""
-        return self._last_list(split, wnid if split == schema.TRAIN else split)
+        name = self._work.box_list(split, wnid if split == schema.TRAIN else split)
+        # Every class of validation asks for the same list.
+        if self._last[0] != name:
+            found = self._store.size(name) is not None
+            lines = self._store.read(name) if found else b""
+            self._last = name, boxes.parse(lines, self._store.where(name))
+        return self._last[1]
 
-    def _list(self, split: str, group: str) -> dict[str, Boxes]:
-        path = self._store.path(self._work.box_list(split, group))
-        return boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
+
+def box_stage(
+    annotations: boxes.Annotations, store: Store
+) -> tuple[engine.Stage[boxes.BoxTask], BoxLookup]:
+    """Returns the stage that reads annotations into lists, and what finds boxes in them."""
+    digest = canonical.digest(annotations.identity)
+    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
+    stage = engine.Stage("boxes", digest, store, work, dict.fromkeys(_COUNTS, int))
+    return stage, BoxLookup(store, work, annotations.parts)
 
 
 def read_boxes(
@@ -56,16 +69,13 @@ def read_boxes(
     """
     if annotations is None:
         return None
-    digest = canonical.digest(annotations.identity)
-    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
-    shape = dict.fromkeys(("images", "boxes", "dropped"), int)
-    stage = engine.Stage("boxes", digest, store, work, shape)
+    stage, lookup = box_stage(annotations, store)
     receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
-    total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
+    total = {name: sum(r[name] for r in receipts) for name in _COUNTS}
     if not quiet:
         print(
             f"boxes: {total['boxes']:,} in {total['images']:,} annotations; {total['dropped']:,} "
             "more without an area were dropped",
             file=sys.stderr,
         )
-    return BoxLookup(store, work, annotations.parts)
+    return lookup

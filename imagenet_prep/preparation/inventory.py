@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import editions
-from imagenet_prep.sources.source import IndexTask, Packed
+from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
@@ -37,20 +36,19 @@ class Inventory(NamedTuple):
       plans: of the splits; their files lie in the plan folder.
       taken: images by name of the part they come from; of annotations, images with boxes.
       edition: of ImageNet, which the source is; see `editions.recognised`.
+      folder: where the plan files lie, relative to the data set.
     """
 
     plans: list[plan.SplitPlan]
     taken: Counter[str]
     edition: str
+    folder: str = PLAN_FOLDER
 
 
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of all splits below `out`, and unpacks images if necessary.
-
-    For a bucket they are written on this machine, also if workers elsewhere use them: lists of
-    images are small, and a request for a list takes as long as making it.
+    """Writes the plan files of all splits, and unpacks images if necessary, on this machine.
 
     Args:
       selection: which images are wanted.
@@ -68,11 +66,14 @@ def take_inventory(
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    workers = _index_workers(selection, out, workers, len(tasks))
+    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
+    # once.
+    kind = engine.THREADS if len(tasks) < _WORTH_PROCESSES_TASKS else engine.PROCESSES
+    workers = engine.Workers(workers.num, kind)
     receipts = engine.run(stage, tasks, workers, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
-    edition, used = _count(selection, tasks, receipts)
+    edition, used = check_counts(selection, tasks, receipts)
     work, folder = stage.function, store.path(PLAN_FOLDER)
     assert isinstance(work, IndexWork)
     plans = []
@@ -98,7 +99,7 @@ def _deal(
 ) -> list[plan.SplitPlan]:
     """Writes the plans of a split of the source, and of what is taken out of it."""
     made: list[Made] = [(split, members, sum(used))]
-    if split == schema.TRAIN and (selection.holdout or selection.holdout_per_class):
+    if split == schema.TRAIN and selection.holds_out:
         made = _with_holdout(selection, members, used)
     return [
         plan.write(
@@ -114,37 +115,10 @@ def _deal(
     ]
 
 
-def _index_workers(
-    selection: Selection, out: Store, workers: engine.Workers, num_tasks: int
-) -> engine.Workers:
-    """Returns who lists the images; raises UsageError where they could not be unpacked for all."""
-    packed = isinstance(selection.source, Packed)
-    if out.as_folder is None and workers.remote and packed:
-        raise UsageError(
-            f"{selection.where} must be unpacked where all workers can read it: give --out "
-            "a folder that they share, then put it into the bucket by imagenet-prep replicate"
-        )
-    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
-    # once. This machine reads all headers faster than a cluster starts.
-    kind = engine.THREADS if num_tasks < _WORTH_PROCESSES_TASKS else engine.PROCESSES
-    beam_args = workers.beam_args if packed else ()
-    return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
-
-
 def _with_holdout(selection: Selection, members: ChosenMembers, used: Sequence[int]) -> list[Made]:
     """Returns train, and the split that is taken out of it."""
-    examples, seed = sum(used), selection.seed
-    name, number, most = schema.HOLDOUT, selection.holdout, selection.holdout_per_class
-    if most:
-        name, number = schema.VALIDATION, sum(min(most, count // 2) for count in used)
-        if not number:
-            raise UsageError(
-                f"--holdout-per-class {most}: no class has two images, so that one could be taken"
-            )
-    elif number >= examples:
-        raise UsageError(
-            f"--holdout {number}: train has {examples:,} images, and one must be left in it"
-        )
+    seed, most = selection.seed, selection.holdout_per_class
+    name, number = held_out(selection, used)
     whole = None if most else plan.hold_out(members, number, seed)
 
     def halves(part: int) -> Iterator[list[Member]]:
@@ -152,11 +126,35 @@ def _with_holdout(selection: Selection, members: ChosenMembers, used: Sequence[i
             held = whole or plan.hold_out([of_class], min(most, len(of_class) // 2), seed)
             yield [member for member in of_class if held(member) == part]
 
-    return [(schema.TRAIN, halves(0), examples - number), (name, halves(1), number)]
+    return [(schema.TRAIN, halves(0), sum(used) - number), (name, halves(1), number)]
+
+
+def held_out(selection: Selection, used: Sequence[int]) -> tuple[str, int]:
+    """Returns the name and the size of the split that is taken out of train.
+
+    Args:
+      selection: which one is wanted.
+      used: images of train by class index.
+
+    Raises:
+      UsageError: there are too few images.
+    """
+    examples, number, most = sum(used), selection.holdout, selection.holdout_per_class
+    if not most and number >= examples:
+        raise UsageError(
+            f"--holdout {number}: train has {examples:,} images, and one must be left in it"
+        )
+    if not most:
+        return schema.HOLDOUT, number
+    if not (number := sum(min(most, count // 2) for count in used)):
+        raise UsageError(
+            f"--holdout-per-class {most}: no class has two images, so that one could be taken"
+        )
+    return schema.VALIDATION, number
 
 
 def index_stage(
-    selection: Selection, store: LocalStore, *, unpack: bool = True
+    selection: Selection, store: Store, *, unpack: bool = True
 ) -> engine.Stage[IndexTask]:
     """Returns the stage that lists the images."""
     digest = selection.index_digest
@@ -180,7 +178,7 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
         store.remove_tree(UNPACKED)
 
 
-def _count(
+def check_counts(
     selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
 ) -> tuple[str, dict[str, list[int]]]:
     """Checks how many members there are; returns the edition, and by split how many are used.

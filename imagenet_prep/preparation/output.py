@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,19 +125,11 @@ class Output:
             # For `report`, which reads folders. A bucket gets no paths of this machine.
             folder.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
 
-    def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
-        """Returns a callback for `engine.run` that counts bad images and what this run wrote.
-
-        Args:
-          pending: names of the shards that have no receipt yet.
-        """
-
-        def note(receipt: dict[str, Any]) -> None:
-            self._limit(receipt)
-            if receipt.get("shard") in pending:
-                self._new.append(receipt)
-
-        return note
+    def watch(self, receipt: dict[str, Any]) -> None:
+        """Counts bad images, and what this run wrote; for `engine.run`."""
+        self._limit(receipt)
+        if "shard" in receipt and receipt["start_s"] >= self._start:
+            self._new.append(receipt)
 
     def commit(
         self,

@@ -219,10 +219,9 @@ def _write(job: Job, store: LocalStore, output: Output, split: str, labelling: L
         ]
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, _RECEIPT)
-    names = {shard.name for shard in shards}
-    watch = output.watch(names - stage.receipts(names).keys())
+    title = f"{RESIZE} {split}"
     receipts = engine.run(
-        stage, shards, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
+        stage, shards, job.workers, title=title, watch=output.watch, quiet=job.quiet
     )
     _commit(job.found, output, split, receipts, labelling.classes)
 

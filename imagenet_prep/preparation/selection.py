@@ -54,13 +54,14 @@ class Selection:
         return self.excluded.keys if self.excluded else frozenset()
 
     @property
+    def holds_out(self) -> bool:
+        """Whether images are taken out of train."""
+        return bool(self.holdout or self.holdout_per_class)
+
+    @property
     def is_subset(self) -> bool:
         """Whether the splits have other counts than the published ones, or may have."""
-        return (
-            self.any_counts
-            or bool(self.holdout or self.holdout_per_class)
-            or self.excluded is not None
-        )
+        return self.any_counts or self.holds_out or self.excluded is not None
 
     def source_split(self, split: str) -> str:
         """Returns the split of the source that the images of a split come from."""

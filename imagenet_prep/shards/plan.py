@@ -73,13 +73,14 @@ def hold_out(
       number: how many are chosen; at most all.
       seed: decides which, together with the keys, and nothing else does.
     """
-
-    def rank(member: Member) -> tuple[int, str]:
-        return keyed_hash(seed, "holdout", member.key), member.key
-
-    ranks = (rank(member) for members in classes for member in members)
+    ranks = (holdout_rank(member, seed) for members in classes for member in members)
     last = heapq.nsmallest(number, ranks)[-1:]
-    return lambda member: [rank(member)] <= last
+    return lambda member: [holdout_rank(member, seed)] <= last
+
+
+def holdout_rank(member: Member, seed: int) -> tuple[int, str]:
+    """Returns what decides whether a member is held out: those with the smallest are."""
+    return keyed_hash(seed, "holdout", member.key), member.key
 
 
 def deal_class(
@@ -173,9 +174,7 @@ def write(
             yield entry(shard, member, seed)
 
     files = runs.write(folder, split, entries())
-    if not all(filled):
-        empty = [naming.shard_name(split, i, num_shards) for i, n in enumerate(filled) if not n]
-        raise UsageError(f"--exclude leaves no image in {some(empty)}. Ask for fewer shards.")
+    refuse_empty(split, num_shards, {shard for shard, n in enumerate(filled) if n})
     whole = hashlib.sha256()
     for shard, of_shard in runs.merged(files):
         lines = content(of_shard)
@@ -193,6 +192,19 @@ def write(
         largest_shard_bytes=max(shard_bytes),
         digest=whole.hexdigest(),
     )
+
+
+def shard_of(line: bytes) -> int:
+    """Returns the shard index of what `entry` returned."""
+    return int(line[:_SHARD_DIGITS])
+
+
+def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
+    """Raises UsageError where a shard of a split is left without a member."""
+    if len(filled) < num_shards:
+        empty = [i for i in range(num_shards) if i not in filled]
+        names = [naming.shard_name(split, i, num_shards) for i in empty]
+        raise UsageError(f"--exclude leaves no image in {some(names)}. Ask for fewer shards.")
 
 
 def file_name(shard: str) -> str:

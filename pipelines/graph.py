@@ -30,6 +30,7 @@ from imagenet_prep.engine import Lease, Stage
 from imagenet_prep.engine.transform import Receipts, reported
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.preparation import box_lists
+from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.inventory import Inventory, index_stage
 from imagenet_prep.preparation.job import (
     Job,
@@ -54,7 +55,7 @@ from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import IndexWork
 from imagenet_prep.sources.boxes import BoxTask
 from imagenet_prep.sources.source import IndexTask, Packed
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Store, open_store
 
 Task = IndexTask | BoxTask
 Lines = tuple[OfClass, bytes]
@@ -74,6 +75,18 @@ class Preparation:
     job: Job
     store: Store
     lease: Lease
+
+    @classmethod
+    def of(cls, config: Config) -> Preparation:
+        """Returns what a pipeline of one's own needs; another run at that place loses its lease.
+
+        Raises:
+          ImagenetPrepError: what is needed is missing, unreadable or damaged, or the place holds
+            another data set.
+        """
+        job, store = Job.of(config), open_store(config.out)
+        Output(store, job.wanted).left()
+        return cls(job, store, Lease.take_over(store))
 
     @cached_property
     def index(self) -> Stage[IndexTask]:

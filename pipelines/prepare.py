@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,8 @@ def prepare(config: Config) -> dict[str, Any]:
             forecast = Forecast(images, job.policy, workers, store, plans=store.local)
             forecast.check_unpacking()
             if workers.remote:
-                # Beam costs seconds to import.
+                # Beam costs seconds to import, and would warn the user of what concerns nobody.
+                logging.getLogger().addHandler(logging.NullHandler())
                 from pipelines import graph
 
                 graph.run(job, output)

@@ -37,6 +37,7 @@ from imagenet_prep.storage.store import Store
 _PACKED_BYTES = 1 << 20
 # Members whose plan files are written by one call: neighbouring shards with so many together.
 _BLOCK_MEMBERS = 1 << 16
+_READ_AT_ONCE = 64
 
 # A split of the source and a class index; and a split and the number of a block of its shards.
 OfClass = tuple[str, int]
@@ -357,8 +358,11 @@ class SharedPlan:
         plan.refuse_empty(split, made.num_shards, sizes)
         names = [naming.shard_name(split, n, made.num_shards) for n in range(made.num_shards)]
         whole = hashlib.sha256()
-        for content in self.store.read_each(f"{self.folder}/{plan.file_name(n)}" for n in names):
-            whole.update(content)
+        files = [f"{self.folder}/{plan.file_name(name)}" for name in names]
+        # A bucket reads all of a call at once.
+        for start in range(0, len(files), _READ_AT_ONCE):
+            for content in self.store.read_each(files[start : start + _READ_AT_ONCE]):
+                whole.update(content)
         return plan.SplitPlan(
             split=split,
             num_shards=made.num_shards,

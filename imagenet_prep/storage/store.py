@@ -72,9 +72,6 @@ class Store(Protocol):
     def take(self, name: str) -> bool:
         """Makes an empty work file; returns whether nobody else, on any machine, was first."""
 
-    def upload(self, names: Iterable[str]) -> None:
-        """Lets workers on other machines read these small files of `local` too."""
-
     def verify_published(self, files: Iterable[File]) -> None:
         """Raises IncompleteError unless all these files are there as they were published."""
 

@@ -155,12 +155,16 @@ class Cluster:
     @contextlib.contextmanager
     def stopped_workers(self) -> Iterator[None]:
         """Holds the worker processes of running jobs where they are."""
-        pids = _children(self._others[1].pid)
+        pids = self.workers()
         _signal(pids, signal.SIGSTOP)
         try:
             yield
         finally:
             _signal(pids, signal.SIGCONT)
+
+    def workers(self) -> list[int]:
+        """Returns the worker processes of running jobs."""
+        return _children(self._others[1].pid)
 
     def slots(self) -> int:
         """Returns the slots of the TaskManagers that are there."""

@@ -263,13 +263,9 @@ class Shard(beam.PTransform):
     def expand(self, plan: Any) -> Any:
         """Returns what is done."""
         ours = self._preparation
-        stage = AsSingleton(plan | "Stage" >> beam.Map(_write_stage, ours).with_output_types(Any))
+        stage = AsSingleton(plan | "Stage" >> beam.Map(ours.write).with_output_types(Any))
         tasks = plan | "Shards" >> beam.FlatMap(_begin, ours).with_output_types(Any)
         return tasks | "Images" >> Receipts(stage, ours.lease)
-
-
-def _write_stage(inventory: Inventory, ours: Preparation) -> Stage[Any]:
-    return ours.write(inventory)
 
 
 def _begin(inventory: Inventory, ours: Preparation) -> list[Any]:
@@ -387,15 +383,16 @@ class _Progress:
             self._stage = None
 
     def _index(self) -> engine.Followed:
-        tasks, quiet = self._ours.job.selection.index_tasks(), self._ours.job.quiet
-        return engine.Followed(self._ours.index, tasks, title="index", quiet=quiet)
+        job = self._ours.job
+        tasks = job.selection.index_tasks()
+        return engine.Followed(self._ours.index, tasks, title="index", quiet=job.quiet)
 
     def _boxes(self) -> engine.Followed | None:
-        annotations, boxes = self._ours.job.selection.annotations, self._ours.boxes
-        assert annotations is not None
-        assert boxes is not None
-        quiet = self._ours.job.quiet
-        return engine.Followed(boxes[0], annotations.tasks(), title="boxes", quiet=quiet)
+        job, boxes = self._ours.job, self._ours.boxes
+        annotations = job.selection.annotations
+        if boxes is None or annotations is None:
+            return None
+        return engine.Followed(boxes[0], annotations.tasks(), title="boxes", quiet=job.quiet)
 
     def _shards(self) -> engine.Followed | None:
         ours = self._ours

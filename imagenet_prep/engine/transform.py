@@ -60,7 +60,7 @@ class Receipts(beam.PTransform):
         )
 
 
-@beam.typehints.with_output_types(Done)
+@beam.typehints.with_output_types(Any)
 class _Do(beam.DoFn):
     def __init__(self, lease: Lease) -> None:
         self._lease = lease

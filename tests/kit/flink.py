@@ -61,8 +61,10 @@ _MEMORY = {
     "taskmanager.memory.task.off-heap.size": "64m",
     "taskmanager.memory.framework.off-heap.size": "64m",
     "taskmanager.memory.managed.size": "64m",
-    "taskmanager.memory.network.min": "32m",
-    "taskmanager.memory.network.max": "32m",
+    "taskmanager.memory.network.min": "64m",
+    "taskmanager.memory.network.max": "64m",
+    # Of several shuffles at a time each would want 16 MB.
+    "taskmanager.network.sort-shuffle.min-buffers": 64,
     "taskmanager.memory.jvm-metaspace.size": "256m",
     "taskmanager.memory.jvm-overhead.min": "64m",
     "taskmanager.memory.jvm-overhead.max": "64m",

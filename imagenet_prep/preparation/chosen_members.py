@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from imagenet_prep.core.errors import SourceError
-from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.shards import plan, runs
-from imagenet_prep.sources import labels, source
+from imagenet_prep.sources import source
 from imagenet_prep.sources.source import IndexTask
 
 # Of a list of all classes, about so many bytes are parsed at once: its 1.28 million members would
 # take 730 MB.
 _PARSED_BYTES = 1 << 20
-# An entry of a list of all classes, which is sorted by class, begins with the class index.
+# The pieces of a source, each with the path of its list.
+Lists = Sequence[tuple[IndexTask, Path]]
+# An entry of such a list, sorted by class, begins with the class index.
 _INDEX_DIGITS = 8
 
 
@@ -53,108 +55,84 @@ def chosen_of_class(
     ]
 
 
+@dataclass(frozen=True)
 class ChosenMembers:
-    """The chosen members of one split, class by class in class-index order, with their boxes.
+    """The members of one split of the source, class by class. Picklable.
 
     Attributes:
-      taken: images by name of the part that they come from; of annotations, images with boxes.
-        Complete after the last class, however often they are read.
-      excluded: the keys among them whose images are left out, complete as late.
+      selection: which of them are chosen.
+      split: of the source.
+      lists: of its pieces, each with the path of its list.
+      mixed: the runs that the lists of several classes were sorted into, by `entries_by_class`.
+      lookup: finds boxes; None where none are wanted.
     """
 
-    def __init__(
-        self,
-        selection: Selection,
-        lists: Sequence[tuple[IndexTask, Path]],
-        lookup: BoxLookup | None,
-        scratch: Path,
-    ) -> None:
-        self.taken: Counter[str] = Counter()
-        self.excluded: set[str] = set()
-        self._selection = selection
-        self._lists = lists
-        self._split = lists[0][0].split
-        self._lookup = lookup if lookup is not None and self._split in lookup.parts else None
-        # A file of unpacked images has the name of its task.
-        self._part_of = {task.name: task.part for task, _ in lists}
-        # Class index by number, for images with names of ILSVRC2012's validation split.
-        self._numbers: dict[int, int] = {}
-        mixed = (path for task, path in lists if task.class_index is None)
-        entries = (
-            b"%08d%b" % (member.class_index, dump_member(member))
-            for path in mixed
-            for member in _members_in(path)
-        )
-        self._mixed = runs.write(scratch, f"{self._split}.lists", entries)
+    selection: Selection
+    split: str
+    lists: Lists
+    mixed: Sequence[Path]
+    lookup: BoxLookup | None
 
-    def close(self) -> None:
-        """Removes the files that lists of several classes were sorted into."""
-        for path in self._mixed:
-            path.unlink()
-
-    def __iter__(self) -> Iterator[list[Member]]:
-        """Yields the members of each chosen class that has some.
-
-        Raises:
-          SourceError: an image comes twice, or the validation labels are not ILSVRC2012's.
-        """
-        where = self._selection.where
-        self.taken.clear()
-        for index, lines in enumerate(self._lines()):
-            members = parse_members(lines)
-            self._note_numbers(members)
-            if index not in self._selection.classes or not members:
-                continue
-            chosen = chosen_of_class(
-                members,
-                per_class=self._selection.per_class,
-                seed=self._selection.seed,
-                boxes=self._boxes_of(index),
-                where=where,
-            )
-            self._count(chosen)
-            yield chosen
-        labels.check_validation(self._selection.source.classes, self._numbers, where)
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yields the members of each class as lines; only one class is held at a time."""
-        one_class = {task.class_index: path for task, path in self._lists}
-        mixed = runs.merged(self._mixed)
+    def of_classes(self, start: int, stop: int) -> Iterator[list[Member]]:
+        """Yields the members of each class of [start, stop) that has some, chosen or not."""
+        mixed = runs.read(self.mixed, start, stop)
         waiting = next(mixed, None)
-        for index in range(len(self._selection.source.classes.wnids)):
-            lines = one_class[index].read_bytes() if index in one_class else b""
+        for index in range(start, stop):
+            lines = self._one_class[index].read_bytes() if index in self._one_class else b""
             if waiting is not None and waiting[0] == index:
                 lines += b"".join(entry[_INDEX_DIGITS:] for entry in waiting[1])
                 waiting = next(mixed, None)
-            yield lines
+            if lines:
+                yield parse_members(lines)
 
-    def _note_numbers(self, members: Sequence[Member]) -> None:
-        for member in members:
-            match = VALIDATION_NAME.match(member.key)
-            if match is None:
-                continue
-            noted = self._numbers.setdefault(int(match[1]), member.class_index)
-            if noted != member.class_index:
-                raise SourceError(
-                    f"{self._selection.where}: {member.key!r} comes twice, in two classes"
-                )
+    def chosen(self, members: Sequence[Member]) -> list[Member]:
+        """Returns the chosen ones among all members of a class, with their boxes.
 
-    def _count(self, members: Sequence[Member]) -> None:
-        default, excluded = self._lists[0][0].part, self._selection.excluded_keys
-        kept = [member for member in members if member.key not in excluded]
-        self.excluded.update(member.key for member in members if member.key in excluded)
-        self.taken.update(self._part_of.get(member.archive, default) for member in kept)
-        if self._lookup is not None:
-            part = self._lookup.parts[self._split].name
-            self.taken[part] += sum(bool(member.boxes.xmin) for member in kept)
+        Raises:
+          SourceError: an image comes twice.
+        """
+        selection, index = self.selection, members[0].class_index
+        if index not in selection.classes:
+            return []
+        boxes = None
+        if self.lookup is not None:
+            boxes = self.lookup.of(self.split, selection.source.classes.wnids[index])
+        return chosen_of_class(
+            members,
+            per_class=selection.per_class,
+            seed=selection.seed,
+            boxes=boxes,
+            where=selection.where,
+        )
 
-    def _boxes_of(self, class_index: int) -> dict[str, Boxes] | None:
-        if self._lookup is None:
-            return None
-        return self._lookup.of(self._split, self._selection.source.classes.wnids[class_index])
+    def ranked(self, parts: int, start: int, stop: int) -> Iterator[bytes]:
+        """Yields the entries of `plan.entry_by_rank` for the chosen members of [start, stop)."""
+        for members in self.of_classes(start, stop):
+            for member in self.chosen(members):
+                yield plan.entry_by_rank(member, parts, self.selection.seed)
+
+    def taken(self, members: Sequence[Member]) -> Counter[str]:
+        """Counts members by name of the part that they come from, and boxes by that of theirs."""
+        default = self.lists[0][0].part
+        found = Counter(self._part_of.get(member.archive, default) for member in members)
+        if self.lookup is not None:
+            found[self.lookup.parts[self.split].name] += sum(bool(m.boxes.xmin) for m in members)
+        return found
+
+    @cached_property
+    def _one_class(self) -> dict[int | None, Path]:
+        return {task.class_index: path for task, path in self.lists}
+
+    @cached_property
+    def _part_of(self) -> dict[str, str]:
+        # A file of unpacked images has the name of its task.
+        return {task.name: task.part for task, _ in self.lists}
 
 
-def _members_in(path: Path) -> Iterator[Member]:
-    with open(path, "rb") as file:
-        while lines := file.readlines(_PARSED_BYTES):
-            yield from parse_members(b"".join(lines))
+def entries_by_class(lists: Sequence[Path], start: int, stop: int) -> Iterator[bytes]:
+    """Yields the members that the lists of [start, stop) hold, as entries of runs."""
+    for path in lists[start:stop]:
+        with open(path, "rb") as file:
+            while lines := file.readlines(_PARSED_BYTES):
+                for member in parse_members(b"".join(lines)):
+                    yield b"%08d%b" % (member.class_index, dump_member(member))

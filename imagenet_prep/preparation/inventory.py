@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.box_lists import read_boxes
-from imagenet_prep.preparation.chosen_members import ChosenMembers
+from imagenet_prep.preparation.dealing import Dealer
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan
@@ -24,9 +22,6 @@ from imagenet_prep.storage.store import Store
 
 # From so many tars or folders on, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
-
-# A split to make: its name, its members class by class, and how many they are.
-Made = tuple[str, Iterable[list[Member]], int]
 
 
 class Inventory(NamedTuple):
@@ -74,83 +69,11 @@ def take_inventory(
     lookup = read_boxes(selection.annotations, store, workers, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
     edition, used = check_counts(selection, tasks, receipts)
-    work, folder = stage.function, store.path(PLAN_FOLDER)
+    work = stage.function
     assert isinstance(work, IndexWork)
-    plans = []
-    taken: Counter[str] = Counter()
-    excluded, unknown = selection.excluded, set(selection.excluded_keys)
-    for split in selection.splits:
-        of_split = [task for task in tasks if task.split == split]
-        lists = [(task, store.path(work.member_list(task))) for task in of_split]
-        members = ChosenMembers(selection, lists, lookup, folder)
-        plans += _deal(selection, split, members, used[split], folder)
-        members.close()
-        taken += members.taken
-        if excluded:
-            excluded.refuse_ambiguous(members.excluded - unknown)
-            unknown -= members.excluded
-    if excluded:
-        excluded.refuse_unknown(unknown, f"what is taken from {selection.where}")
+    lists = [(task, store.path(work.member_list(task))) for task in tasks]
+    plans, taken = Dealer(selection, store, workers, quiet).deal(lists, used, lookup)
     return Inventory(plans, taken, edition)
-
-
-def _deal(
-    selection: Selection, split: str, members: ChosenMembers, used: Sequence[int], folder: Path
-) -> list[plan.SplitPlan]:
-    """Writes the plans of a split of the source, and of what is taken out of it."""
-    made: list[Made] = [(split, members, sum(used))]
-    if split == schema.TRAIN and selection.holds_out:
-        made = _with_holdout(selection, members, used)
-    return [
-        plan.write(
-            folder,
-            name,
-            classes,
-            num_classes=len(selection.source.classes.wnids),
-            num_shards=selection.shards_of(name, number),
-            seed=selection.seed,
-            excluded=selection.excluded_keys,
-        )
-        for name, classes, number in made
-    ]
-
-
-def _with_holdout(selection: Selection, members: ChosenMembers, used: Sequence[int]) -> list[Made]:
-    """Returns train, and the split that is taken out of it."""
-    seed, most = selection.seed, selection.holdout_per_class
-    name, number = held_out(selection, used)
-    whole = None if most else plan.hold_out(members, number, seed)
-
-    def halves(part: int) -> Iterator[list[Member]]:
-        for of_class in members:
-            held = whole or plan.hold_out([of_class], min(most, len(of_class) // 2), seed)
-            yield [member for member in of_class if held(member) == part]
-
-    return [(schema.TRAIN, halves(0), sum(used) - number), (name, halves(1), number)]
-
-
-def held_out(selection: Selection, used: Sequence[int]) -> tuple[str, int]:
-    """Returns the name and the size of the split that is taken out of train.
-
-    Args:
-      selection: which one is wanted.
-      used: images of train by class index.
-
-    Raises:
-      UsageError: there are too few images.
-    """
-    examples, number, most = sum(used), selection.holdout, selection.holdout_per_class
-    if not most and number >= examples:
-        raise UsageError(
-            f"--holdout {number}: train has {examples:,} images, and one must be left in it"
-        )
-    if not most:
-        return schema.HOLDOUT, number
-    if not (number := sum(min(most, count // 2) for count in used)):
-        raise UsageError(
-            f"--holdout-per-class {most}: no class has two images, so that one could be taken"
-        )
-    return schema.VALIDATION, number
 
 
 def index_stage(

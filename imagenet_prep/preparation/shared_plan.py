@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical
@@ -24,8 +25,9 @@ from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
-from imagenet_prep.preparation.chosen_members import chosen_of_class
-from imagenet_prep.preparation.inventory import Inventory, check_counts, held_out
+from imagenet_prep.preparation.chosen_members import ChosenMembers
+from imagenet_prep.preparation.dealing import Division, divide, held_out
+from imagenet_prep.preparation.inventory import Inventory, check_counts
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import labels
@@ -60,37 +62,25 @@ def lines_by_class(task: IndexTask, lines: bytes) -> Iterator[tuple[OfClass, byt
             yield (task.split, index), bytes(of_class)
 
 
-class Made(NamedTuple):
-    """A split to make.
-
-    Attributes:
-      source: the split of the source that its images come from.
-      num_per_class: images by class index, before any are excluded.
-      num_shards: at least 1.
-    """
-
-    source: str
-    num_per_class: list[int]
-    num_shards: int
-
-    @property
-    def block(self) -> int:
-        """How many neighbouring shards are planned by one call."""
-        return max(1, _BLOCK_MEMBERS * self.num_shards // max(1, sum(self.num_per_class)))
-
-
 class Census(NamedTuple):
     """How many images there are, which every worker must know before it deals.
 
     Attributes:
       edition: of ImageNet; see `editions.recognised`.
-      made: the splits to make, by name.
-      last_held: the last rank that is held out of train by number.
+      divisions: by split of the source.
     """
 
     edition: str
-    made: dict[str, Made]
-    last_held: tuple[int, str] | None = None
+    divisions: dict[str, Division]
+
+    def num_shards(self, split: str) -> int:
+        """Returns the shards of a split that is made."""
+        return next(d.num_shards[split] for d in self.divisions.values() if split in d.counts)
+
+
+def _block_size(num_shards: int, examples: int) -> int:
+    """Returns how many neighbouring shards are planned by one call."""
+    return max(1, _BLOCK_MEMBERS * num_shards // max(1, examples))
 
 
 class Facts(NamedTuple):
@@ -168,31 +158,21 @@ class SharedPlan:
         wanted = self.selection
         tasks = wanted.index_tasks()
         edition, used = check_counts(wanted, tasks, [receipts[task.name] for task in tasks])
-        made: dict[str, Made] = {}
-        last = None
+        divisions = {}
         for split, counts in used.items():
-            parts = {split: counts}
-            if split == schema.TRAIN and wanted.holds_out:
-                name, number = held_out(wanted, counts)
-                if wanted.holdout_per_class:
-                    held = [min(wanted.holdout_per_class, count // 2) for count in counts]
-                else:
-                    chosen = heapq.nsmallest(number, ranks)
-                    last = chosen[-1][:2] if chosen else None
-                    of_class = Counter(rank[2] for rank in chosen)
-                    held = [of_class[index] for index in range(len(counts))]
-                kept = [count - less for count, less in zip(counts, held, strict=True)]
-                parts = {split: kept, name: held}
-            for name, numbers in parts.items():
-                shards = wanted.shards_of(name, sum(numbers))
-                made[name] = Made(split, numbers, shards)
-        return Census(edition, made, last)
+            last, out = None, [0] * len(counts)
+            if split == schema.TRAIN and wanted.holdout:
+                for place, key, index in heapq.nsmallest(held_out(wanted, counts), ranks):
+                    last = (place, key)
+                    out[index] += 1
+            divisions[split] = divide(wanted, split, counts, last, out)
+        return Census(edition, divisions)
 
     def ranks(self, key: OfClass, lines: Iterable[bytes]) -> list[Rank]:
         """Returns the first ranks of a class, for `census`; for --holdout."""
         wanted = self.selection
-        members = self._chosen(*key, lines)[0] if key[0] == schema.TRAIN else []
-        ranked = ((*plan.holdout_rank(m, wanted.seed), m.class_index) for m in members)
+        members = self._chosen(key[0], lines)[0] if key[0] == schema.TRAIN else []
+        ranked = ((*plan.rank(m, wanted.seed), m.class_index) for m in members)
         return heapq.nsmallest(wanted.holdout, ranked)
 
     def deal(
@@ -200,27 +180,26 @@ class SharedPlan:
     ) -> tuple[Facts, dict[OfBlock, bytes]]:
         """Deals the members of one class; returns entries of plans, put together by block."""
         source, index = key
-        chosen, numbers = self._chosen(source, index, lines)
+        chosen, numbers = self._chosen(source, lines)
         excluded, seed = self.selection.excluded_keys, self.selection.seed
         kept: dict[str, int] = {}
         blocks: dict[OfBlock, bytearray] = {}
-        for name, made in census.made.items():
-            if made.source != source:
-                continue
+        division = census.divisions[source]
+        for name, of_split in division.of(chosen, seed).items():
             kept[name] = 0
-            first = sum(made.num_per_class[:index])
-            of_split = self._part(chosen, name, census)
-            for shard, member in plan.deal_class(of_split, first, made.num_shards, seed):
+            counts, num_shards = division.counts[name], division.num_shards[name]
+            size = _block_size(num_shards, sum(counts))
+            for shard, member in plan.deal_class(of_split, sum(counts[:index]), num_shards, seed):
                 if member.key in excluded:
                     continue
                 kept[name] += 1
-                block = blocks.setdefault((name, shard // made.block), bytearray())
+                block = blocks.setdefault((name, shard // size), bytearray())
                 block += plan.entry(shard, member, seed)
         facts = Facts(
             source,
             index,
             kept,
-            self._taken(source, [m for m in chosen if m.key not in excluded]),
+            self._members[source].taken([m for m in chosen if m.key not in excluded]),
             excluded.intersection(member.key for member in chosen),
             numbers,
         )
@@ -229,7 +208,7 @@ class SharedPlan:
     def write(self, key: OfBlock, entries: Iterable[bytes], census: Census) -> Block:
         """Writes the plan files of one block of shards."""
         split, _ = key
-        num_shards = census.made[split].num_shards
+        num_shards = census.num_shards(split)
         lines = sorted(line for part in entries for line in part.splitlines(keepends=True))
         source_bytes = {}
         for shard, of_shard in itertools.groupby(lines, plan.shard_of):
@@ -259,7 +238,11 @@ class SharedPlan:
                 unknown -= keys
         if excluded:
             excluded.refuse_unknown(unknown, f"what is taken from {self.selection.where}")
-        plans = [self._summary(name, made, facts, blocks) for name, made in census.made.items()]
+        plans = [
+            self._summary(split, census.num_shards(split), facts, blocks)
+            for division in census.divisions.values()
+            for split in division.counts
+        ]
         content = {
             "plans": [asdict(each) for each in plans],
             "taken": taken,
@@ -284,59 +267,21 @@ class SharedPlan:
             return None
         return Inventory(plans, Counter(content["taken"]), content["edition"], self.folder)
 
-    def _chosen(
-        self, source: str, index: int, lines: Iterable[bytes]
-    ) -> tuple[list[Member], tuple[int, ...]]:
+    def _chosen(self, source: str, lines: Iterable[bytes]) -> tuple[list[Member], tuple[int, ...]]:
         """Returns the chosen members of a class, and the numbers in the names of all."""
-        wanted = self.selection
         members = parse_members(b"".join(lines))
         found = (VALIDATION_NAME.match(member.key) for member in members)
         numbers = tuple(int(match[1]) for match in found if match)
-        if index not in wanted.classes:
-            return [], numbers
-        boxes = None
-        if self.lookup is not None and source in self.lookup.parts:
-            boxes = self.lookup.of(source, wanted.source.classes.wnids[index])
-        chosen = chosen_of_class(
-            members,
-            per_class=wanted.per_class,
-            seed=wanted.seed,
-            boxes=boxes,
-            where=wanted.where,
-        )
-        return chosen, numbers
-
-    def _part(self, chosen: list[Member], split: str, census: Census) -> list[Member]:
-        """Returns those of a class that belong to a split."""
-        wanted = self.selection
-        made = census.made[split]
-        if made.source != schema.TRAIN or not wanted.holds_out:
-            return chosen
-        if wanted.holdout_per_class:
-            number = min(wanted.holdout_per_class, len(chosen) // 2)
-            held = plan.hold_out([chosen], number, wanted.seed)
-        else:
-            last = census.last_held
-
-            def held(member: Member) -> bool:
-                return last is not None and plan.holdout_rank(member, wanted.seed) <= last
-
-        return [member for member in chosen if held(member) == (split != made.source)]
-
-    def _taken(self, source: str, members: Sequence[Member]) -> Counter[str]:
-        parts = self._part_of[source]
-        default = next(iter(parts.values()))
-        taken = Counter(parts.get(member.archive, default) for member in members)
-        if self.lookup is not None and source in self.lookup.parts:
-            taken[self.lookup.parts[source].name] += sum(bool(m.boxes.xmin) for m in members)
-        return taken
+        return self._members[source].chosen(members), numbers
 
     @cached_property
-    def _part_of(self) -> dict[str, dict[str, str]]:
-        """Part by archive by split; a file of unpacked images has the name of its task."""
-        found: dict[str, dict[str, str]] = {}
-        for task in self.selection.index_tasks():
-            found.setdefault(task.split, {})[task.name] = task.part
+    def _members(self) -> dict[str, ChosenMembers]:
+        """What chooses and counts members, by split of the source; their lists come from Beam."""
+        found = {}
+        for split in self.selection.splits:
+            tasks = [(t, Path(t.name)) for t in self.selection.index_tasks() if t.split == split]
+            lookup = self.lookup if self.lookup and split in self.lookup.parts else None
+            found[split] = ChosenMembers(self.selection, split, tasks, (), lookup)
         return found
 
     def _check_numbers(self, facts: Sequence[Facts]) -> None:
@@ -349,14 +294,14 @@ class SharedPlan:
         labels.check_validation(self.selection.source.classes, numbers, where)
 
     def _summary(
-        self, split: str, made: Made, facts: Sequence[Facts], blocks: Sequence[Block]
+        self, split: str, num_shards: int, facts: Sequence[Facts], blocks: Sequence[Block]
     ) -> plan.SplitPlan:
-        kept = [0] * len(made.num_per_class)
+        kept = [0] * len(self.selection.source.classes.wnids)
         for each in facts:
             kept[each.class_index] += each.kept.get(split, 0)
         sizes = {n: size for b in blocks if b.split == split for n, size in b.source_bytes.items()}
-        plan.refuse_empty(split, made.num_shards, sizes)
-        names = [naming.shard_name(split, n, made.num_shards) for n in range(made.num_shards)]
+        plan.refuse_empty(split, num_shards, sizes)
+        names = [naming.shard_name(split, n, num_shards) for n in range(num_shards)]
         whole = hashlib.sha256()
         files = [f"{self.folder}/{plan.file_name(name)}" for name in names]
         # A bucket reads all of a call at once.
@@ -365,9 +310,8 @@ class SharedPlan:
                 whole.update(content)
         return plan.SplitPlan(
             split=split,
-            num_shards=made.num_shards,
+            num_shards=num_shards,
             num_per_class=tuple(kept),
             source_bytes=sum(sizes.values()),
-            largest_shard_bytes=max(sizes.values()),
             digest=whole.hexdigest(),
         )

@@ -16,7 +16,6 @@ from pathlib import Path
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member, parse_members
-from imagenet_prep.shards import runs
 from imagenet_prep.storage.os_errors import storage_errors
 
 
@@ -29,7 +28,6 @@ class SplitPlan:
       num_shards: at least 1, at most `examples`.
       num_per_class: members by class index.
       source_bytes: of all members.
-      largest_shard_bytes: source bytes of the fullest shard.
       digest: sha256 over all plan files in order.
     """
 
@@ -37,7 +35,6 @@ class SplitPlan:
     num_shards: int
     num_per_class: tuple[int, ...]
     source_bytes: int
-    largest_shard_bytes: int
     digest: str
 
     @property
@@ -63,24 +60,27 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
     return sorted(members, key=lambda member: (keyed_hash(seed, member.key), member.key))
 
 
-def hold_out(
-    classes: Iterable[Iterable[Member]], number: int, seed: int
-) -> Callable[[Member], bool]:
+def hold_out(members: Iterable[Member], number: int, seed: int) -> Callable[[Member], bool]:
     """Chooses members by a keyed hash of their keys; returns what tells whether one is chosen.
 
     Args:
-      classes: the members of each class, in any order; read once.
+      members: in any order; read once.
       number: how many are chosen; at most all.
       seed: decides which, together with the keys, and nothing else does.
     """
-    ranks = (holdout_rank(member, seed) for members in classes for member in members)
-    last = heapq.nsmallest(number, ranks)[-1:]
-    return lambda member: [holdout_rank(member, seed)] <= last
+    if not number:
+        return lambda _: False
+    return held_up_to(heapq.nsmallest(number, (rank(m, seed) for m in members))[-1], seed)
 
 
-def holdout_rank(member: Member, seed: int) -> tuple[int, str]:
-    """Returns what decides whether a member is held out: those with the smallest are."""
+def rank(member: Member, seed: int) -> tuple[int, str]:
+    """Returns what is least in the members that are held out."""
     return keyed_hash(seed, "holdout", member.key), member.key
+
+
+def held_up_to(last: tuple[int, str], seed: int) -> Callable[[Member], bool]:
+    """Returns what tells whether a member is held out, from the largest rank of those that are."""
+    return lambda member: rank(member, seed) <= last
 
 
 def deal_class(
@@ -96,17 +96,6 @@ def deal_class(
     """
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
-
-
-def deal(
-    classes: Iterable[Iterable[Member]], num_shards: int, seed: int
-) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for classes given in class-index order."""
-    first = 0
-    for members in classes:
-        of_class = list(members)
-        yield from deal_class(of_class, first, num_shards, seed)
-        first += len(of_class)
 
 
 def place_in_shard(member: Member, seed: int) -> tuple[int, str]:
@@ -125,6 +114,12 @@ def entry(shard: int, member: Member, seed: int) -> bytes:
     return b"%08d%016x%b" % (shard, place, dump_member(member))
 
 
+def entry_by_rank(member: Member, parts: int, seed: int) -> bytes:
+    """Returns a member as a line that sorts by its rank; its number is one of `parts` ranges."""
+    place, _ = rank(member, seed)
+    return b"%08d%016x%b" % (place * parts >> 64, place, dump_member(member))
+
+
 def content(entries: Iterable[bytes]) -> bytes:
     """Returns the plan file of one shard from its entries, in any order."""
     prefix = _SHARD_DIGITS + _PLACE_DIGITS
@@ -132,66 +127,35 @@ def content(entries: Iterable[bytes]) -> bytes:
 
 
 def write(
-    folder: Path,
-    split: str,
-    classes: Iterable[Iterable[Member]],
-    *,
-    num_classes: int,
-    num_shards: int,
-    seed: int,
-    excluded: Collection[str] = (),
-) -> SplitPlan:
-    """Writes one file a shard, `folder/<shard>.jsonl`, and returns the summary.
+    folder: Path, split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
+) -> list[int]:
+    """Writes one file a shard, `folder/<shard>.jsonl`; returns the numbers of the shards.
 
-    Members go through sorted runs on the disk, so memory depends on the largest class and the
-    largest shard, and not on their number. The files can be made again at any time, so they are
-    not synced to the disk.
+    The files can be made again at any time, so they are not synced to the disk.
 
     Args:
       folder: exists.
-      split: "train", "validation" or "holdout".
-      classes: the members of each class, in class-index order; read once.
-      num_classes: how many classes there are; some may have no member.
-      num_shards: at least 1.
-      seed: decides the permutation.
-      excluded: keys whose members are left out where they were dealt.
+      split, num_shards: for the names.
+      entries: of some shards, as `runs.read` yields them.
 
     Raises:
-      UsageError: a shard is left without a member.
       IncompleteError: the disk is full.
     """
-    shard_bytes = [0] * num_shards
-    num_per_class = [0] * num_classes
-    filled = bytearray(num_shards)
-
-    def entries() -> Iterator[bytes]:
-        for shard, member in deal(classes, num_shards, seed):
-            if member.key in excluded:
-                continue
-            filled[shard] = 1
-            shard_bytes[shard] += member.size
-            num_per_class[member.class_index] += 1
-            yield entry(shard, member, seed)
-
-    files = runs.write(folder, split, entries())
-    refuse_empty(split, num_shards, {shard for shard, n in enumerate(filled) if n})
-    whole = hashlib.sha256()
-    for shard, of_shard in runs.merged(files):
-        lines = content(of_shard)
-        whole.update(lines)
+    written = []
+    for shard, of_shard in entries:
         path = folder / file_name(naming.shard_name(split, shard, num_shards))
         with storage_errors("write", path):
-            path.write_bytes(lines)
-    for file in files:
-        file.unlink()
-    return SplitPlan(
-        split=split,
-        num_shards=num_shards,
-        num_per_class=tuple(num_per_class),
-        source_bytes=sum(shard_bytes),
-        largest_shard_bytes=max(shard_bytes),
-        digest=whole.hexdigest(),
-    )
+            path.write_bytes(content(of_shard))
+        written.append(shard)
+    return written
+
+
+def digest(folder: Path, shards: Iterable[str]) -> str:
+    """Returns sha256 over the files of all shards, in this order."""
+    whole = hashlib.sha256()
+    for shard in shards:
+        whole.update((folder / file_name(shard)).read_bytes())
+    return whole.hexdigest()
 
 
 def shard_of(line: bytes) -> int:
@@ -201,8 +165,7 @@ def shard_of(line: bytes) -> int:
 
 def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
     """Raises UsageError where a shard of a split is left without a member."""
-    if len(filled) < num_shards:
-        empty = [i for i in range(num_shards) if i not in filled]
+    if empty := [i for i in range(num_shards) if i not in filled]:
         names = [naming.shard_name(split, i, num_shards) for i in empty]
         raise UsageError(f"--exclude leaves no image in {some(names)}. Ask for fewer shards.")
 

@@ -1,22 +1,25 @@
-"""Sorts more lines than memory holds: sorted runs on the disk, and their merge.
+"""Sorts more lines than memory holds: sorted runs on the disk, read a range at a time.
 
 An entry is a line of bytes that begins with a number of eight digits. Entries are sorted as
-bytes, so by this number first, and come back in groups that have it in common.
+bytes, so by this number first. Processes write runs beside each other; then each reads the entries
+of some numbers from all runs, so that none waits for another.
 """
 
 from __future__ import annotations
 
-import contextlib
-import heapq
+import bisect
 import itertools
-from collections.abc import Iterable, Iterator
+import mmap
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from imagenet_prep.storage.os_errors import storage_errors
 
 _NUMBER_BYTES = 8
 # Entries that are sorted at once: those of a plan take 50 MB.
-_RUN_ENTRIES = 250_000
+RUN_ENTRIES = 250_000
+# Fewer entries are sorted before another worker has begun.
+_WORTH_A_RANGE = 25_000
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
@@ -29,22 +32,52 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     """
     runs: list[Path] = []
     left = iter(entries)
-    while True:
-        # All runs are open at once when they are merged, so they grow with their number: a
-        # thousand hold two billion entries, and the last of them takes 800 MB.
-        size = _RUN_ENTRIES + _RUN_ENTRIES * len(runs) // 64
-        run = sorted(itertools.islice(left, size))
-        if not run:
-            return runs
+    while run := sorted(itertools.islice(left, RUN_ENTRIES)):
         path = folder / f"{name}.run-{len(runs):04d}"
         with storage_errors("write", path), open(path, "wb") as file:
             file.writelines(run)
         runs.append(path)
+    return runs
 
 
-def merged(runs: Iterable[Path]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Yields (number, its entries, sorted) in the order of the numbers."""
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open(run, "rb")) for run in runs]
-        for number, group in itertools.groupby(heapq.merge(*files), lambda e: e[:_NUMBER_BYTES]):
-            yield int(number), group
+def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields (number, its entries, sorted) for each number of [start, stop) that has entries.
+
+    Args:
+      runs: what `write` has returned, once or several times; one is open at a time.
+      start, stop: decide how much is in memory: all entries of these numbers.
+    """
+    entries: list[bytes] = []
+    for run in runs:
+        with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            of_range = data[_first(data, start) : _first(data, stop)]
+        entries += of_range.splitlines(keepends=True)
+    entries.sort()
+    for number, group in itertools.groupby(entries, lambda entry: entry[:_NUMBER_BYTES]):
+        yield int(number), list(group)
+
+
+def _first(run: mmap.mmap, number: int) -> int:
+    """Returns the byte at which the entries of `number` begin, or would, by bisection."""
+
+    def number_at(place: int) -> bytes:
+        begin = run.rfind(b"\n", 0, place) + 1
+        return run[begin : begin + _NUMBER_BYTES]
+
+    return bisect.bisect_left(range(len(run)), b"%08d" % number, key=number_at)
+
+
+def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:
+    """Cuts numbers into ranges [start, stop) of about equally many entries, at most a run's.
+
+    Args:
+      counts: how many entries each number has; a range may have as many more as one number has.
+      workers: there are as many ranges at least, where entries suffice.
+    """
+    total = sum(counts)
+    pieces = max(-(-total // RUN_ENTRIES), min(workers, total // _WORTH_A_RANGE), 1)
+    size = max(1, -(-total // pieces))
+    before = list(itertools.accumulate(counts, initial=0))
+    groups = itertools.groupby(range(len(counts)), lambda number: before[number] // size)
+    cut = [list(group) for _, group in groups]
+    return [(group[0], group[-1] + 1) for group in cut]

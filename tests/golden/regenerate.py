@@ -34,8 +34,11 @@ def golden_classes() -> list[list[Member]]:
 def golden_plan(seed: int, num_shards: int) -> list[list[str]]:
     """Returns the keys of each shard in the order in which they are written."""
     shards: list[list[Member]] = [[] for _ in range(num_shards)]
-    for shard, member in plan.deal(golden_classes(), num_shards, seed):
-        shards[shard].append(member)
+    first = 0
+    for members in golden_classes():
+        for shard, member in plan.deal_class(members, first, num_shards, seed):
+            shards[shard].append(member)
+        first += len(members)
     return [
         [m.key for m in sorted(shard, key=lambda member: plan.place_in_shard(member, seed))]
         for shard in shards

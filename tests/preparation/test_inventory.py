@@ -14,11 +14,11 @@ from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Workers
-from imagenet_prep.preparation import chosen_members
+from imagenet_prep.preparation import chosen_members, dealing
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
-from imagenet_prep.shards import plan
+from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.labels import ClassList
@@ -304,3 +304,81 @@ def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_w
     assert sorted(path.name for path in one.path(PLAN_FOLDER).iterdir()) == sorted(
         f"{name}.jsonl" for split in found.plans for name in split.shard_names
     )
+
+
+class WithValidation(Mixed):
+    """And one list of a validation split, whose images have ILSVRC2012's names."""
+
+    def index(self, task: IndexTask) -> list[Member]:
+        if task.split == "train":
+            return super().index(task)
+        return [
+            Member(f"ILSVRC2012_val_{i:08d}.JPEG", "v.tar", i * 7, 9 + i, i * 5 % 3)
+            for i in range(1, 70)
+        ]
+
+
+BIG = (211, 0, 97)
+PARTS = (Part("train.tar", 90, 1),)
+BOTH = {"splits": ("train", "validation"), "num_shards": {"train": 5, "validation": 4}}
+DEALT: dict[str, tuple[Selection, list[str]]] = {
+    "holdout": (
+        selection(BIG, holdout=37, num_shards={}, any_counts=True),
+        ["d8a9c12a86ed", "7bf0d24d9bd6"],
+    ),
+    "all but one": (
+        selection(BIG, holdout=307, num_shards={"train": 1}, any_counts=True),
+        ["892a8662f4bf", "1489a43f87eb"],
+    ),
+    "per class": (
+        selection(BIG, holdout_per_class=20, num_shards=BOTH["num_shards"], any_counts=True),
+        ["db66f5499ba7", "8b605fd81489"],
+    ),
+    "both splits": (
+        selection(source=WithValidation(CLASSES, PARTS, BIG), seed=-3, any_counts=True, **BOTH),
+        ["aece31d65406", "70500059bad3"],
+    ),
+    "some of a list of all": (
+        selection(
+            source=Mixed(CLASSES, PARTS, BIG),
+            classes=frozenset((0, 2)),
+            per_class=90,
+            holdout=50,
+            num_shards={"train": 4},
+            any_counts=True,
+        ),
+        ["c6fcf1f59272", "4224cea96662"],
+    ),
+    "excluded": (
+        excluding(
+            *(f"{CLASSES.wnids[i]}/{n}.JPEG" for i, n in ((0, 1), (2, 5))),
+            source=Listed(CLASSES, PARTS, BIG),
+            holdout=9,
+            num_shards={"train": 6},
+            any_counts=True,
+        ),
+        ["a74bbdbe4f93", "1b8adad61057"],
+    ),
+}
+
+
+@pytest.mark.parametrize("cut", ["whole", "in pieces", "by the engine"])
+@pytest.mark.parametrize("case", DEALT)
+def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
+    case: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cut != "whole":
+        monkeypatch.setattr(runs, "RUN_ENTRIES", 23)
+    if cut == "by the engine":
+        monkeypatch.setattr(dealing, "_WORTH_PROCESSES_IMAGES", 0)
+    wanted, expected = DEALT[case]
+    store = LocalStore(tmp_path)
+    found = take_inventory(wanted, store, WORKERS, quiet=True)
+
+    assert [split.digest[:12] for split in found.plans] == expected
+    assert set(store.names(PLAN_FOLDER)) == {
+        plan.file_name(name) for split in found.plans for name in split.shard_names
+    }
+    assert [path.name[:6] for path in store.path(".work").iterdir() if path.is_dir()].count(
+        "index-"
+    ) == 1

@@ -15,7 +15,7 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.preparation.test_inventory import selection
 
 # 2 shards of 50 images of 10 kB each, and 480 bytes a record beside them.
-PLAN = SplitPlan("train", 2, (100,), 1_000_000, 500_000, "")
+PLAN = SplitPlan("train", 2, (100,), 1_000_000, "")
 NAMES = set(PLAN.shard_names)
 
 

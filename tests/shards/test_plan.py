@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import random
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.shards import plan
+from imagenet_prep.shards import plan, runs
 from tests.golden import regenerate
 
 Classes = list[list[Member]]
@@ -28,11 +30,33 @@ def classes_of(counts: list[int]) -> Classes:
     ]
 
 
+def deal(
+    classes: Iterable[list[Member]], num_shards: int, seed: int
+) -> Iterator[tuple[int, Member]]:
+    first = 0
+    for members in classes:
+        yield from plan.deal_class(members, first, num_shards, seed)
+        first += len(members)
+
+
 def dealt(classes: Classes, num_shards: int, seed: int) -> list[list[Member]]:
     shards: list[list[Member]] = [[] for _ in range(num_shards)]
-    for shard, member in plan.deal(classes, num_shards, seed):
+    for shard, member in deal(classes, num_shards, seed):
         shards[shard].append(member)
     return shards
+
+
+def write(folder: Path, classes: Classes, num_shards: int, seed: int) -> tuple[list[str], str]:
+    """Writes the plan files; returns the names of the shards, and the digest."""
+    entries = (plan.entry(shard, m, seed) for shard, m in deal(classes, num_shards, seed))
+    files = runs.write(folder, "train", entries)
+    # In two ranges, as two tasks would.
+    for start, stop in ((0, 1), (1, num_shards)):
+        plan.write(folder, "train", num_shards, runs.read(files, start, stop))
+    for file in files:
+        file.unlink()
+    names = [naming.shard_name("train", shard, num_shards) for shard in range(num_shards)]
+    return names, plan.digest(folder, names)
 
 
 def order_in_shard(members: list[Member], seed: int) -> list[Member]:
@@ -161,7 +185,7 @@ def test_imagenets_train_split_fills_1024_shards_evenly(imagenet_counts: list[in
     )
     sizes: Counter[int] = Counter()
     spread: Counter[tuple[int, int]] = Counter()
-    for shard, member in plan.deal(members, 1024, 0):
+    for shard, member in deal(members, 1024, 0):
         sizes[shard] += 1
         spread[shard, member.class_index] += 1
 
@@ -175,27 +199,22 @@ def test_imagenets_validation_split_fills_128_shards_evenly() -> None:
         [Member(f"ILSVRC2012_val_{50 * i + n + 1:08d}.JPEG", "a", 0, 1, i) for n in range(50)]
         for i in range(1000)
     )
-    sizes = Counter(shard for shard, _ in plan.deal(members, 128, 0))
+    sizes = Counter(shard for shard, _ in deal(members, 128, 0))
 
     assert Counter(sizes.values()) == {390: 128 - 80, 391: 80}
 
 
 def test_plan_files_hold_the_plan(tmp_path: Path) -> None:
     classes = classes_of([5, 0, 8])
-    found = plan.write(tmp_path, "train", iter(classes), num_classes=3, num_shards=4, seed=7)
-    expected = [order_in_shard(shard, 7) for shard in dealt(classes, 4, 7)]
+    names, digest = write(tmp_path, classes, num_shards=4, seed=7)
+    files = [(tmp_path / plan.file_name(name)).read_bytes() for name in names]
 
-    assert found.shard_names == [f"train-0000{i}-of-00004" for i in range(4)]
-    assert [
-        plan.parse((tmp_path / plan.file_name(name)).read_bytes()) for name in found.shard_names
-    ] == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"{name}.jsonl" for name in found.shard_names
+    assert names == [f"train-0000{i}-of-00004" for i in range(4)]
+    assert [plan.parse(file) for file in files] == [
+        order_in_shard(shard, 7) for shard in dealt(classes, 4, 7)
     ]
-    assert found.num_per_class == (5, 0, 8)
-    assert found.examples == 13
-    assert found.source_bytes == sum(m.size for shard in expected for m in shard)
-    assert found.largest_shard_bytes == max(sum(m.size for m in shard) for shard in expected)
+    assert digest == hashlib.sha256(b"".join(files)).hexdigest()
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @pytest.mark.parametrize(
@@ -207,17 +226,15 @@ def test_the_digest_of_a_plan_covers_every_member(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
     classes = classes_of([5, 8])
-    options = {"num_classes": 2, "num_shards": 4, "seed": 7}
-    before = plan.write(tmp_path, "train", classes, **options)
+    _, before = write(tmp_path, classes, 4, 7)
     classes[0][2] = classes[0][2]._replace(**change)
 
-    assert plan.write(tmp_path, "train", classes, **options).digest != before.digest
+    assert write(tmp_path, classes, 4, 7)[1] != before
 
 
 def test_the_digest_depends_on_seed_and_shards_and_on_nothing_else(tmp_path: Path) -> None:
     def digest(num: int, seed: int, counts: list[int]) -> str:
-        options = {"num_classes": len(counts), "num_shards": num, "seed": seed}
-        return plan.write(tmp_path, "train", classes_of(counts), **options).digest
+        return write(tmp_path, classes_of(counts), num, seed)[1]
 
     assert digest(4, 7, [5, 8]) == digest(4, 7, [5, 8])
     assert len({digest(4, 7, [5, 8]), digest(4, 8, [5, 8]), digest(5, 7, [5, 8])}) == 3
@@ -228,9 +245,9 @@ def test_the_digest_depends_on_seed_and_shards_and_on_nothing_else(tmp_path: Pat
 def test_keys_of_any_script_survive_the_plan_file(tmp_path_factory: object, key: str) -> None:
     folder = tmp_path_factory.mktemp("plan")
     member = Member(key, "é.tar", 1, 2, 0)
-    found = plan.write(folder, "train", [[member]], num_classes=1, num_shards=1, seed=0)
+    (name,), _ = write(folder, [[member]], 1, 0)
 
-    assert plan.parse((folder / plan.file_name(found.shard_names[0])).read_bytes()) == [member]
+    assert plan.parse((folder / plan.file_name(name)).read_bytes()) == [member]
 
 
 @given(splits, seeds, st.randoms(use_true_random=False))
@@ -239,18 +256,20 @@ def test_as_many_members_are_held_out_as_asked_for_in_whatever_order_they_come(
 ) -> None:
     members = [member for of_class in classes for member in of_class]
     number = chance.randint(1, len(members))
-    chosen = set(filter(plan.hold_out(classes, number, seed), members))
+    chosen = set(filter(plan.hold_out(members, number, seed), members))
     chance.shuffle(members)
 
     assert len(chosen) == number
-    assert set(filter(plan.hold_out([members], number, seed), members)) == chosen
+    assert set(filter(plan.hold_out(members, number, seed), members)) == chosen
+    by_rank = sorted(members, key=lambda member: plan.entry_by_rank(member, 3, seed))
+    assert set(by_rank[:number]) == chosen
 
 
 def test_a_larger_holdout_holds_the_smaller_one_and_another_seed_takes_others() -> None:
     classes = classes_of([30, 30])
 
     def held(number: int, seed: int) -> set[str]:
-        is_held = plan.hold_out(classes, number, seed)
+        is_held = plan.hold_out(itertools.chain(*classes), number, seed)
         return {member.key for of_class in classes for member in filter(is_held, of_class)}
 
     assert held(10, 0) < held(20, 0)

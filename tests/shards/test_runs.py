@@ -9,45 +9,45 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError
-from imagenet_prep.shards import plan, runs
-from tests.shards.test_plan import classes_of
+from imagenet_prep.shards import runs
 
 
 @pytest.mark.parametrize("num", [0, 1, 3, 4, 1000])
-def test_what_comes_back_is_sorted_and_grouped(
+def test_what_comes_back_is_sorted_and_grouped_whatever_range_is_asked_for(
     num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_RUN_ENTRIES", 3)
+    monkeypatch.setattr(runs, "RUN_ENTRIES", 30)
     rng = random.Random(num)
-    entries = [b"%08d%04d\n" % (rng.randrange(9), rng.randrange(10_000)) for _ in range(num)]
+    entries = [b"%08d%s\n" % (rng.randrange(9), b"x" * rng.randrange(99)) for _ in range(num)]
     files = runs.write(tmp_path, "a", iter(entries))
-    found = [(number, list(group)) for number, group in runs.merged(files)]
-
-    assert found == [
+    expected = [
         (int(number), list(group))
         for number, group in itertools.groupby(sorted(entries), lambda entry: entry[:8])
     ]
-    sizes = [path.read_bytes().count(b"\n") for path in files]
-    assert sum(sizes) == num
-    # They grow with their number, so that a merge has few of them open.
-    assert sizes[:1] == [3] * (num >= 3) + [num] * (0 < num < 3)
-    assert num < 1000 or sizes[-2] > 3 * sizes[0]
+
+    assert list(runs.read(files, 0, 9)) == expected
+    for start, stop in itertools.combinations(range(11), 2):
+        found = list(runs.read(files, start, stop))
+        assert found == [each for each in expected if start <= each[0] < stop]
+    assert [path.read_bytes().count(b"\n") for path in files] == [
+        min(30, num - start) for start in range(0, num, 30)
+    ]
 
 
-def test_a_plan_of_many_runs_is_the_plan_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("workers", [1, 3, 100])
+@pytest.mark.parametrize(
+    "counts", [[], [0], [0, 0, 5, 0], [1] * 1000, [300, 0, 1, 99, 0, 0, 100, 0]]
+)
+def test_ranges_cover_all_numbers_and_none_holds_much_more_than_a_run(
+    counts: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    classes = classes_of([40, 0, 25, 1])
-    digests = set()
-    for size in (1, 7, 66):
-        monkeypatch.setattr(runs, "_RUN_ENTRIES", size)
-        found = plan.write(tmp_path, "train", classes, num_classes=4, num_shards=5, seed=3)
-        digests.add(found.digest)
+    monkeypatch.setattr(runs, "RUN_ENTRIES", 100)
+    monkeypatch.setattr(runs, "_WORTH_A_RANGE", 10)
+    ranges = runs.ranges(counts, workers)
 
-        assert sorted(path.name for path in tmp_path.iterdir()) == [
-            f"train-0000{shard}-of-00005.jsonl" for shard in range(5)
-        ]
-    assert len(digests) == 1
+    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(counts)))
+    assert all(sum(counts[a:b]) <= 100 + max(counts) for a, b in ranges)
+    assert sum(counts) < 1000 or len(ranges) == max(10, workers)
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ class BugError(Exception):
 class Receipts(beam.PTransform):
     """Does tasks on the workers: PCollection of tasks -> PCollection of `Done`.
 
-    The runner deals out as many turns as there are tasks; whoever has a turn takes one task after
-    the other that nobody has claimed, until none is left. So a slow worker does fewer tasks, and
-    nobody waits for it (benchmarks/README.md). What has a receipt already is not done again.
+    Flink gives each slot its share of the elements beforehand, and all would wait for the slowest
+    worker. So an element is only a turn: whoever has one takes task after task that nobody has
+    claimed, until none is left. What has a receipt already is not done again.
 
     Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
     repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time of a task.

@@ -1,6 +1,8 @@
 """A pipeline of your own with the steps of `prepare`: counts images, and tells of each shard.
 
-python examples/beam_pipeline.py /data/ilsvrc2012 /data/imagenet-480 --runner=DirectRunner
+It takes the flags of prepare:
+
+python examples/beam_pipeline.py --source DIR --out DIR -- --runner=FlinkRunner
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from imagenet_prep.core import cli
 from imagenet_prep.preparation.config import Config
 from pipelines.graph import Archives, Commit, Deal, Index, Preparation, Shard
 
@@ -20,11 +23,11 @@ def tell(line: Any) -> None:
     print(line, flush=True)
 
 
-def main(source: str, out: str, *beam_args: str) -> None:
-    """Prepares `source` in `out` with the options of Beam."""
-    config = Config(source=source, out=out, allow_subset=True, beam_args=beam_args)
+def main(argv: list[str]) -> None:
+    """Takes the flags of prepare, and Beam's options after --."""
+    config = cli.parse(Config, argv, verb="prepare", description="", examples="")
     preparation = Preparation.of(config)
-    options = beam.options.pipeline_options.PipelineOptions(beam_args)
+    options = beam.options.pipeline_options.PipelineOptions([*config.beam_args])
     with beam.Pipeline(options=options) as pipeline:
         index = pipeline | Archives(preparation) | Index(preparation)
         plan = index | Deal(preparation)
@@ -44,4 +47,4 @@ def main(source: str, out: str, *beam_args: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

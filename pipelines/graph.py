@@ -190,7 +190,8 @@ class Deal(beam.PTransform):
         classes = index["lines"] | "ByClass" >> beam.GroupByKey()
         ranks = []
         if ours.job.selection.holdout:
-            ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Rank)
+            # A rank has 64 bits without a sign, which Beam's coder of integers refuses.
+            ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Any)
             ranks = AsIter(ranked)
         receipts = index["images"] | "Counts" >> beam.combiners.ToList()
         census = AsSingleton(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipelines.prepare import Config, prepare
 from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.dataset import contents
+from tests.kit.layouts import make_box_archives
 from tests.kit.miniature import miniature_for_tests
 
 # Beam's DirectRunner would try to download another program first.
@@ -24,10 +26,12 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     shared_cache: Path, tmp_path: Path
 ) -> None:
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
-    here, there = tmp_path / "here", tmp_path / "there"
-    prepare(Config(str(made.root), str(here), allow_subset=True, json=True))
-    argv = ("prepare", "--source", made.root, "--allow-subset", "--out", there)
-    result = command.run(*argv, "--", "--runner=DirectRunner")
+    source, here, there = tmp_path / "source", tmp_path / "here", tmp_path / "there"
+    shutil.copytree(made.root, source)
+    make_box_archives(made, source)
+    prepare(Config(str(source), str(here), allow_subset=True, holdout=7, json=True))
+    flags = ("--source", source, "--allow-subset", "--holdout", "7", "--out", there, "--")
+    result = command.run("prepare", *flags, "--runner=DirectRunner")
     assert (result.code, result.complaints) == (0, ""), result
     assert contents(there) == contents(here)
     assert not (there / ".work/jobs").exists()
@@ -37,7 +41,7 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     shard.unlink()
     (there / naming.MANIFEST).unlink()
     kept = {path.name: path.stat().st_mtime_ns for path in there.glob("*-of-*")}
-    program = [sys.executable, REPOSITORY / "examples/beam_pipeline.py", made.root, there, LOCAL]
+    program = [sys.executable, REPOSITORY / "examples/beam_pipeline.py", *flags, LOCAL]
     told = subprocess.run(
         program, env=command.environment(PYTHONPATH=str(REPOSITORY)), capture_output=True, text=True
     )

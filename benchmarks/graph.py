@@ -225,4 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Workers find the classes of tasks in this module, and not in their own `__main__`.
+    from benchmarks import graph
+
+    graph.main()

@@ -226,6 +226,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     # Workers find the classes of tasks in this module, and not in their own `__main__`.
-    from benchmarks import graph
+    from benchmarks import graph  # noqa: PLW0406
 
     graph.main()

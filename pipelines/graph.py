@@ -16,7 +16,7 @@ Beam is imported here, so this module is imported only where a job is built or r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -193,9 +193,13 @@ class Deal(beam.PTransform):
             # A rank has 64 bits without a sign, which Beam's coder of integers refuses.
             ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Any)
             ranks = AsIter(ranked)
-        receipts = index["images"] | "Counts" >> beam.combiners.ToList()
+        # One element begins what is done once; the rest comes beside it. Beam's ToList would hold
+        # up Flink for ever here: its default value waits for the list that waits for it.
+        once = index["images"].pipeline | "Once" >> beam.Create([None])
         census = AsSingleton(
-            receipts | "Census" >> beam.Map(_census, ours, ranks).with_output_types(Any)
+            once
+            | "Census"
+            >> beam.Map(_census, ours, AsIter(index["images"]), ranks).with_output_types(Any)
         )
         # Boxes are looked up where the class is dealt, so all of them have to be there.
         deal = beam.ParDo(_Deal(ours), census, AsIter(index["boxes"]))
@@ -207,7 +211,6 @@ class Deal(beam.PTransform):
             | "ByShards" >> beam.GroupByKey()
             | "Write" >> beam.Map(_write, ours, census).with_output_types(Any)
         )
-        once = index["images"].pipeline | "Once" >> beam.Create([None])
         return once | "Complete" >> beam.Map(
             _complete, ours, census, AsIter(dealt[_Deal.FACTS]), AsIter(blocks)
         ).with_output_types(Any)
@@ -218,7 +221,7 @@ def _ranks(of_class: tuple[OfClass, Iterable[bytes]], ours: Preparation) -> list
         return ours.plan.ranks(*of_class)
 
 
-def _census(listed: Sequence[Done], ours: Preparation, ranks: Iterable[Rank]) -> Census:
+def _census(_: None, ours: Preparation, listed: Iterable[Done], ranks: Iterable[Rank]) -> Census:
     with reported(ours.lease):
         return ours.plan.census({each.task.name: each.receipt for each in listed}, ranks)
 

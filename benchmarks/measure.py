@@ -181,7 +181,7 @@ def phases(out: Path, started_s: float, wall_s: float) -> dict[str, tuple[float,
     """
     work = out / ".work"
     index, write = (_span(work, stage) for stage in ("index", "write"))
-    plan = max(path.stat().st_mtime for path in (work / "plan").iterdir())
+    plan = max(path.stat().st_mtime for path in work.glob("plan*/*"))
     manifest = (out / "dataset.json").stat().st_mtime
     return {
         "start-up": (started_s, index[0]),

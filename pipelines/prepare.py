@@ -7,6 +7,7 @@ killed at any moment and run again: it does what is left, and nothing twice.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -59,8 +60,15 @@ def prepare(config: Config) -> dict[str, Any]:
             remove_unpacked(store.local, keep=images)
             forecast = Forecast(images, job.policy, workers, store, plans=store.local)
             forecast.check_unpacking()
-            inventory = take_inventory(images, store, workers, quiet=config.json)
-            write(job, inventory, forecast, output)
+            if workers.remote:
+                # Beam costs seconds to import, and would warn the user of what concerns nobody.
+                logging.getLogger().addHandler(logging.NullHandler())
+                from pipelines import graph
+
+                graph.run(job, output)
+            else:
+                inventory = take_inventory(images, store, workers, quiet=config.json)
+                write(job, inventory, forecast, output)
     remove_unpacked(store.local)
     return output.summary()
 

@@ -6,6 +6,7 @@
     │   ├── SourceError          an archive, the devkit or a member
     │   └── ManifestError        dataset.json itself
     ├── IncompleteError      4   work is left; run the same command again to resume
+    │   └── JobLostError         a cluster gave up on a job, or lost what it had in hand
     ├── BusyError            1   another run holds the output
     └── StoreError           1   reading or writing storage failed
     BadImageError                one image; the codec's caller decides what becomes of it
@@ -52,6 +53,10 @@ class IncompleteError(ImagenetPrepError):
     """Finished work is kept; running the same command again does the rest."""
 
     exit_code = 4
+
+
+class JobLostError(IncompleteError):
+    """A cluster has lost a job, or a part of its work; finished tasks are kept."""
 
 
 class BusyError(ImagenetPrepError):

@@ -1,22 +1,22 @@
-"""A run: attempts at the tasks that have no receipt yet, until every task has one."""
+"""A run: workers on this machine, or jobs of a cluster, until every task has its receipt."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import errors
-from imagenet_prep.engine import cluster
+from imagenet_prep.engine import cluster, lease
+from imagenet_prep.engine.lease import Lease
 from imagenet_prep.engine.progress import Progress
 from imagenet_prep.engine.stage import AnyTask, Stage
-from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers, run_worker
+from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers
+from imagenet_prep.storage.store import Store
 
 # Seconds between two looks at the receipts: free on this machine, a request elsewhere.
 _POLL_S = 0.2
@@ -24,64 +24,52 @@ _POLL_ELSEWHERE_S = 2.0
 # Looking for receipts may take this share of a core: with 21,841 tasks, one look takes 30 ms.
 _LOOKING_SHARE = 0.02
 _PAUSE_S = 5.0
-# Flink counts the slots of a dead TaskManager for a while, so an attempt may finish no task.
-_FUTILE_ATTEMPTS = 3
+# Flink counts the slots of a dead TaskManager for a while, so a job may finish no task.
+_FUTILE_JOBS = 3
+
+Collect = Callable[[], tuple[int, bool]]
 
 
-class Decision(enum.Enum):
-    """What comes after an attempt."""
-
-    DONE = enum.auto()
-    ANOTHER = enum.auto()
-    GIVE_UP = enum.auto()
-
-
-@dataclass
-class Attempts:
-    """Decides what comes after an attempt. It depends only on how many tasks were finished.
-
-    On this machine there is one attempt: a process that died was probably killed for its memory,
-    and would be killed again. A cluster may lose workers repeatedly, as long as each attempt
-    finishes tasks.
+class Followed:
+    """The receipts of a stage's tasks, as they appear.
 
     Attributes:
-      remote: whether the workers are a cluster's.
-      futile: consecutive attempts that have finished no task.
-      lost: the last error with which the runner gave up.
+      receipts: those that are there, by task.
     """
 
-    remote: bool
-    futile: int = 0
-    lost: Exception | None = None
+    def __init__(
+        self,
+        stage: Stage[Any],
+        tasks: Sequence[Any],
+        *,
+        title: str,
+        watch: Callable[[dict[str, Any]], None] = lambda _: None,
+        quiet: bool = False,
+    ) -> None:
+        """Looks for the first time; arguments as for `run`."""
+        self.receipts = stage.receipts(task.name for task in tasks)
+        self._stage, self._tasks, self._watch = stage, tasks, watch
+        for receipt in self.receipts.values():
+            watch(receipt)
+        number = len(self.receipts)
+        self._progress = Progress(title, len(tasks), number, quiet=quiet or not self.left)
 
-    def decide(self, *, finished: int, left: int, lost: Exception | None = None) -> Decision:
-        """Returns what comes after an attempt.
+    @property
+    def left(self) -> list[Any]:
+        """The tasks without a receipt."""
+        return [task for task in self._tasks if task.name not in self.receipts]
 
-        Args:
-          finished, left: how many tasks it has finished and left.
-          lost: the error with which the runner gave up, if it did.
-        """
-        self.futile = 0 if finished else self.futile + 1
-        self.lost = lost or self.lost
-        if not left:
-            return Decision.DONE
-        if not self.remote or self.futile == _FUTILE_ATTEMPTS:
-            return Decision.GIVE_UP
-        return Decision.ANOTHER
+    def collect(self) -> None:
+        """Looks again; shows how far the stage is."""
+        for name, receipt in self._stage.receipts(task.name for task in self.left).items():
+            self.receipts[name] = receipt
+            self._progress.add(receipt)
+            self._watch(receipt)
+        self._progress.tick()
 
-    def incomplete(self, name: str, left: int, total: int) -> errors.IncompleteError:
-        """Returns the error for a stage that is given up."""
-        if self.lost is None:
-            return errors.IncompleteError(
-                f"{name}: a worker process died (killed for memory?); {left} of {total} tasks are "
-                "left. Finished work is kept: run the same command again to resume, with fewer "
-                "--workers if it repeats."
-            )
-        return errors.IncompleteError(
-            f"{name}: {left} of {total} tasks are left, and the workers were lost "
-            f"{_FUTILE_ATTEMPTS} times on end. {self.lost}. Finished work is kept: mend that, "
-            "then run the same command again to resume."
-        )
+    def close(self) -> None:
+        """Removes the progress bar."""
+        self._progress.close()
 
 
 def run(
@@ -111,87 +99,137 @@ def run(
       ImagenetPrepError: of the class and with the message of the first task that failed.
       IncompleteError: a worker was lost with its tasks.
     """
-    receipts = stage.receipts(task.name for task in tasks)
-    for receipt in receipts.values():
-        watch(receipt)
-    total, left = len(tasks), len(tasks) - len(receipts)
-    progress = Progress(title, total, total - left, quiet=quiet or not left)
-
-    def collect() -> None:
-        missing = [task.name for task in tasks if task.name not in receipts]
-        for name, receipt in stage.receipts(missing).items():
-            receipts[name] = receipt
-            progress.add(receipt)
-            watch(receipt)
-        progress.tick()
-
-    attempts = Attempts(workers.remote)
-    decision = Decision.ANOTHER if left else Decision.DONE
+    followed = Followed(stage, tasks, title=title, watch=watch, quiet=quiet)
     try:
-        while decision is Decision.ANOTHER:
-            time.sleep(_PAUSE_S if attempts.futile else 0)
-            pending = [task for task in tasks if task.name not in receipts]
-            lost = _attempt(stage, pending, workers, collect)
-            if lost is not None and not quiet:
-                print(f"{title}: workers were lost. {lost}", file=sys.stderr, flush=True)
-            left = total - len(receipts)
-            decision = attempts.decide(finished=len(pending) - left, left=left, lost=lost)
-        if decision is Decision.GIVE_UP:
-            raise attempts.incomplete(stage.name, left, total)
+        if followed.left and workers.remote:
+            _run_elsewhere(stage, followed, workers, title=title, quiet=quiet)
+        elif followed.left:
+            _run_here(stage, followed, workers)
     finally:
-        progress.close()
-        if workers.remote:
-            stage.store.remove_tree(f"{stage.folder}/attempts")
-    return [receipts[task.name] for task in tasks]
+        followed.close()
+    return [followed.receipts[task.name] for task in tasks]
 
 
-def _attempt(
-    stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers, collect: Callable[[], None]
-) -> cluster.JobLostError | None:
-    """Starts workers and follows them to their end; returns the error if the runner gave up."""
-    stage = replace(stage, attempt=uuid.uuid4().hex[:16] if workers.remote else "")
+def _run_here(stage: Stage[Any], followed: Followed, workers: Workers) -> None:
+    # A job of a cluster that a killed run has left.
+    lease.end_jobs(stage.store)
     stage.clear()
-    lost = None
-    try:
-        with _start(stage, tasks, workers) as started:
-            follow(stage, started, collect)
-    except cluster.JobLostError as error:
-        lost = error
-    # A job that ended because a task failed may look like a lost one.
+    tasks = followed.left
+    processes = workers.resolved_kind == PROCESSES and workers.count > 1
+    start = Processes if processes else Threads
+    with start(stage, tasks, min(workers.count, len(tasks))) as started:
+        try:
+            follow(started, followed.collect, _poll_s(stage.store))
+        except BaseException:
+            # Ctrl-C or a limit. The note makes workers stop after their task.
+            with contextlib.suppress(errors.ImagenetPrepError):
+                stage.fail("", "the run was ended")
+            raise
     stage.raise_failure()
-    return lost
+    if left := len(followed.left):
+        # Another attempt would not help: what was killed for its memory would be killed again.
+        raise errors.IncompleteError(
+            f"{stage.name}: a worker process died (killed for memory?); {left} of {len(tasks)} "
+            "tasks are left. Finished work is kept: run the same command again to resume, with "
+            "fewer --workers if it repeats."
+        )
 
 
-def _start(stage: Stage[AnyTask], tasks: list[AnyTask], workers: Workers) -> Started:
-    if not workers.remote:
-        count = min(workers.count, len(tasks))
-        processes = workers.resolved_kind == PROCESSES and workers.count > 1
-        return (Processes if processes else Threads)(stage, tasks, count)
-    return cluster.submit(
-        workers.beam_args,
-        partial(run_worker, stage=stage, tasks=tasks),
-        len(tasks),
-        name=f"imagenet-prep-{stage.name}-{stage.attempt}",
-        log=stage.log("runner"),
-    )
+def _run_elsewhere(
+    stage: Stage[Any], followed: Followed, workers: Workers, *, title: str, quiet: bool
+) -> None:
+    def build(pipeline: Any, lease: Lease) -> None:
+        import apache_beam as beam
+
+        from imagenet_prep.engine.transform import Receipts
+
+        tasks = pipeline | "Tasks" >> beam.Create(followed.left)
+        _ = tasks | title.capitalize() >> Receipts(stage, lease)
+
+    def collect() -> tuple[int, bool]:
+        followed.collect()
+        return len(followed.receipts), not followed.left
+
+    jobs = Jobs(stage.store, workers.beam_args, stage.name, stage.log("runner"), quiet=quiet)
+    jobs.run(build, collect)
 
 
-def follow(stage: Stage[Any], started: Started, collect: Callable[[], None]) -> None:
-    """Collects receipts until the workers have ended; an error here stops them."""
-    poll_s = _POLL_S if stage.store.as_folder else _POLL_ELSEWHERE_S
+@dataclass
+class Jobs:
+    """Jobs of a cluster: one, and another after each that was lost, as long as they get on.
+
+    Attributes:
+      store: the data set, which all workers share.
+      beam_args: Beam's options, with a --runner.
+      name: of what is done.
+      log: takes what Beam, the job server and the runner say.
+      quiet: do not say that workers were lost.
+    """
+
+    store: Store
+    beam_args: tuple[str, ...]
+    name: str
+    log: Path
+    quiet: bool = False
+
+    def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
+        """Runs a pipeline until it succeeds.
+
+        Args:
+          build: puts transforms into a pipeline; called for each job, with its lease.
+          collect: called from time to time; returns how many tasks are finished, and whether
+            these are all.
+
+        Raises:
+          ImagenetPrepError: of the class and with the message of the first task that failed.
+          IncompleteError: jobs were lost on end without finishing a task.
+        """
+        (before, _), futile = collect(), 0
+        while True:
+            lost = self._lost(build, collect)
+            finished, whole = collect()
+            if not lost and whole:
+                return
+            lost = lost or errors.JobLostError("The job ended before its tasks were done")
+            futile = 0 if finished > before else futile + 1
+            before = finished
+            if futile == _FUTILE_JOBS:
+                raise errors.IncompleteError(
+                    f"{self.name}: the workers were lost {_FUTILE_JOBS} times on end. {lost}. "
+                    "Finished work is kept: mend that, then run the same command again to resume."
+                ) from lost
+            if not self.quiet:
+                print(f"{self.name}: workers were lost. {lost}", file=sys.stderr, flush=True)
+            time.sleep(_PAUSE_S if futile else 0)
+
+    def _lost(
+        self, build: Callable[[Any, Lease], object], collect: Collect
+    ) -> errors.JobLostError | None:
+        """Runs one job to its end; returns the error if the cluster gave up."""
+        held = Lease.take_over(self.store)
+        name = f"imagenet-prep-{self.name}-{held.job}"
+        try:
+            with cluster.submit(
+                self.beam_args, lambda pipeline: build(pipeline, held), name=name, log=self.log
+            ) as job:
+                follow(job, collect, _poll_s(self.store))
+        except errors.JobLostError as lost:
+            return lost
+        finally:
+            lease.end_jobs(self.store)
+        return None
+
+
+def _poll_s(store: Store) -> float:
+    return _POLL_S if store.as_folder else _POLL_ELSEWHERE_S
+
+
+def follow(started: Started, collect: Callable[[], object], poll_s: float) -> None:
+    """Collects receipts until the workers have ended."""
     look_s = 0.0
-    try:
-        while started.wait(max(poll_s, look_s / _LOOKING_SHARE)):
-            start = time.thread_time()
-            collect()
-            look_s = time.thread_time() - start
+    while started.wait(max(poll_s, look_s / _LOOKING_SHARE)):
+        start = time.thread_time()
         collect()
-    except cluster.JobLostError:
+        look_s = time.thread_time() - start
         collect()
-        raise
-    except BaseException:
-        # Ctrl-C, a limit or a failed runner. The note makes workers stop after their task. If it
-        # cannot be written, the store has probably caused the first error, which is raised below.
-        with contextlib.suppress(errors.ImagenetPrepError):
-            stage.fail("run", "", "the run was ended")
-        raise
+    collect()

@@ -25,6 +25,7 @@ _ENDING_S = 5.0
 _OURS = re.compile(
     r"imagenet_prep\.core\.errors\.(\w+): (.*?)(?: \[while running|\n\n|\Z)", re.DOTALL
 )
+_BUG = re.compile(r"engine\.transform\.BugError: (.*?)(?: \[while running|\Z)", re.DOTALL)
 # Traces of Java and Python name the first cause last.
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 
@@ -56,6 +57,7 @@ class Job(Started):
 
         Raises:
           ImagenetPrepError: it failed; the class is that of the worker's error.
+          RuntimeError: with the traceback of a bug.
         """
         if not futures.wait([self._result], seconds).done:
             return True
@@ -63,29 +65,26 @@ class Job(Started):
             raise self._explained(error)
         return False
 
-    def _explained(self, error: BaseException) -> errors.ImagenetPrepError:
+    def _explained(self, error: BaseException) -> Exception:
         text = str(error)
+        if found := _BUG.search(text):
+            return RuntimeError(found[1].strip())
         if found := _OURS.search(text):
             return errors.by_name(found[1])(found[2].strip())
         causes = _CAUSE.findall(text) or [text.strip().partition("\n")[0] or type(error).__name__]
-        return JobLostError(f"{self._runner}: {causes[-1][:300]}. All it said is in {self._log}")
+        return errors.JobLostError(
+            f"{self._runner}: {causes[-1][:300]}. All it said is in {self._log}"
+        )
 
 
-class JobLostError(errors.IncompleteError):
-    """The runner gave up; finished tasks are kept."""
-
-
-def submit(
-    args: Sequence[str], work: Callable[[int], None], count: int, *, name: str, log: Path
-) -> Job:
-    """Starts a job whose workers call `work` with each number below `count`.
+def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
+    """Starts a job.
 
     Call it from the main thread: Beam sets a handler for SIGINT.
 
     Args:
       args: Beam's options, with a --runner.
-      work: picklable; importable on the workers.
-      count: of workers; at least the number of slots.
+      build: puts transforms into a pipeline.
       name: of the job, unique.
       log: takes what Beam, the job server and the runner say.
 
@@ -104,15 +103,12 @@ def submit(
     with logged as ending:
         if flink:
             flink.prepare(options)
-        pipeline = beam.Pipeline(options=options)
+        # Beam's own choice for DirectRunner is a program that it would first download.
+        local = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+        pipeline = beam.Pipeline(local if runner == "DirectRunner" else None, options)
         if isinstance(pipeline.runner, PortableRunner):
             _own_job_server(pipeline.runner, options, ending)
-        _ = (
-            pipeline
-            | "Worker slots" >> beam.Create(range(count))
-            | "Spread" >> beam.Reshuffle()
-            | "Run" >> beam.Map(work)
-        )
+        build(pipeline)
         ours = signal.getsignal(signal.SIGINT)
         try:
             result = pipeline.run()

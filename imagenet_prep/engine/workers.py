@@ -9,13 +9,13 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from dataclasses import dataclass
-from typing import NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, cli, errors
-from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.engine.stage import AnyTask, Result, Stage
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -87,7 +87,7 @@ class Threads(Started):
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
         """Starts them."""
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
-        self._workers = [pool.submit(run_worker, None, stage, tasks) for _ in range(count)]
+        self._workers = [pool.submit(run_worker, stage, tasks) for _ in range(count)]
         pool.shutdown(wait=False)
 
     def wait(self, seconds: float) -> bool:
@@ -142,51 +142,70 @@ def run_process() -> NoReturn:
     stage, tasks = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
 
     def work() -> int:
-        try:
-            run_worker(None, stage, tasks)
-        except Exception as error:  # noqa: BLE001 - the launching process raises it again
-            stage.note("worker", error)
+        run_worker(stage, tasks)
         return 0
 
     cli.finish(work)
 
 
-def run_worker(_: object, stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
-    """Does tasks that no other worker has claimed, until none is left."""
-    if stage.attempt:
-        stage.arrive()
-    if stage.store.as_folder:
-        for task in _claimed(stage, tasks):
-            stage.execute(task)
-        return
-    # The result of one task is sent to the bucket while the next task runs.
+def run_worker(stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
+    """Does tasks that no other worker of this machine has claimed; notes a failure in the stage."""
+    try:
+        for _ in done(stage, _claimed(stage, tasks)):
+            pass
+    except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
+        stage.note(error)
+
+
+class Done(NamedTuple):
+    """A finished task.
+
+    Attributes:
+      task: what was to be done.
+      receipt: of it.
+      new: whether it was finished only now.
+    """
+
+    task: Any
+    receipt: dict[str, Any]
+    new: bool
+
+
+def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
+    """Does tasks one after the other, on any machine.
+
+    What has a receipt already is not done again.
+
+    Raises:
+      Exception: the first failure. What was made before is published.
+    """
+    # The result of one task is sent to a bucket while the next task runs.
+    overlap = stage.store.as_folder is None
+
+    def publish(task: AnyTask, result: Result) -> Done:
+        return Done(task, stage.publish(task, result), new=True)
+
     with futures.ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
-        sending: futures.Future[None] | None = None
-        for task in _claimed(stage, tasks):
+        sending: futures.Future[Done] | None = None
+        for task in tasks:
+            if (receipt := stage.receipt(task.name)) is not None:
+                yield Done(task, receipt, new=False)
+                continue
             result = stage.make(task)
             if sending is not None:
-                sending.result()
-            if result is not None:
-                sending = sender.submit(stage.publish, task, result)
+                yield sending.result()
+            sending = sender.submit(publish, task, result)
+            if not overlap:
+                yield sending.result()
+                sending = None
+        if sending is not None:
+            yield sending.result()
 
 
 def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
     """Yields tasks that no other worker has claimed, until none is left or one has failed."""
-    claims = f"{stage.attempt_folder}/claims"
-    taken = set(stage.coordination.names(claims)) if stage.attempt else set()
     for task in tasks:
-        if task.name in taken:
-            continue
         if stage.stopped:
             return
-        try:
-            first = stage.coordination.take(f"{claims}/{task.name}")
-        except errors.ImagenetPrepError as error:
-            # The disk has no space or no inodes left: this note stops the run with the reason.
-            stage.note(task.name, error)
-            return
-        if first:
+        if stage.store.local.take(f"{stage.folder}/claims/{task.name}"):
             yield task
-        elif stage.attempt:
-            # On other machines each try is a request, so claims are listed again.
-            taken = set(stage.coordination.names(claims))

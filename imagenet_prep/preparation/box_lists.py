@@ -11,6 +11,9 @@ from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.preparation.tasks import BoxWork
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
+
+_COUNTS = ("images", "boxes", "dropped")
 
 
 class BoxLookup:
@@ -18,27 +21,35 @@ class BoxLookup:
 
     Attributes:
       parts: that they come from, by split.
-      num_bytes: of all lists.
+      num_bytes: of all lists, once `read_boxes` has made them.
     """
 
-    def __init__(
-        self, store: LocalStore, work: BoxWork, parts: dict[str, source.Part], num_bytes: int
-    ) -> None:
+    def __init__(self, store: Store, work: BoxWork, parts: dict[str, source.Part]) -> None:
         self.parts = parts
-        self.num_bytes = num_bytes
+        self.num_bytes = 0
         self._store = store
         self._work = work
-        # Every class of validation asks for the same list.
-        self._last: tuple[str, dict[str, Boxes]] = ("", {})
+        self._last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
         """Returns the boxes by stem: of a class of train, or of all of validation."""
         name = self._work.box_list(split, wnid if split == schema.TRAIN else split)
+        # Every class of validation asks for the same list.
         if self._last[0] != name:
-            path = self._store.path(name)
-            found = boxes.parse(path.read_bytes(), str(path)) if path.is_file() else {}
-            self._last = (name, found)
+            found = self._store.size(name) is not None
+            lines = self._store.read(name) if found else b""
+            self._last = name, boxes.parse(lines, self._store.where(name))
         return self._last[1]
+
+
+def box_stage(
+    annotations: boxes.Annotations, store: Store
+) -> tuple[engine.Stage[boxes.BoxTask], BoxLookup]:
+    """Returns the stage that reads annotations into lists, and what finds boxes in them."""
+    digest = canonical.digest(annotations.identity)
+    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
+    stage = engine.Stage("boxes", digest, store, work, dict.fromkeys(_COUNTS, int))
+    return stage, BoxLookup(store, work, annotations.parts)
 
 
 def read_boxes(
@@ -60,17 +71,14 @@ def read_boxes(
     """
     if annotations is None:
         return None
-    digest = canonical.digest(annotations.identity)
-    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
-    shape = dict.fromkeys(("images", "boxes", "dropped"), int)
-    stage = engine.Stage("boxes", digest, store, work, shape)
+    stage, lookup = box_stage(annotations, store)
     receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
-    total = {name: sum(r[name] for r in receipts) for name in ("images", "boxes", "dropped")}
+    total = {name: sum(r[name] for r in receipts) for name in _COUNTS}
     if not quiet:
         print(
             f"boxes: {total['boxes']:,} in {total['images']:,} annotations; {total['dropped']:,} "
             "more without an area were dropped",
             file=sys.stderr,
         )
-    num_bytes = sum(output["num_bytes"] for r in receipts for output in r["outputs"])
-    return BoxLookup(store, work, annotations.parts, num_bytes)
+    lookup.num_bytes = sum(output["num_bytes"] for r in receipts for output in r["outputs"])
+    return lookup

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
@@ -82,6 +82,56 @@ class Division:
 
 def _taken_out(count: int, per_class: int) -> int:
     return min(per_class, count // 2)
+
+
+def held_out(selection: Selection, used: Sequence[int]) -> int:
+    """Returns how many images are taken out of train.
+
+    Args:
+      selection: which are wanted.
+      used: images of train by class index.
+
+    Raises:
+      UsageError: there are too few images.
+    """
+    examples, number, most = sum(used), selection.holdout, selection.holdout_per_class
+    if number >= examples:
+        raise UsageError(
+            f"--holdout {number}: train has {examples:,} images, and one must be left in it"
+        )
+    if most and not (number := sum(_taken_out(count, most) for count in used)):
+        raise UsageError(
+            f"--holdout-per-class {most}: no class has two images, so that one could be taken"
+        )
+    return number
+
+
+def divide(
+    selection: Selection,
+    split: str,
+    used: Sequence[int],
+    last: tuple[int, str] | None = None,
+    out: Sequence[int] = (),
+) -> Division:
+    """Returns how a split of the source is divided.
+
+    Args:
+      selection: the images.
+      split: of the source.
+      used: its images by class index.
+      last, out: for --holdout, the largest rank of what is taken out, and its images by class.
+
+    Raises:
+      UsageError: there are too few images.
+    """
+    most = selection.holdout_per_class
+    counts: dict[str, Sequence[int]] = {split: used}
+    if split == schema.TRAIN and held_out(selection, used):
+        out = [_taken_out(count, most) for count in used] if most else out
+        name = schema.VALIDATION if most else schema.HOLDOUT
+        counts = {split: list(map(operator.sub, used, out)), name: out}
+    num_shards = {name: selection.shards_of(name, sum(each)) for name, each in counts.items()}
+    return Division(counts, num_shards, most, last)
 
 
 @dataclass(frozen=True)
@@ -255,26 +305,9 @@ class Dealer:
 
     def _division(self, members: ChosenMembers, used: Sequence[int]) -> Division:
         selection, split = self.selection, members.split
-        number, most, last = selection.holdout, selection.holdout_per_class, None
-        counts: dict[str, Sequence[int]] = {split: used}
-        if split == schema.TRAIN and most:
-            out = [_taken_out(count, most) for count in used]
-            if not any(out):
-                raise UsageError(
-                    f"--holdout-per-class {most}: no class has two images, so that one could be "
-                    "taken"
-                )
-            counts = {split: list(map(operator.sub, used, out)), schema.VALIDATION: out}
-        elif split == schema.TRAIN and number:
-            if number >= sum(used):
-                raise UsageError(
-                    f"--holdout {number}: train has {sum(used):,} images, and one must be left "
-                    "in it"
-                )
-            last, out = self._hold_out(members, used)
-            counts = {split: list(map(operator.sub, used, out)), schema.HOLDOUT: out}
-        num_shards = {name: selection.shards_of(name, sum(each)) for name, each in counts.items()}
-        return Division(counts, num_shards, most, last)
+        if split == schema.TRAIN and selection.holdout and held_out(selection, used):
+            return divide(selection, split, used, *self._hold_out(members, used))
+        return divide(selection, split, used)
 
     def _hold_out(
         self, members: ChosenMembers, used: Sequence[int]
@@ -338,10 +371,7 @@ class Dealer:
             _remove(files[split])
             num = num_shards[split]
             filled = {shard for receipt in found[split] for shard in receipt["shards"]}
-            if empty := [naming.shard_name(split, i, num) for i in range(num) if i not in filled]:
-                raise UsageError(
-                    f"--exclude leaves no image in {some(empty)}. Ask for fewer shards."
-                )
+            plan.refuse_empty(split, num, filled)
             names = [naming.shard_name(split, i, num) for i in range(num)]
             plans.append(
                 SplitPlan(

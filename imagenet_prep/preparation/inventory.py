@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, IndexWork
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import editions
-from imagenet_prep.sources.source import IndexTask, Packed
+from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
@@ -32,22 +31,21 @@ class Inventory(NamedTuple):
       plans: of the splits; their files lie in the plan folder.
       taken: images by name of the part they come from; of annotations, images with boxes.
       edition: of ImageNet, which the source is; see `editions.recognised`.
+      folder: where the plan files lie, relative to the data set.
       md5: of parts that were read whole while they were listed, by name.
     """
 
     plans: list[plan.SplitPlan]
     taken: Counter[str]
     edition: str
+    folder: str
     md5: dict[str, str]
 
 
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of all splits below `out`, and unpacks images if necessary.
-
-    For a bucket they are written on this machine, also if workers elsewhere use them: lists of
-    images are small, and a request for a list takes as long as making it.
+    """Writes the plan files of all splits, and unpacks images if necessary, on this machine.
 
     Args:
       selection: which images are wanted.
@@ -66,11 +64,14 @@ def take_inventory(
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    listing = _index_workers(selection, out, workers, len(tasks))
+    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
+    # once.
+    many = len(tasks) >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
+    listing = engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
     receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
-    edition, used = _count(selection, tasks, receipts)
+    edition, used = check_counts(selection, tasks, receipts)
     # The list is the last of a task's files.
     num_bytes = sum(receipt["outputs"][-1]["num_bytes"] for receipt in receipts)
     if lookup is not None:
@@ -81,25 +82,8 @@ def take_inventory(
     assert isinstance(work, IndexWork)
     lists = [(task, store.path(work.member_list(task))) for task in tasks]
     plans, taken = Dealer(selection, store, workers, quiet).deal(lists, used, lookup)
-    return Inventory(plans, taken, edition, _md5(selection, tasks, receipts))
-
-
-def _index_workers(
-    selection: Selection, out: Store, workers: engine.Workers, num_tasks: int
-) -> engine.Workers:
-    """Returns who lists the images; raises UsageError where they could not be unpacked for all."""
-    packed = isinstance(selection.source, Packed)
-    if out.as_folder is None and workers.remote and packed:
-        raise UsageError(
-            f"{selection.where} must be unpacked where all workers can read it: give --out "
-            "a folder that they share, then put it into the bucket by imagenet-prep replicate"
-        )
-    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
-    # once. This machine reads all headers faster than a cluster starts.
-    many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
-    kind = engine.PROCESSES if many else engine.THREADS
-    beam_args = workers.beam_args if packed else ()
-    return dataclasses.replace(workers, kind=kind, beam_args=beam_args)
+    md5 = md5_of_archives(selection, tasks, receipts)
+    return Inventory(plans, taken, edition, PLAN_FOLDER, md5)
 
 
 def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
@@ -112,7 +96,7 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
         store.remove_tree(UNPACKED)
 
 
-def _md5(
+def md5_of_archives(
     selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
 ) -> dict[str, str]:
     """Returns the md5 of archives that are one task each, and were read whole for it."""
@@ -121,7 +105,7 @@ def _md5(
     return {name: md5 for name, md5 in found.items() if name in files and isinstance(md5, str)}
 
 
-def _count(
+def check_counts(
     selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
 ) -> tuple[str, dict[str, list[int]]]:
     """Checks how many members there are; returns the edition, and by split how many are used.

@@ -24,12 +24,10 @@ from imagenet_prep.preparation.output import Output, Wanted
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import (
-    PLAN_FOLDER,
     HashTask,
     ShardTask,
     WriteOrHash,
     WriteWork,
-    plan_name,
     planned_images,
     refuse_other_md5,
 )
@@ -194,30 +192,41 @@ def _chosen(classes: ClassList, asked: Sequence[str]) -> frozenset[int]:
 
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Writes the shards that are missing, then commits the whole.
+    """Writes the shards that are missing, then commits the whole, on this machine.
 
     Raises:
       StoreError: too little space; nothing was written.
       SourceError: a proven archive is not the official one, or was touched while it was read.
       ImagenetPrepError: as for `engine.run` and `Output.commit`.
     """
-    _announce_proven(job)
-    store, plans = output.store, inventory.plans
-    stage = _stage(job, inventory, store)
-    shards = [name for split in plans for name in split.shard_names]
-    tasks: list[HashTask | ShardTask] = [*_hash_tasks(job, inventory), *map(ShardTask, shards)]
-    names = {task.name for task in tasks}
-    pending = names - stage.receipts(names).keys()
-    forecast.check_shards(plans, pending)
-    output.begin([split.split for split in plans])
-    if job.workers.remote:
-        store.upload(plan_name(name) for name in shards if name in pending)
+    announce_proven(job)
+    begin(job, inventory, forecast, output)
+    stage = write_stage(job, inventory, output.store, output.store.local)
+    tasks = write_tasks(job, inventory)
     receipts = engine.run(
-        stage, tasks, job.workers, title="write", watch=output.watch(pending), quiet=job.quiet
+        stage, tasks, job.workers, title="write", watch=output.watch, quiet=job.quiet
     )
-    _commit(job, inventory, output, receipts)
-    if store.as_folder is None:
-        store.remove_tree(PLAN_FOLDER)
+    commit(job, inventory, output, receipts)
+
+
+def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
+    """Takes the place for this run, once there is a plan.
+
+    Raises:
+      StoreError: too little space; nothing was written.
+      UsageError: another run took the place.
+    """
+    plans, store = inventory.plans, output.store
+    shards = {name for split in plans for name in split.shard_names}
+    done = write_stage(job, inventory, store, forecast.plans).receipts(shards)
+    forecast.check_shards(plans, shards - done.keys())
+    output.begin([split.split for split in plans])
+
+
+def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
+    """Returns all tasks of the stage that writes, those that take longest first."""
+    shards = [ShardTask(name) for split in inventory.plans for name in split.shard_names]
+    return [*_hash_tasks(job, inventory), *shards]
 
 
 def _hash_tasks(job: Job, inventory: Inventory) -> list[HashTask]:
@@ -236,7 +245,7 @@ def _hash_tasks(job: Job, inventory: Inventory) -> list[HashTask]:
     return [HashTask(part.name) for part in sorted(unproven, key=lambda part: -part.num_bytes)]
 
 
-def _announce_proven(job: Job) -> None:
+def announce_proven(job: Job) -> None:
     """Says which archives are not read for their md5; raises SourceError as `hash_archive`."""
     for archive, md5 in job.proven_md5.items():
         refuse_other_md5(archive, md5, job.expected_md5.get(archive))
@@ -260,14 +269,23 @@ def _refuse_touched(job: Job) -> None:
             )
 
 
-def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | ShardTask]:
+def write_stage(
+    job: Job, inventory: Inventory, store: Store, plans: Store
+) -> Stage[HashTask | ShardTask]:
+    """Returns the stage that writes shards and hashes archives.
+
+    Args:
+      job, inventory: what is to be written.
+      store: where it goes.
+      plans: where the plan files lie: beside the data set, or on this machine alone.
+    """
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
     archives = {part.name: part.path for part in selection.parts if part.path is not None}
-    plans = store if job.workers.remote else store.local
+    reader = selection.reader(store.local)
     work = WriteWork(
         store=store,
-        images=partial(planned_images, reader=selection.reader(store.local), plans=plans),
+        images=partial(planned_images, reader=reader, plans=plans, folder=inventory.folder),
         transform=partial(transform, policy=job.policy),
         classes=classes,
         label_offset=job.label_offset,
@@ -288,7 +306,15 @@ def _stage(job: Job, inventory: Inventory, store: Store) -> Stage[HashTask | Sha
     return Stage("write", digest, store, function, (writer.RECEIPT, {"archive": str, "md5": str}))
 
 
-def _commit(job: Job, inventory: Inventory, output: Output, receipts: list[dict[str, Any]]) -> None:
+def commit(
+    job: Job, inventory: Inventory, output: Output, receipts: Sequence[dict[str, Any]]
+) -> None:
+    """Publishes the manifest, from the receipts of all tasks.
+
+    Raises:
+      SourceError: a proven archive was touched while it was read.
+      ImagenetPrepError: as for `Output.commit`.
+    """
     _refuse_touched(job)
     source = job.selection.source
     read = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}

@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,19 +132,11 @@ class Output:
         )
         return canonical.dumps({"config": begun.config, "libraries": wanted.libraries})
 
-    def watch(self, pending: Container[str]) -> Callable[[dict[str, Any]], None]:
-        """Returns a callback for `engine.run` that counts bad images and what this run wrote.
-
-        Args:
-          pending: names of the shards that have no receipt yet.
-        """
-
-        def note(receipt: dict[str, Any]) -> None:
-            self._limit(receipt)
-            if receipt.get("shard") in pending:
-                self._new.append(receipt)
-
-        return note
+    def watch(self, receipt: dict[str, Any]) -> None:
+        """Counts bad images, and what this run wrote; for `engine.run`."""
+        self._limit(receipt)
+        if "shard" in receipt and receipt["start_s"] >= self._start:
+            self._new.append(receipt)
 
     def commit(
         self,

@@ -241,10 +241,9 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         ]
     )
     stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, _RECEIPT)
-    names = {shard.name for shard in shards}
-    watch = output.watch(names - stage.receipts(names).keys())
+    title = f"{RESIZE} {split}"
     receipts = engine.run(
-        stage, shards, job.workers, title=f"{RESIZE} {split}", watch=watch, quiet=job.quiet
+        stage, shards, job.workers, title=title, watch=output.watch, quiet=job.quiet
     )
     _commit(job.found, output, split, receipts, labelling.classes)
 

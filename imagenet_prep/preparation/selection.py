@@ -15,6 +15,7 @@ from imagenet_prep.sources import boxes
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,14 @@ class Selection:
         return self.excluded.keys if self.excluded else frozenset()
 
     @property
+    def holds_out(self) -> bool:
+        """Whether images are taken out of train."""
+        return bool(self.holdout or self.holdout_per_class)
+
+    @property
     def is_subset(self) -> bool:
         """Whether the splits have other counts than the published ones, or may have."""
-        return (
-            self.any_counts
-            or bool(self.holdout or self.holdout_per_class)
-            or self.excluded is not None
-        )
+        return self.any_counts or self.holds_out or self.excluded is not None
 
     def source_split(self, split: str) -> str:
         """Returns the split of the source that the images of a split come from."""
@@ -116,7 +118,7 @@ class Selection:
 
 
 def index_stage(
-    selection: Selection, store: LocalStore, *, unpack: bool = True
+    selection: Selection, store: Store, *, unpack: bool = True
 ) -> engine.Stage[IndexTask]:
     """Returns the stage that lists the images."""
     digest = selection.index_digest

@@ -14,11 +14,10 @@ from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.preparation.selection import Selection, index_stage
-from imagenet_prep.preparation.tasks import plan_name, read_member
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name, read_member
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed
-from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
 # Images of each split that are sampled; with 64 the error is about 10 %.
@@ -59,13 +58,15 @@ class Forecast:
       workers: how much runs at once.
       out: the data set.
       plans: where the plans lie.
+      folder: where their files are there.
     """
 
     selection: Selection
     policy: Policy
     workers: engine.Workers
     out: Store
-    plans: LocalStore
+    plans: Store
+    folder: str = PLAN_FOLDER
 
     def check_unpacking(self) -> None:
         """Checks that unpacked images and shards fit on the disk together.
@@ -170,8 +171,9 @@ class Forecast:
             tasks = source.index_tasks(self.selection.source_split(split.split))
             yield from _packed_sample(source, tasks)
             return
-        reader = self.selection.reader(self.plans)
-        members = plan.parse(self.plans.read(plan_name(split.shard_names[0])))
+        reader = self.selection.reader(self.plans.local)
+        name = plan_name(split.shard_names[0], self.folder)
+        members = plan.parse(self.plans.read(name))
         for member in members[:_SAMPLE_IMAGES]:
             yield read_member(reader, member)
 

@@ -19,7 +19,6 @@ from imagenet_prep.sources import boxes, source
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader, Range
-from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
@@ -43,7 +42,7 @@ class IndexWork:
     """
 
     source: Source
-    store: LocalStore
+    store: Store
     folder: str
     unpacked: str | None
     chosen: frozenset[int]
@@ -113,7 +112,7 @@ class BoxWork:
       folder: where the lists go, relative to the data set.
     """
 
-    store: LocalStore
+    store: Store
     folder: str
 
     def __call__(self, task: boxes.BoxTask) -> Result:
@@ -150,9 +149,9 @@ class ShardTask(NamedTuple):
     name: str
 
 
-def plan_name(shard: str) -> str:
+def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:
     """Returns the name of a shard's plan, relative to the data set."""
-    return f"{PLAN_FOLDER}/{plan.file_name(shard)}"
+    return f"{folder}/{plan.file_name(shard)}"
 
 
 @dataclass(frozen=True)
@@ -201,7 +200,7 @@ class WriteWork(Generic[AnyTask]):
 
 
 def planned_images(
-    task: ShardTask, _: dict[str, Any], *, reader: Reader, plans: Store
+    task: ShardTask, _: dict[str, Any], *, reader: Reader, plans: Store, folder: str = PLAN_FOLDER
 ) -> Iterator[tuple[Member, bytes]]:
     """Yields the images that a shard's plan lists; for `WriteWork`.
 
@@ -209,8 +208,9 @@ def planned_images(
       task: the shard.
       reader: reads the members.
       plans: where the plan lies: beside the data set, or on this machine alone.
+      folder: of the plan.
     """
-    members = plan.parse(plans.read(plan_name(task.name)))
+    members = plan.parse(plans.read(plan_name(task.name, folder)))
     # Records are in hash order, and a disk is fast in offset order. So the kernel, or whoever
     # reads from a server, is told all ranges beforehand, and nothing has to be copied.
     reader.will_need(map(_range_of, members))

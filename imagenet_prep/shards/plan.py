@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.storage.os_errors import storage_errors
@@ -155,6 +156,18 @@ def digest(folder: Path, shards: Iterable[str]) -> str:
     for shard in shards:
         whole.update((folder / file_name(shard)).read_bytes())
     return whole.hexdigest()
+
+
+def shard_of(line: bytes) -> int:
+    """Returns the shard index of what `entry` returned."""
+    return int(line[:_SHARD_DIGITS])
+
+
+def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
+    """Raises UsageError where a shard of a split is left without a member."""
+    if empty := [i for i in range(num_shards) if i not in filled]:
+        names = [naming.shard_name(split, i, num_shards) for i in empty]
+        raise UsageError(f"--exclude leaves no image in {some(names)}. Ask for fewer shards.")
 
 
 def file_name(shard: str) -> str:

@@ -204,14 +204,6 @@ class BucketStore:
         mine = uuid.uuid4().bytes
         return self.claim(name, mine) == mine
 
-    def upload(self, names: Iterable[str]) -> None:
-        """As for `Store`.
-
-        Raises:
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
-        self._each(lambda name: self.write(name, self.local.read(name)), names)
-
     def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: asks the server for each, its sha256 and its CRC32C.
 

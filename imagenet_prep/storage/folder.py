@@ -256,9 +256,6 @@ class LocalStore:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def upload(self, names: Iterable[str]) -> None:
-        """As for `Store`: they share this folder."""
-
     def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: a file that was synced and renamed is there."""
 

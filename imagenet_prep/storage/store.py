@@ -85,9 +85,6 @@ class Store(Protocol):
     def remove(self, name: str) -> None:
         """Removes a file; absent is fine."""
 
-    def upload(self, names: Iterable[str]) -> None:
-        """Lets workers on other machines read these small files of `local` too."""
-
     def verify_published(self, files: Iterable[File]) -> None:
         """Raises IncompleteError unless all these files are there as they were published."""
 

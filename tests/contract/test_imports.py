@@ -15,7 +15,7 @@ from tests.kit.command import PATIENCE_S
 FLOORS = "verbs over preparation over stages over what all share; nothing imports up"
 PROGRAMS = "programs do not import each other, but for a job of SageMaker, its container and launch"
 PIPELINES = "pipelines are composed on top: neither stages, engine nor core import them"
-BEAM = "Apache Beam only in engine"
+BEAM = "Apache Beam only in engine and in the graph of prepare"
 CLUSTER = "runners elsewhere are known to the engine only"
 READERS = "TensorFlow, DALI and Horovod only where shards are read or trained on"
 BOTO3 = "boto3 only in storage.s3 and pipelines.sagemaker_job"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import SourceError, StoreError, UsageError
-from imagenet_prep.engine import stage as stages
-from imagenet_prep.engine.workers import run_worker
+from imagenet_prep.core.errors import JobLostError, SourceError, StoreError, UsageError
+from imagenet_prep.engine import Lease, lease
+from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import AbsentError
 
 
 class Elsewhere(LocalStore):
@@ -59,29 +59,41 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> engine.Stage[Task]:
 TASKS = [Task("a"), Task("b"), Task("c")]
 
 
-@pytest.mark.parametrize("attempt", ["", "one"])
-def test_each_task_is_done_and_what_is_claimed_is_left_alone(
-    stage: engine.Stage[Task], attempt: str
-) -> None:
-    stage = replace(stage, attempt=attempt)
+def test_each_task_is_done_and_what_is_claimed_is_left_alone(stage: engine.Stage[Task]) -> None:
     stage.clear()
-    assert stage.coordination.take(f"{stage.attempt_folder}/claims/b")
-    run_worker(None, stage, TASKS)
+    assert stage.store.local.take(f"{stage.folder}/claims/b")
+    run_worker(stage, TASKS)
     assert set(stage.receipts("abc")) == {"a", "c"}
     assert [name for name in stage.store.list_folder() if name.endswith("bin")] == [
         "a.bin",
         "c.bin",
     ]
 
-    # The next attempt, or run, knows nothing of that claim.
+    # The next run knows nothing of that claim.
     stage.clear()
-    run_worker(None, stage, [Task("b")])
+    run_worker(stage, [Task("b")])
+    assert set(stage.receipts("abc")) == {"a", "b", "c"}
+
+
+def test_of_a_cluster_too_each_task_is_done_once(stage: engine.Stage[Task]) -> None:
+    held = Lease.take_over(stage.store)
+    one = held.claimed(stage, TASKS)
+    assert next(one).name == "a"
+    assert [each.task.name for each in done(stage, held.claimed(stage, TASKS))] == ["b", "c"]
+    assert list(one) == []
+
+    # Another job does what is left, and is told of the rest.
+    after = done(stage, Lease.take_over(stage.store).claimed(stage, TASKS))
+    assert [(each.task.name, each.new) for each in after if not each.new] == [
+        ("b", False),
+        ("c", False),
+    ]
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
 
 
 def test_a_receipt_counts_only_beside_its_files_at_their_sizes(stage: engine.Stage[Task]) -> None:
     stage.clear()
-    run_worker(None, stage, TASKS)
+    run_worker(stage, TASKS)
     (stage.store.local.root.parent / "set" / "a.bin").unlink()
     (stage.store.local.root.parent / "set" / "b.bin").write_bytes(b"cont")
     assert set(stage.receipts("abc")) == {"c"}
@@ -89,7 +101,7 @@ def test_a_receipt_counts_only_beside_its_files_at_their_sizes(stage: engine.Sta
 
 def test_workers_take_nothing_more_after_a_failure(stage: engine.Stage[Task]) -> None:
     stage.clear()
-    run_worker(None, stage, [Task("a"), Task("bad"), Task("b"), Task("c")])
+    run_worker(stage, [Task("a"), Task("bad"), Task("b"), Task("c")])
     # While one is sent elsewhere the next may be at work.
     assert "a" in stage.receipts("abc")
     assert "c" not in stage.receipts("abc")
@@ -112,32 +124,47 @@ def test_a_store_that_refuses_what_was_made_is_a_failure(
             refuse() if name.endswith(".bin") else written(self, path, name, *more)
         ),
     )
-    run_worker(None, stage, TASKS)
+    run_worker(stage, TASKS)
     with pytest.raises(StoreError, match="the store refuses"):
         stage.raise_failure()
 
 
-def test_workers_that_outlive_their_attempt_stop(
+def test_workers_that_outlive_their_job_stop(
     stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = replace(stage, attempt="old")
-    old.clear()
-    replace(stage, attempt="new").clear()
-    assert old.stopped
+    old = Lease.take_over(stage.store)
+    work = done(stage, old.claimed(stage, TASKS))
+    next(work)
+    new = Lease.take_over(stage.store)
+    assert new.held
+    with pytest.raises(JobLostError, match="another run has begun"):
+        list(work)
+    assert "c" not in stage.receipts("abc")
 
-    monkeypatch.setattr(stages, "_SEEN_WITHIN_S", 0.0)
-    with pytest.raises(UsageError, match=r"does not see .*/attempts/old.*share"):
-        run_worker(None, old, TASKS)
-    assert stage.receipts("abc") == {}
+    monkeypatch.setattr(lease, "_SEEN_WITHIN_S", 0.0)
+    with pytest.raises(UsageError, match=rf"does not see .*/jobs/{old.job}.*share"):
+        old.arrive()
 
 
-def test_a_failure_names_the_host_only_where_its_users_alone_read(
+def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(stage: engine.Stage[Task]) -> None:
+    old = Lease.take_over(stage.store)
+    engine.run(stage, TASKS, engine.Workers(1, engine.THREADS), title="", quiet=True)
+    assert not old.held
+
+
+def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
     stage: engine.Stage[Task],
 ) -> None:
-    stage = replace(stage, attempt="one")
-    stage.clear()
-    run_worker(None, stage, [Task("bad")])
-    with pytest.raises(SourceError, match=r"\(on worker (.+)\)$") as caught:
-        stage.raise_failure()
-    named = f"(on worker {socket.gethostname()})" in str(caught.value)
+    from imagenet_prep.engine.transform import BugError, reported
+
+    held = Lease.take_over(stage.store)
+    with pytest.raises(StoreError) as caught, reported(held):
+        raise AbsentError("there is none.")
+    assert type(caught.value) is StoreError, "a class that the launcher knows"
+    named = str(caught.value) == f"there is none. (on worker {socket.gethostname()})"
     assert named == (stage.store.as_folder is not None)
+    with (
+        pytest.raises(BugError, match=r"(?s)Traceback.*KeyError: 'nobody foresaw this'"),
+        reported(held),
+    ):
+        raise KeyError("nobody foresaw this")

@@ -117,10 +117,11 @@ def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
         raise IncompleteError(f"cannot create {self.root}: No space left on device")
 
     monkeypatch.setattr(LocalStore, "temporary", full)
-    stage.fail("a", "UsageError", "the reason " * 1000)
+    stage.fail("UsageError", "the reason " * 1000)
     monkeypatch.undo()
 
-    failure = json.loads(store.read(f"{stage.folder}/failed/a.json"))
+    (note,) = store.names(f"{stage.folder}/failed")
+    failure = json.loads(store.read(f"{stage.folder}/failed/{note}"))
     assert failure["message"].startswith("the reason the reason")
     with pytest.raises(UsageError, match="the reason"):
         stage.raise_failure()

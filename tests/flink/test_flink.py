@@ -76,7 +76,7 @@ def assert_two_have_written(
     assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
     # Bad images met on a worker are listed with their keys.
     assert b'"key":"n' in reference.contents["quarantine.jsonl"]
-    assert not list(out.glob(".work/*/attempts"))
+    assert not (out / ".work/jobs").exists()
 
 
 def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
@@ -160,7 +160,7 @@ def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     assert re.fullmatch(r"imagenet-prep: .*(truncated|empty).*\n", message(result.err)), result
 
 
-# In short: test_claims' worker that does not see the attempt.
+# In short: test_claims' worker that does not see the lease.
 @pytest.mark.long
 def test_an_output_that_workers_do_not_see_is_named(
     cluster: flink.Cluster, reference: Reference, tmp_path: Path
@@ -219,7 +219,7 @@ def test_shards_go_from_the_workers_straight_to_s3(
         if "/.work/" not in key
     }
     assert there == reference.contents
-    assert not [key for key in keys if "/attempts/" in key]
+    assert not [key for key in keys if "/.work/jobs/" in key or "/.work/plan" in key]
 
 
 @pytest.mark.parametrize("verb", ["prepare", "resize", "verify"])

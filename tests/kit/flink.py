@@ -61,8 +61,10 @@ _MEMORY = {
     "taskmanager.memory.task.off-heap.size": "64m",
     "taskmanager.memory.framework.off-heap.size": "64m",
     "taskmanager.memory.managed.size": "64m",
-    "taskmanager.memory.network.min": "32m",
-    "taskmanager.memory.network.max": "32m",
+    "taskmanager.memory.network.min": "64m",
+    "taskmanager.memory.network.max": "64m",
+    # Of several shuffles at a time each would want 16 MB.
+    "taskmanager.network.sort-shuffle.min-buffers": 64,
     "taskmanager.memory.jvm-metaspace.size": "256m",
     "taskmanager.memory.jvm-overhead.min": "64m",
     "taskmanager.memory.jvm-overhead.max": "64m",
@@ -155,12 +157,16 @@ class Cluster:
     @contextlib.contextmanager
     def stopped_workers(self) -> Iterator[None]:
         """Holds the worker processes of running jobs where they are."""
-        pids = _children(self._others[1].pid)
+        pids = self.workers()
         _signal(pids, signal.SIGSTOP)
         try:
             yield
         finally:
             _signal(pids, signal.SIGCONT)
+
+    def workers(self) -> list[int]:
+        """Returns the worker processes of running jobs."""
+        return _children(self._others[1].pid)
 
     def slots(self) -> int:
         """Returns the slots of the TaskManagers that are there."""

@@ -1,0 +1,50 @@
+"""A pipeline of your own with the steps of `prepare`: counts images, and tells of each shard.
+
+It takes the flags of prepare:
+
+python examples/beam_pipeline.py --source DIR --out DIR -- --runner=FlinkRunner
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import apache_beam as beam
+
+from imagenet_prep.core import cli
+from imagenet_prep.preparation.config import Config
+from pipelines.graph import Archives, Commit, Deal, Index, Preparation, Shard
+
+
+def tell(line: Any) -> None:
+    """Takes the place of a message to your own queue, table or log."""
+    print(line, flush=True)
+
+
+def main(argv: list[str]) -> None:
+    """Takes the flags of prepare, and Beam's options after --."""
+    config = cli.parse(Config, argv, verb="prepare", description="", examples="")
+    preparation = Preparation.of(config)
+    options = beam.options.pipeline_options.PipelineOptions([*config.beam_args])
+    with beam.Pipeline(options=options) as pipeline:
+        index = pipeline | Archives(preparation) | Index(preparation)
+        plan = index | Deal(preparation)
+        shards = plan | Shard(preparation)
+        done = shards | Commit(preparation, plan)
+
+        # From here on it is yours. A descriptor is one line for each image.
+        _ = (
+            index["lines"]
+            | "Count" >> beam.MapTuple(lambda key, lines: (key[0], lines.count(b"\n")))
+            | "Sum" >> beam.CombinePerKey(sum)
+            | "Tell counts" >> beam.Map(tell)
+        )
+        _ = shards | "Tell shards" >> beam.Map(lambda shard: tell(shard.task.name))
+        _ = done | "Tell all" >> beam.Map(tell)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    main(sys.argv[1:])

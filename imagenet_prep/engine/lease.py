@@ -1,0 +1,103 @@
+"""The right of one job of a cluster to work on a data set. The next run takes it over.
+
+A job outlives the process that started it. Its workers look at the lease before each task, so the
+job of a killed launcher ends by itself and disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from imagenet_prep.core import errors
+from imagenet_prep.dataset import naming
+from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.storage.store import Store
+
+_FOLDER = f"{naming.WORK}/jobs"
+_HELD = "held"
+# A worker that does not see the lease for so long does not share the launcher's folder.
+_SEEN_WITHIN_S = 10.0
+_SEEN_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What the workers of one job share; picklable.
+
+    Attributes:
+      store: the data set.
+      job: its unique name.
+    """
+
+    store: Store
+    job: str
+
+    @classmethod
+    def take_over(cls, store: Store) -> Lease:
+        """Returns a new lease; whoever had one before loses it."""
+        end_jobs(store)
+        lease = cls(store, uuid.uuid4().hex[:16])
+        store.write(f"{lease._folder}/{_HELD}", b"")
+        return lease
+
+    @property
+    def _folder(self) -> str:
+        return f"{_FOLDER}/{self.job}"
+
+    @property
+    def held(self) -> bool:
+        """Whether no other run has taken it over."""
+        return self.store.size(f"{self._folder}/{_HELD}") is not None
+
+    def check(self) -> None:
+        """Raises JobLostError if another run has taken it over."""
+        if not self.held:
+            raise errors.JobLostError(
+                f"{self.store.where()}: another run has begun, so this one has ended"
+            )
+
+    def arrive(self) -> None:
+        """Waits until a worker on another machine sees what the launcher has written.
+
+        Raises:
+          UsageError: it does not see it in time.
+        """
+        end = time.monotonic() + _SEEN_WITHIN_S
+        while not self.held:
+            if time.monotonic() > end:
+                raise errors.UsageError(
+                    f"worker {socket.gethostname()} does not see {self.store.where(self._folder)}, "
+                    "which was just written where this was started. Give an output that all "
+                    "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
+                )
+            time.sleep(_SEEN_POLL_S)
+
+    def claimed(self, stage: Stage[Any], tasks: Sequence[AnyTask]) -> Iterator[AnyTask]:
+        """Yields tasks that no other worker of this job has claimed, until none is left.
+
+        Raises:
+          JobLostError: as `check`.
+        """
+        claims = f"{self._folder}/{stage.name}"
+        if place := self.store.as_folder:
+            place.make_folder(claims)
+        taken = set(self.store.names(claims))
+        for task in tasks:
+            if task.name in taken:
+                continue
+            self.check()
+            if self.store.take(f"{claims}/{task.name}"):
+                yield task
+            else:
+                # Each try may be a request, so claims are listed again.
+                taken = set(self.store.names(claims))
+
+
+def end_jobs(store: Store) -> None:
+    """Ends the work of all jobs on a data set, as soon as their workers look."""
+    store.remove_tree(_FOLDER)

@@ -1,0 +1,111 @@
+"""Tasks to receipts, as a transform of Apache Beam. Imported only where a job is built or runs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+
+from imagenet_prep.core import errors
+from imagenet_prep.engine.lease import Lease
+from imagenet_prep.engine.stage import Stage
+from imagenet_prep.engine.workers import Done, done
+
+# The namespace of our metrics.
+METRICS = "imagenet-prep"
+_COUNTED = {
+    "examples": "images",
+    "source_bytes": "bytes_in",
+    "num_bytes": "bytes_out",
+    "resized": "resized",
+}
+
+
+class BugError(Exception):
+    """What nobody foresaw has happened on a worker; the message is its traceback."""
+
+
+class Receipts(beam.PTransform):
+    """Does tasks on the workers: PCollection of tasks -> PCollection of `Done`.
+
+    Flink gives each slot its share of the elements beforehand, and all would wait for the slowest
+    worker. So an element is only a turn: whoever has one takes task after task that nobody has
+    claimed, until none is left. What has a receipt already is not done again.
+
+    Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
+    repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time of a task.
+
+    Args:
+      stage: what to do, and where; a Stage or AsSingleton of one.
+      lease: of the job; `Lease.take_over(store)` where the pipeline is made.
+    """
+
+    def __init__(self, stage: Any, lease: Lease) -> None:
+        super().__init__()
+        self._stage = stage
+        self._lease = lease
+
+    def expand(self, tasks: Any) -> Any:
+        """Returns what is done, with the receipts of earlier runs."""
+        return (
+            tasks
+            | "Spread" >> beam.Reshuffle()
+            | "Do" >> beam.ParDo(_Do(self._lease), self._stage, beam.pvalue.AsList(tasks))
+        )
+
+
+@beam.typehints.with_output_types(Any)
+class _Do(beam.DoFn):
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._none_left = False
+
+    def start_bundle(self) -> None:
+        self._none_left = False
+
+    def process(self, _: Any, stage: Stage[Any], tasks: Sequence[Any]) -> Iterator[Done]:
+        if self._none_left:
+            return
+        with reported(self._lease):
+            for each in done(stage, self._lease.claimed(stage, tasks)):
+                if each.new:
+                    _count(stage.name, each.receipt)
+                yield each
+        self._none_left = True
+
+
+@contextlib.contextmanager
+def reported(lease: Lease) -> Iterator[None]:
+    """Begins work under a lease; an error in it reaches the launcher with its class.
+
+    Raises:
+      UsageError: this worker does not see what the launcher has written.
+    """
+    lease.arrive()
+    try:
+        yield
+    except errors.ImagenetPrepError as error:
+        # The launcher knows the classes of `errors`. A set in a bucket may be shown to others,
+        # who need not know the names of hosts.
+        kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        where = f" (on worker {socket.gethostname()})" if lease.store.as_folder else ""
+        raise kind(f"{error}{where}") from error
+    except Exception as error:
+        raise BugError("".join(traceback.format_exception(error))) from error
+
+
+def _count(stage: str, receipt: dict[str, Any]) -> None:
+    for field, name in _COUNTED.items():
+        if field in receipt:
+            Metrics.counter(METRICS, name).inc(receipt[field])
+    for incident in receipt.get("incidents", ()):
+        name = re.sub(r"\W", "_", f"{incident['action']}_{incident['reason']}")
+        Metrics.counter(METRICS, name).inc()
+    milliseconds = round(1000 * receipt["seconds"])
+    Metrics.distribution(METRICS, f"{stage}_ms").update(milliseconds)

@@ -1,0 +1,53 @@
+"""Prepare as one graph of Beam, on Beam's own runner: the same bytes, and steps for others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import naming
+from pipelines.prepare import Config, prepare
+from tests.conftest import REPOSITORY
+from tests.kit import command
+from tests.kit.dataset import contents
+from tests.kit.layouts import make_box_archives
+from tests.kit.miniature import miniature_for_tests
+
+# Beam's DirectRunner would try to download another program first.
+LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
+@pytest.mark.slow
+def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewhere(
+    shared_cache: Path, tmp_path: Path
+) -> None:
+    made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
+    source, here, there = tmp_path / "source", tmp_path / "here", tmp_path / "there"
+    shutil.copytree(made.root, source)
+    make_box_archives(made, source)
+    prepare(Config(str(source), str(here), allow_subset=True, holdout=7, json=True))
+    flags = ("--source", source, "--allow-subset", "--holdout", "7", "--out", there, "--")
+    result = command.run("prepare", *flags, "--runner=DirectRunner")
+    assert (result.code, result.complaints) == (0, ""), result
+    assert contents(there) == contents(here)
+    assert not (there / ".work/jobs").exists()
+
+    # Somebody else's pipeline does what is left, which is here one shard and the manifest.
+    shard = next(there.glob("train-0*"))
+    shard.unlink()
+    (there / naming.MANIFEST).unlink()
+    kept = {path.name: path.stat().st_mtime_ns for path in there.glob("*-of-*")}
+    program = [sys.executable, REPOSITORY / "examples/beam_pipeline.py", *flags, LOCAL]
+    told = subprocess.run(
+        program, env=command.environment(PYTHONPATH=str(REPOSITORY)), capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert contents(there) == contents(here)
+    for name, changed in kept.items():
+        assert (there / name).stat().st_mtime_ns == changed, "it was made again"
+    lines = told.stdout.splitlines()
+    assert {"('train', 60)", "('validation', 20)", shard.name, str(there)} <= {*lines}

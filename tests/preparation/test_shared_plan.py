@@ -1,0 +1,134 @@
+"""Many workers together make the plan that one process makes; here each step is called in turn."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.preparation import shared_plan
+from imagenet_prep.preparation.inventory import Inventory, index_stage, take_inventory
+from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.shared_plan import OfBlock, OfClass, SharedPlan, lines_by_class
+from imagenet_prep.preparation.tasks import IndexWork, plan_name
+from imagenet_prep.sources.source import IndexTask, Part
+from imagenet_prep.storage.folder import LocalStore
+from tests.preparation.test_inventory import CLASSES, WORKERS, Listed, Mixed, excluding, selection
+
+PARTS = (Part("train.tar", 90, 1),)
+FIRST = f"{CLASSES.wnids[0]}/1.JPEG"
+
+
+def together(wanted: Selection, store: LocalStore) -> Inventory:
+    """Makes a plan step by step, as the graph does."""
+    steps = SharedPlan(wanted, store, None)
+    stage = index_stage(wanted, store)
+    receipts, classes = {}, defaultdict(list)
+    for task in wanted.index_tasks():
+        receipts[task.name] = stage.execute(task)
+        work = stage.function
+        assert isinstance(work, IndexWork)
+        for key, lines in lines_by_class(task, store.read(work.member_list(task))):
+            classes[key].append(lines)
+    ranks = [r for key, lines in classes.items() for r in steps.ranks(key, lines)]
+    census = steps.census(receipts, ranks)
+    facts, blocks = [], defaultdict(list)
+    # In any order, as they come from workers.
+    order: list[OfClass] = sorted(classes, reverse=True)
+    for of_class in order:
+        fact, entries = steps.deal(of_class, classes[of_class], census)
+        facts.append(fact)
+        for block, packed in entries.items():
+            blocks[block].append(packed)
+    keys: list[OfBlock] = sorted(blocks, reverse=True)
+    written = [steps.write(key, blocks[key], census) for key in keys]
+    assert steps.found() is None, "a plan without its note is none"
+    made = steps.complete(census, facts, written)
+    assert steps.found() == made
+    return made
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        selection(),
+        selection(source=Mixed(CLASSES, PARTS)),
+        selection(holdout=3, num_shards={"train": 3, "holdout": 2}),
+        selection(holdout_per_class=1),
+        selection(per_class=2, any_counts=True, classes=frozenset((0, 2)), seed=7),
+        excluding(FIRST, num_shards={"train": 3}),
+        excluding(FIRST, holdout=4, per_class=3, any_counts=True),
+    ],
+    ids=["whole", "mixed", "holdout", "holdout-per-class", "subset", "excluded", "both"],
+)
+@pytest.mark.parametrize("block_members", [1, 1000])
+def test_the_plan_is_that_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Selection, block_members: int
+) -> None:
+    monkeypatch.setattr(shared_plan, "_BLOCK_MEMBERS", block_members)
+    monkeypatch.setattr(shared_plan, "_PACKED_BYTES", 100)
+    one, many = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "many")
+    alone = take_inventory(wanted, one, WORKERS, quiet=True)
+    made = together(wanted, many)
+    assert made == alone._replace(folder=made.folder)
+    for split in alone.plans:
+        for shard in split.shard_names:
+            assert many.read(plan_name(shard, made.folder)) == one.read(plan_name(shard))
+
+
+def test_a_plan_that_lacks_a_file_is_made_again(tmp_path: Path) -> None:
+    wanted, store = selection(), LocalStore(tmp_path)
+    made = together(wanted, store)
+    store.remove(plan_name(made.plans[0].shard_names[0], made.folder))
+    assert SharedPlan(wanted, store, None).found() is None
+    # Another seed has another plan.
+    other = SharedPlan(selection(seed=1), store, None)
+    assert other.folder != made.folder
+
+
+class Repeated(Listed):
+    """Its classes have an image of validation in common."""
+
+    def index(self, task: IndexTask) -> list[Member]:
+        first, *others = super().index(task)
+        return [first._replace(key="ILSVRC2012_val_00000001.JPEG"), *others]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "said"),
+    [
+        (selection((1, 1, 1)), SourceError, "train has 3 images"),
+        (selection(holdout=9), UsageError, "one must be left in it"),
+        (selection(num_shards={"train": 10}), UsageError, "no shard may be empty"),
+        (selection(source=Repeated(CLASSES, PARTS)), SourceError, "twice, in two classes"),
+        (excluding("x/y.JPEG"), UsageError, "x/y.JPEG: no such key"),
+        (
+            excluding(
+                *(f"{CLASSES.wnids[0]}/{n}.JPEG" for n in range(4)),
+                classes=frozenset((0,)),
+                any_counts=True,
+            ),
+            UsageError,
+            "--exclude leaves no image in train-00000-of-00002, tr",
+        ),
+    ],
+    ids=["counts", "holdout", "shards", "numbers", "unknown", "empty"],
+)
+def test_what_one_process_refuses_is_refused(
+    tmp_path: Path, wanted: Selection, error: type[Exception], said: str
+) -> None:
+    for make in (together, lambda *args: take_inventory(*args, WORKERS, quiet=True)):
+        with pytest.raises(error, match=said):
+            make(wanted, LocalStore(tmp_path / str(make)))  # type: ignore[operator]
+
+
+def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
+    parts = (*PARTS, Part("validation.tar", 90, 1))
+    how: dict[str, Any] = {"splits": ("train", "validation"), "num_shards": {}}
+    wanted = excluding(FIRST, source=Listed(CLASSES, parts), **how)
+    with pytest.raises(UsageError, match=f"{FIRST}: train and validation have an image of"):
+        together(wanted, LocalStore(tmp_path))

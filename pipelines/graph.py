@@ -194,8 +194,7 @@ class Deal(beam.PTransform):
             # A rank has 64 bits without a sign, which Beam's coder of integers refuses.
             ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Any)
             ranks = AsIter(ranked)
-        # One element begins what is done once; the rest comes beside it. Beam's ToList would hold
-        # up Flink for ever here: its default value waits for the list that waits for it.
+        # One element begins what is done once; what it needs comes beside it.
         once = index["images"].pipeline | "Once" >> beam.Create([None])
         census = AsSingleton(
             once

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # What docs and images give as --environment_config=localhost:50000.
 _PORT = 50_000
@@ -43,7 +44,7 @@ def serve(port: int, container_executable: str | None) -> None:
     options = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0)]
     options.append(("grpc.so_reuseport", 0))
     server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=options)
-    pool = worker_pool_main.BeamFnExternalWorkerPoolServicer(
+    pool = _pool_class()(
         use_process=True, container_executable=container_executable, data_buffer_time_limit_ms=-1
     )
     api.add_BeamFnExternalWorkerPoolServicer_to_server(pool, server)
@@ -60,6 +61,36 @@ def serve(port: int, container_executable: str | None) -> None:
     server.stop(0)
     for worker in pool._worker_processes.values():
         worker_pool_main.kill_process_gracefully(worker)
+
+
+def _pool_class() -> Any:
+    from apache_beam.portability.api import beam_fn_api_pb2 as messages
+    from apache_beam.runners.worker import worker_pool_main
+
+    class Pool(worker_pool_main.BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
+        """Beam's pool, for several TaskManagers at a time.
+
+        Each of them counts its workers from 1-1 on, and Beam's pool knows workers by that name
+        alone: a TaskManager that was done stopped another one's worker, which waited for ever.
+        """
+
+        lock = threading.Lock()
+
+        def StartWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
+            """Starts a worker for whoever is connected."""
+            with self.lock:
+                answer = super().StartWorker(request, context)
+                workers, name = self._worker_processes, request.worker_id
+                if name in workers:
+                    workers[f"{context.peer()} {name}"] = workers.pop(name)
+            return answer
+
+        def StopWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
+            """Stops a worker that the same connection has started."""
+            name = f"{context.peer()} {request.worker_id}"
+            return super().StopWorker(messages.StopWorkerRequest(worker_id=name), context)
+
+    return Pool
 
 
 def main(argv: Sequence[str]) -> int:

@@ -59,6 +59,18 @@ def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) ->
                 answer = api.BeamFnExternalWorkerPoolStub(channel).StartWorker(request)
             assert answer.error == ""
             command.wait_until(told.exists, "the worker starts")
+            # Another TaskManager has a worker of that name, and stops it.
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"localhost:{port}", options=alone) as channel:
+                other = api.BeamFnExternalWorkerPoolStub(channel)
+                told.rename(tmp_path / "first.json")
+                other.StartWorker(request)
+                command.wait_until(told.exists, "its worker starts")
+                other.StopWorker(messages.StopWorkerRequest(worker_id="one"))
+            ended = json.loads(told.read_text())["pid"]
+            assert not Path(f"/proc/{ended}").exists()
+            told = (tmp_path / "first.json").rename(told)
+            assert Path(f"/proc/{json.loads(told.read_text())['pid']}").exists()
             pool.terminate()
             assert pool.wait(command.PATIENCE_S) == 0
         finally:

@@ -95,9 +95,10 @@ def reported(lease: Lease) -> Iterator[None]:
         # who need not know the names of hosts.
         kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
         where = f" (on worker {socket.gethostname()})" if lease.store.as_folder else ""
-        raise kind(f"{error}{where}") from error
-    except Exception as error:
-        raise BugError("".join(traceback.format_exception(error))) from error
+        # Its cause would be the first that the launcher reads.
+        raise kind(f"{error}{where}") from None
+    except Exception as error:  # noqa: BLE001 - the launcher raises it again
+        raise BugError("".join(traceback.format_exception(error))) from None
 
 
 def _count(stage: str, receipt: dict[str, Any]) -> None:

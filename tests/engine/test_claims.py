@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import socket
+import traceback
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import JobLostError, SourceError, StoreError, UsageError
+from imagenet_prep.core.errors import (
+    BadImageError,
+    JobLostError,
+    SourceError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.engine import Lease, lease
 from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import LocalStore
@@ -159,8 +166,9 @@ def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
 
     held = Lease.take_over(stage.store)
     with pytest.raises(StoreError) as caught, reported(held):
-        raise AbsentError("there is none.")
+        raise AbsentError("there is none.") from BadImageError("empty", "zero bytes")
     assert type(caught.value) is StoreError, "a class that the launcher knows"
+    assert "zero bytes" not in "".join(traceback.format_exception(caught.value))
     named = str(caught.value) == f"there is none. (on worker {socket.gethostname()})"
     assert named == (stage.store.as_folder is not None)
     with (

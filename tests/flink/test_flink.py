@@ -40,7 +40,7 @@ def workers(out: Path) -> set[str]:
 
 def message(said: str) -> str:
     """Returns what is on stderr besides how far the run is, which a busy machine shows more of."""
-    return re.sub(r"(?m)^(write: \d+/.* left|source: .*)\n", "", said)
+    return re.sub(r"(?m)^(\w+: \d+/.* left|source: .*)\n", "", said)
 
 
 @contextlib.contextmanager

@@ -231,5 +231,4 @@ def follow(started: Started, collect: Callable[[], object], poll_s: float) -> No
         start = time.thread_time()
         collect()
         look_s = time.thread_time() - start
-        collect()
     collect()

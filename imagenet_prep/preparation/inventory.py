@@ -64,10 +64,7 @@ def take_inventory(
     store.remove_tree(PLAN_FOLDER)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    # Reading headers waits for the disk, so threads are enough for ILSVRC2012, and they start at
-    # once.
-    many = len(tasks) >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
-    listing = engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
+    listing = _listing_workers(workers, len(tasks))
     receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
@@ -84,6 +81,12 @@ def take_inventory(
     plans, taken = Dealer(selection, store, workers, quiet).deal(lists, used, lookup)
     md5 = md5_of_archives(selection, tasks, receipts)
     return Inventory(plans, taken, edition, PLAN_FOLDER, md5)
+
+
+def _listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
+    """Returns who lists: reading headers waits for the disk, so threads do, and start at once."""
+    many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
+    return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
 
 
 def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:

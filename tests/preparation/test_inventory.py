@@ -91,8 +91,7 @@ def test_every_image_is_dealt_out_once(tmp_path: Path) -> None:
 )
 def test_many_classes_are_listed_by_the_workers_that_were_asked_for(asked: str, many: str) -> None:
     def kind(num_tasks: int) -> str:
-        workers, out = Workers(1, asked), LocalStore(Path("/out"))
-        return inventories._index_workers(selection(), out, workers, num_tasks).kind
+        return inventories._listing_workers(Workers(1, asked), num_tasks).kind
 
     assert (kind(3999), kind(4000)) == ("threads", many)
 

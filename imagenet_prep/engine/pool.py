@@ -67,7 +67,7 @@ def _pool_class() -> Any:
     from apache_beam.portability.api import beam_fn_api_pb2 as messages
     from apache_beam.runners.worker import worker_pool_main
 
-    class Pool(worker_pool_main.BeamFnExternalWorkerPoolServicer):  # type: ignore[misc]
+    class Pool(worker_pool_main.BeamFnExternalWorkerPoolServicer):
         """Beam's pool, for several TaskManagers at a time.
 
         Each of them counts its workers from 1-1 on, and Beam's pool knows workers by that name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep import resize
+from imagenet_prep import preprocess_imagenet, resize
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import naming
@@ -127,7 +127,7 @@ def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) 
     before = unchanged(home, out)
 
     with pytest.raises(StoreError, match="is a link or not what this program makes there"):
-        prepare(Prepare("http://127.0.0.1:9", str(out), **SETTINGS))
+        preprocess_imagenet.run(["--local_scratch_dir", str(out)])
     assert unchanged(home, out) == before
 
 

@@ -25,6 +25,8 @@ from imagenet_prep.storage.store import open_remote
 MOST_CONNECTIONS = 128
 _TIMEOUT_S = 60.0
 _RETRIES = 20
+# While somebody waits to be told of a wrong address: about ten seconds.
+_RETRIES_AT_FIRST = 6
 _REMEDY = "Finished work is kept: run the same command again to resume."
 
 
@@ -49,9 +51,9 @@ class Site:
         """The connections of this process."""
         return self.connect(self.base, connections=MOST_CONNECTIONS, timeout_s=_TIMEOUT_S)
 
-    def budget(self, where: str) -> RetryBudget:
+    def budget(self, where: str, retries: int = _RETRIES) -> RetryBudget:
         """Returns the failed attempts that one read is allowed."""
-        return RetryBudget(where, _RETRIES, threading.Event(), remedy=_REMEDY)
+        return RetryBudget(where, retries, threading.Event(), remedy=_REMEDY)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Site, (self.base, self.lists, self.hashes, self.connect)
@@ -104,7 +106,7 @@ class RemotePath:
         """
         if self.known is not None:
             return self.known
-        budget = self.site.budget(str(self))
+        budget = self.site.budget(str(self), _RETRIES_AT_FIRST)
         return with_retries(lambda: self.site.remote.stat(self.relative), budget)
 
     def is_file(self) -> bool:
@@ -175,7 +177,7 @@ class RemotePath:
 
     @cached_property
     def _files(self) -> dict[str, Stat]:
-        budget = self.site.budget(str(self))
+        budget = self.site.budget(str(self), _RETRIES_AT_FIRST)
         return with_retries(lambda: self.site.remote.files(self.relative), budget)
 
     def __reduce__(self) -> tuple[Any, ...]:

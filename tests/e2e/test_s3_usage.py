@@ -14,7 +14,7 @@ from tests.kit import command
     [
         (("prepare", "--source", "/x", "--out", "gs://b/p"), "expected a folder or s3://"),
         (("prepare", "--source", "/x", "--out", "s3://k:s@b/p"), "would end up in logs"),
-        (("prepare", "--source", "https://h/p", "--out", "s3://b/p"), "imagenet-prep download"),
+        (("prepare", "--source", "https://k:s@h/p", "--out", "s3://b/p"), "would end up in logs"),
         (("resize", "-i", "https://h/p", "-o", "/x"), "expected a folder or s3://"),
         (("adopt", "s3://b/p"), "give --out, since no object is renamed"),
         (("report", "s3://b/p", "--out", "s3://b/p/page.html"), "expected a file of this"),

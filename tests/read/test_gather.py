@@ -44,6 +44,11 @@ def claiming(height: int, width: int) -> bytes:
     return JPEG[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + JPEG[at + 4 :]
 
 
+def crowded() -> bytes:
+    """A JPEG with more segments before its scan than `jpeg.refuse_bombs` allows."""
+    return JPEG[:2] + 10_000 * b"\xff\xfe\0\2" + JPEG[2:]
+
+
 def write(path: Path, payloads: Sequence[bytes]) -> list[tuple[int, int]]:
     """Writes records; returns offset and size of each."""
     frames = [tfrecord.frame(payload) for payload in payloads]
@@ -72,7 +77,9 @@ def test_every_record_of_every_length_is_found_as_it_was_written(tmp_path: Path)
     assert found(tmp_path / "shard", places[::-1]) == wanted[::-1]
 
 
-@pytest.mark.parametrize("encoded", [progressive(), claiming(9000, 9000), b"no JPEG", b""])
+@pytest.mark.parametrize(
+    "encoded", [progressive(), claiming(9000, 9000), crowded(), b"no JPEG", b""]
+)
 def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded: bytes) -> None:
     places = write(
         tmp_path / "shard", [example.encode(stored(1, each)) for each in (encoded, JPEG)]

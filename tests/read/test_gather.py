@@ -21,6 +21,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.read import gather, make_dataset
 from imagenet_prep.read.records import Records
 from tests.codec import native
+from tests.hostile.bounds import little_memory
 from tests.kit.tfrecords import picture, plain, write_set
 
 HARNESS = Path(__file__).with_name("harness.c")
@@ -139,6 +140,18 @@ def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
     assert second is None
     with pytest.raises(DataDamagedError, match="do not belong together"):
         records.read(1)
+
+
+def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", {"train": [[picture(n, JPEG) for n in range(9)]]}, num_classes=9)
+    records = Records(tmp_path / "set", "train")
+    assert None not in records.read_many(range(9))
+
+    records._places[:8, 1] = tfrecord.MAX_PAYLOAD_BYTES  # as an index of a sparse file
+    with little_memory(tfrecord.MAX_PAYLOAD_BYTES):
+        *huge, last = records.read_many(range(9))
+    assert huge == [None] * 8
+    assert last is not None
 
 
 @pytest.fixture

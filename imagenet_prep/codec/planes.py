@@ -176,6 +176,7 @@ class Look:
 
         Args:
           data: a JPEG, which is known to be sound: what lies below the window is not looked at.
+            A memoryview must be of memory that may be written, or ctypes refuses it.
           window: the part; None for the whole.
           pixels: contiguous, of the size and type that this look has.
           mirrored: left becomes right.

@@ -25,7 +25,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(schema.FLOAT_KEYS, float),
     **dict.fromkeys(schema.INT64_KEYS, int),
 }
-# More than the features take that sort before the image.
+# More than the features take that sort before the image, or behind it with 200 boxes.
 _HEAD_BYTES = 4096
 # Tags of length-delimited fields.
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
@@ -143,6 +143,8 @@ def decode_at(data: memoryview, places: Sequence[int]) -> ImageExample | None:
       None where it is damaged or unusual: `decode` says which.
     """
     start, entry, image, behind, name, rest, stop = places
+    if max(entry - start, stop - rest) > _HEAD_BYTES:
+        return None  # thousands of them would fill the memory
     try:
         first = _part(bytes(data[start:entry]), _KEYS_BEFORE_IMAGE)
         last = _part(bytes(data[rest:stop]), _KEYS_BEHIND_FILENAME)

@@ -150,12 +150,14 @@ static int has_value(bytes entry, const char *key, bytes *value) {
          enter_last(&feature, 0x0A, &list) && enter_last(&list, 0x0A, value);
 }
 
+enum { MAX_SEGMENTS = 10000 }; /* as in dataset/jpeg.py */
+
 /* Whether an image is a JPEG of one scan and of so many pixels at most; see dataset/jpeg.py. */
 static int is_harmless(bytes jpeg, int64_t max_pixels) {
   const uint8_t *p = jpeg.at;
   if (jpeg.stop - p < 3 || memcmp(p, "\xFF\xD8\xFF", 3)) return 0;
-  int has_frame = 0, components = 0;
-  for (p += 2; jpeg.stop - p > 10;) {
+  int has_frame = 0, components = 0, segments = 0;
+  for (p += 2; jpeg.stop - p > 10 && segments < MAX_SEGMENTS; segments++) {
     int marker = p[1];
     if (p[0] != 0xFF || marker < 0xC0 || marker == 0xFF || (marker >= 0xD0 && marker <= 0xD9))
       return 0;

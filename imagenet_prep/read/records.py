@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # Numbers of this many digits fit 63 bits. A line has two numbers, a blank and a line end.
 _INDEX_DIGITS = 18
 _INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
+# Of a record that is read together with others. A damaged index may claim 256 MB for each of them.
+_TOGETHER_BYTES = 16 << 20
 
 
 class Records:
@@ -165,7 +167,9 @@ class Records:
         if self.manifest.lacks or self._cache is not None:
             return [None] * len(numbers)
         files, places = self._located(numbers)
-        data, found = gather([file.descriptor for file in files], *places.T.copy())
+        offsets, sizes = places.T.copy()
+        sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
+        data, found = gather([file.descriptor for file in files], offsets, sizes)
         images = [each and example.decode_at(data, each) for each in found]
         return [image if image and self._is_of_class(image) else None for image in images]
 

@@ -133,7 +133,10 @@ class LocalStore:
         path = self.path(folder)
         with contextlib.ExitStack() as opened:
             entries: Iterable[os.DirEntry[str]] = ()
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with (
+                storage_errors("list", path),
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            ):
                 place: int | Path = path
                 if _is_work(folder):
                     place = opened.enter_context(inside.folder_inside(self.root, folder))
@@ -157,7 +160,7 @@ class LocalStore:
         with storage_errors("read", path), open(path, "rb", opener=opener) as file:
             if offset:
                 file.seek(offset)
-            return file.read(size)
+            return file.read(size) or b""  # None: of a pipe, nothing yet
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:

@@ -285,9 +285,19 @@ def test_what_recurs_is_parsed_once(
     example.decode(example.encode(image))
     other = image._replace(encoded=b"\xff" * num_bytes, filename="another.JPEG")
     payload = example.encode(other)
-    monkeypatch.setattr(example, "decode_features", None)
+    monkeypatch.setattr(protobuf, "parse", None)
 
     assert example.decode(memoryview(payload)) == other
+
+
+def test_of_records_with_thousands_of_boxes_nothing_is_kept_in_memory() -> None:
+    crowded = BOXED._replace(boxes=Boxes(*[(0.25,) * 3000] * 4))
+    example._part.cache_clear()
+
+    for number in range(3):
+        image = crowded._replace(height=number + 1)
+        assert example.decode(example.encode(image)) == image
+    assert example._part.cache_info().currsize == 0
 
 
 @pytest.mark.parametrize("key", [schema.LABEL, schema.HEIGHT, schema.ENCODED])

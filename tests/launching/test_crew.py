@@ -341,6 +341,9 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
         def ask(self, grace_s: float = math.inf) -> None:
             asked.append(grace_s)
 
+        def start(self, *_: object) -> None:
+            """Starts none."""
+
         def wait(self, *_: object) -> None:
             signal.raise_signal(signal.SIGTERM)
 

@@ -21,6 +21,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.read import gather, make_dataset
 from imagenet_prep.read.records import Records
 from tests.codec import native
+from tests.hostile.bounds import little_memory
 from tests.kit.tfrecords import picture, plain, write_set
 
 HARNESS = Path(__file__).with_name("harness.c")
@@ -42,6 +43,11 @@ def claiming(height: int, width: int) -> bytes:
     """A JPEG whose header says that it is so large."""
     at = JPEG.index(b"\xff\xc0") + 5
     return JPEG[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + JPEG[at + 4 :]
+
+
+def crowded() -> bytes:
+    """A JPEG with more segments before its scan than `jpeg.refuse_bombs` allows."""
+    return JPEG[:2] + 10_000 * b"\xff\xfe\0\2" + JPEG[2:]
 
 
 def write(path: Path, payloads: Sequence[bytes]) -> list[tuple[int, int]]:
@@ -72,7 +78,9 @@ def test_every_record_of_every_length_is_found_as_it_was_written(tmp_path: Path)
     assert found(tmp_path / "shard", places[::-1]) == wanted[::-1]
 
 
-@pytest.mark.parametrize("encoded", [progressive(), claiming(9000, 9000), b"no JPEG", b""])
+@pytest.mark.parametrize(
+    "encoded", [progressive(), claiming(9000, 9000), crowded(), b"no JPEG", b""]
+)
 def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded: bytes) -> None:
     places = write(
         tmp_path / "shard", [example.encode(stored(1, each)) for each in (encoded, JPEG)]
@@ -132,6 +140,18 @@ def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
     assert second is None
     with pytest.raises(DataDamagedError, match="do not belong together"):
         records.read(1)
+
+
+def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", {"train": [[picture(n, JPEG) for n in range(9)]]}, num_classes=9)
+    records = Records(tmp_path / "set", "train")
+    assert None not in records.read_many(range(9))
+
+    records._places[:8, 1] = tfrecord.MAX_PAYLOAD_BYTES  # as an index of a sparse file
+    with little_memory(tfrecord.MAX_PAYLOAD_BYTES):
+        *huge, last = records.read_many(range(9))
+    assert huge == [None] * 8
+    assert last is not None
 
 
 @pytest.fixture

@@ -60,11 +60,11 @@ def test_a_bucket_gets_the_data_set_and_gives_it_back(
 
 def test_only_what_is_wrong_or_missing_is_sent_again(s3: S3Server, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
-    there = f"s3://{BUCKET}/mended"
+    there = f"s3://{BUCKET}/mended-copy"
     assert replicate(s3, tmp_path / "set", "--to", there).code == 0
     client = s3.client()
-    client.put_object(Bucket=BUCKET, Key="mended/train-00001-of-00006", Body=b"x" * 40_001)
-    client.delete_object(Bucket=BUCKET, Key="mended/labels.txt")
+    client.put_object(Bucket=BUCKET, Key="mended-copy/train-00001-of-00006", Body=b"x" * 40_001)
+    client.delete_object(Bucket=BUCKET, Key="mended-copy/labels.txt")
 
     checked = replicate(s3, tmp_path / "set", "--to", there, "--check")
     assert checked.code == 3
@@ -72,7 +72,7 @@ def test_only_what_is_wrong_or_missing_is_sent_again(s3: S3Server, tmp_path: Pat
     assert "train-00001-of-00006: stored with sha256 None" in checked.out
     mended = replicate(s3, tmp_path / "set", "--to", there, "--json")
     assert mended.json["replicas"][0]["moved_bytes"] == 40_001 + 16
-    assert objects(client, "mended") == contents(tmp_path / "set")
+    assert objects(client, "mended-copy") == contents(tmp_path / "set")
 
 
 def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: 
 def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: Path) -> None:
     make_dataset(tmp_path / "one")
     make_dataset(tmp_path / "other", seed=1)
-    there = f"s3://{BUCKET}/taken"
+    there = f"s3://{BUCKET}/taken-copy"
     assert replicate(s3, tmp_path / "one", "--to", there).code == 0
     refused = replicate(s3, tmp_path / "other", "--to", there)
 

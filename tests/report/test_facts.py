@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from pathlib import Path
@@ -142,6 +143,17 @@ def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest])
     with little_memory(256 << 20):
         found = gathered(small)
     assert (found.replicas, found.incidents, found.source) == ([], [], None)
+
+
+def test_receipts_that_may_not_be_listed_are_none(
+    small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    assert gathered(small).tasks == []
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, True, 1.5])

@@ -169,6 +169,25 @@ def test_names_lists_files_only_and_sorted(store: LocalStore) -> None:
     assert store.names("") == ["a", "b"]
 
 
+@pytest.mark.parametrize("folder", ["", "index", ".work"])
+def test_a_folder_that_may_not_be_listed_is_an_error_of_the_store(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    store.make_folder(".work")
+    monkeypatch.setattr(os, "scandir", failing(errno.EACCES))
+
+    for listed in (store.names, store.stats, store.list_folder):
+        with pytest.raises(StoreError, match="cannot list .*: Permission denied"):
+            listed(folder)
+
+
+def test_a_pipe_that_somebody_holds_open_is_empty(store: LocalStore) -> None:
+    store.make_folder("index")
+    os.mkfifo(store.path("index/pipe"))
+    with open(store.path("index/pipe"), "rb+", buffering=0):
+        assert store.read("index/pipe") == store.read("index/pipe", 0, 9) == b""
+
+
 def test_free_bytes_looks_at_the_nearest_folder_there_is(store: LocalStore) -> None:
     assert not store.root.exists()
     assert store.free_bytes() > 0

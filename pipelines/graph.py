@@ -351,8 +351,6 @@ def run(job: Job, output: Output) -> None:
     jobs = engine.Jobs(store, job.workers.beam_args, "prepare", log, quiet=job.quiet)
     with contextlib.closing(_Progress(ours, output)) as progress:
         jobs.run(lambda p, lease: build(p, replace(ours, lease=lease)), progress.collect)
-    if store.as_folder is None:
-        store.remove_tree(ours.plan.folder)
 
 
 class _Progress:

@@ -38,6 +38,7 @@ def prepare(config: Config) -> dict[str, Any]:
     from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
     from imagenet_prep.preparation.job import Job, write
     from imagenet_prep.preparation.output import Output
+    from imagenet_prep.preparation.shared_plan import remove_plans
     from imagenet_prep.preparation.space import Forecast
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
@@ -70,6 +71,7 @@ def prepare(config: Config) -> dict[str, Any]:
                 inventory = take_inventory(images, store, workers, quiet=config.json)
                 write(job, inventory, forecast, output)
     remove_unpacked(store.local)
+    remove_plans(store)
     return output.summary()
 
 

@@ -183,6 +183,7 @@ class Jobs:
         Raises:
           ImagenetPrepError: of the class and with the message of the first task that failed.
           IncompleteError: jobs were lost on end without finishing a task.
+          BusyError: another run has begun.
         """
         (before, _), futile = collect(), 0
         while True:
@@ -205,7 +206,11 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job to its end; returns the error if the cluster gave up."""
+        """Runs one job to its end; returns the error if the cluster gave up.
+
+        Raises BusyError where another run has taken the lease over: it would be taken back and
+        forth. The other run's job is left alone.
+        """
         held = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{held.job}"
         try:
@@ -214,9 +219,15 @@ class Jobs:
             ) as job:
                 follow(job, collect, _poll_s(self.store))
         except errors.JobLostError as lost:
-            return lost
+            if held.held:
+                return lost
+            raise errors.BusyError(
+                f"{self.store.where()}: another run has begun, so this one has ended. What it has "
+                "finished is kept, and the other run goes on from there."
+            ) from lost
         finally:
-            lease.end_jobs(self.store)
+            if held.held:
+                lease.end_jobs(self.store)
         return None
 
 

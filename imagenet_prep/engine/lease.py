@@ -23,6 +23,8 @@ _HELD = "held"
 # A worker that does not see the lease for so long does not share the launcher's folder.
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
+# The jobs whose leases this process has seen.
+_seen: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Lease:
 
         Raises:
           UsageError: it does not see it in time.
+          JobLostError: as `check`; this process has seen it before.
         """
+        if self.job in _seen:
+            self.check()
+            return
         end = time.monotonic() + _SEEN_WITHIN_S
         while not self.held:
             if time.monotonic() > end:
@@ -76,6 +82,7 @@ class Lease:
                     "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
                 )
             time.sleep(_SEEN_POLL_S)
+        _seen.add(self.job)
 
     def claimed(self, stage: Stage[Any], tasks: Sequence[AnyTask]) -> Iterator[AnyTask]:
         """Yields tasks that no other worker of this job has claimed, until none is left.

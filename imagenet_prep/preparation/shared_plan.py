@@ -35,6 +35,7 @@ from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
+_FOLDER = "plan-"
 # Bytes of a list that travel as one descriptor.
 _PACKED_BYTES = 1 << 20
 # Members whose plan files are written by one call: neighbouring shards with so many together.
@@ -78,6 +79,14 @@ class Census(NamedTuple):
     def num_shards(self, split: str) -> int:
         """Returns the shards of a split that is made."""
         return next(d.num_shards[split] for d in self.divisions.values() if split in d.counts)
+
+
+def remove_plans(store: Store) -> None:
+    """Removes the plans of a finished data set from a bucket, where they cost money."""
+    if store.as_folder is None:
+        for name in store.list_folder(naming.WORK):
+            if name.startswith(_FOLDER):
+                store.remove_tree(f"{naming.WORK}/{name}")
 
 
 def _block_size(num_shards: int, examples: int) -> int:
@@ -145,7 +154,7 @@ class SharedPlan:
                 wanted.excluded.summary if wanted.excluded else None,
             ]
         )
-        return f"{naming.WORK}/plan-{digest[:16]}"
+        return f"{naming.WORK}/{_FOLDER}{digest[:16]}"
 
     def census(self, receipts: Mapping[str, dict[str, Any]], ranks: Iterable[Rank] = ()) -> Census:
         """Checks how many images there are.

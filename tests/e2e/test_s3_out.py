@@ -56,7 +56,7 @@ class Machine:
         return command.run(verb, *arguments, env={**self.environment, **changes})
 
     def prepare(
-        self, source: Path, prefix: str, *flags: str | Path, **changes: str
+        self, source: Path | str, prefix: str, *flags: str | Path, **changes: str
     ) -> command.Finished:
         return self.run("prepare", *_arguments(source, prefix, flags), **changes)
 
@@ -69,7 +69,7 @@ class Machine:
         return [path for path in self.tmp.rglob("*") if path.is_file()]
 
 
-def _arguments(source: Path, prefix: str, flags: tuple[str | Path, ...]) -> list[str | Path]:
+def _arguments(source: Path | str, prefix: str, flags: tuple[str | Path, ...]) -> list[str | Path]:
     return ["--source", source, "--out", f"s3://{BUCKET}/{prefix}", *flags]
 
 
@@ -189,6 +189,37 @@ def test_faults_of_the_network_and_the_server_change_nothing(
     assert proxy.done.total() > 60, proxy.done
     assert dataset(s3, "faults") == reference.contents
     assert uploads(s3.client(), "faults") == []
+
+
+def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_there(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    """What Flink does in tests/flink, on Beam's own runner."""
+    client = s3.client()
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.upload_file(str(path), BUCKET, f"archives/{path.name}")
+    source = f"s3://{BUCKET}/archives"
+    with proxied(s3.url, seed=5, faults=60, rate=0.1) as proxy:
+        beam = ("--", "--runner=DirectRunner")
+        url = {"AWS_ENDPOINT_URL": proxy.url}
+        result = machine.prepare(source, "beam/set", *SETTINGS, *beam, **url)
+
+    assert result.code == 0, result
+    assert proxy.done.total() > 30, proxy.done
+    assert dataset(s3, "beam/set") == reference.contents
+    left = objects(client, "beam/set/.work")
+    assert not [name for name in left if name.startswith(("jobs/", "plan"))]
+    assert uploads(client, "beam/set") == []
+
+    # As a job leaves it whose launcher was killed.
+    client.put_object(Bucket=BUCKET, Key="beam/set/.work/plan-0123/plan.json", Body=b"{}")
+    for name in ("dataset.json", min(n for n in reference.contents if n.startswith("train-"))):
+        client.delete_object(Bucket=BUCKET, Key=f"beam/set/{name}")
+    again = machine.prepare(source, "beam/set", *SETTINGS, "--json")
+    assert dataset(s3, "beam/set") == reference.contents
+    assert 0 < again.json["written_examples"] < 30, "only that shard is made again"
+    assert objects(client, "beam/set/.work/plan-0123") == {}
+    assert list(machine.tmp.iterdir()) == []
 
 
 def test_two_runs_on_two_machines_leave_one_data_set(

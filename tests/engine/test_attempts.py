@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, JobLostError, SourceError
-from imagenet_prep.engine import attempts, cluster
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    IncompleteError,
+    JobLostError,
+    SourceError,
+)
+from imagenet_prep.engine import Lease, attempts, cluster
 from imagenet_prep.engine.workers import Started
 from imagenet_prep.storage.folder import LocalStore
 
@@ -137,6 +143,24 @@ def test_three_jobs_that_come_to_nothing_are_the_end(
 
     assert len(on_a_cluster((3 - done, None))) == 3
     assert len(on_a_cluster()) == 3
+
+
+@pytest.mark.parametrize("error", [LOST, SourceError("the archive is damaged")])
+def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
+    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Two launchers of one bucket took the lease from each other until all was done."""
+    others: list[Lease] = []
+
+    def act() -> None:
+        others.append(Lease.take_over(stage.store))
+        raise error
+
+    monkeypatch.setattr(cluster, "submit", lambda *_, **__: Fake([act]))
+    workers = engine.Workers(beam_args=("--runner=Fake",))
+    with pytest.raises(BusyError if error is LOST else SourceError):
+        engine.run(stage, [Task("a")], workers, title="", quiet=True)
+    assert [other.held for other in others] == [True]
 
 
 def test_a_failure_ends_the_run(on_a_cluster: Callable[..., list[dict[str, Any]]]) -> None:

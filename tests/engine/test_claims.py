@@ -153,6 +153,17 @@ def test_workers_that_outlive_their_job_stop(
         old.arrive()
 
 
+def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
+    stage: engine.Stage[Task],
+) -> None:
+    """It neither waits for it nor blames the folder, which it shares."""
+    old = Lease.take_over(stage.store)
+    old.arrive()
+    Lease.take_over(stage.store)
+    with pytest.raises(JobLostError, match="another run has begun"):
+        old.arrive()
+
+
 def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(stage: engine.Stage[Task]) -> None:
     old = Lease.take_over(stage.store)
     engine.run(stage, TASKS, engine.Workers(1, engine.THREADS), title="", quiet=True)

@@ -11,6 +11,7 @@ import pytest
 from tests.kit import command, flink
 from tests.kit.dataset import contents
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import S3Server, serve_s3
 
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
@@ -31,8 +32,18 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def running(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Iterator[flink.Cluster]:
-    with flink.cluster(tmp_path_factory.mktemp("flink"), s3.environment) as made:
+def way(s3: S3Server) -> Iterator[Proxy]:
+    """The workers' way to the server, on which nothing happens until `left` says how often."""
+    with proxied(s3.url, seed=4, faults=0, rate=0.05) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def running(
+    tmp_path_factory: pytest.TempPathFactory, s3: S3Server, way: Proxy
+) -> Iterator[flink.Cluster]:
+    environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url}
+    with flink.cluster(tmp_path_factory.mktemp("flink"), environment) as made:
         yield made
 
 

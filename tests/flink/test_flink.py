@@ -23,7 +23,8 @@ from benchmarks import measure
 from tests.flink.conftest import SETTINGS, Reference
 from tests.kit import command, flink
 from tests.kit.dataset import assert_nothing_half_visible, contents, receipts
-from tests.kit.s3_server import S3Server
+from tests.kit.s3_proxy import Proxy
+from tests.kit.s3_server import BUCKET, S3Server, objects, uploads
 
 pytestmark = [pytest.mark.flink, pytest.mark.slow]
 
@@ -201,25 +202,43 @@ def test_resize_and_verify_run_on_the_cluster_too(
     assert not list(there.glob(".work/verify-*"))
 
 
-# In short: e2e/test_s3_out and the two TaskManagers.
+# In short: e2e/test_s3_out's job from bucket to bucket, and the kill above.
 @pytest.mark.long
-def test_shards_go_from_the_workers_straight_to_s3(
-    cluster: flink.Cluster, reference: Reference, s3: S3Server
+def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_nothing(
+    cluster: flink.Cluster, reference: Reference, s3: S3Server, way: Proxy, tmp_path: Path
 ) -> None:
+    """The launcher and the workers share the bucket alone: their TMPDIR are two."""
     client = s3.client()
-    client.create_bucket(Bucket="sets")
-    argv = prepare(reference, "s3://sets/imagenet", "--", *cluster.options())
-    result = command.run(*argv, env=s3.environment)
+    client.create_bucket(Bucket=BUCKET)
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.upload_file(str(path), BUCKET, f"archives/{path.name}")
+
+    def writers() -> set[str]:
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix="new/.work/write-")
+        keys = [each["Key"] for each in listed.get("Contents", ()) if "/receipts/" in each["Key"]]
+        found = (client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys)
+        return {json.loads(receipt)["worker"].partition("/")[0] for receipt in found}
+
+    out = f"s3://{BUCKET}/new"
+    argv = ["prepare", "--source", f"s3://{BUCKET}/archives", "--out", out, *SETTINGS]
+    environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url, "TMPDIR": str(tmp_path)}
+    way.left = 100
+    with command.started(*argv, "--", *cluster.options(), env=environment) as run:
+        command.wait_until(
+            lambda: run.ended or len(writers()) == flink.NUM_TASK_MANAGERS, "shards of both"
+        )
+        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        result = run.finish()
+    way.left = 0
+
     assert result.code == 0, result
-    listed = client.get_paginator("list_objects_v2").paginate(Bucket="sets", Prefix="imagenet/")
-    keys = {entry["Key"] for page in listed for entry in page["Contents"]}
-    there = {
-        key.removeprefix("imagenet/"): client.get_object(Bucket="sets", Key=key)["Body"].read()
-        for key in keys
-        if "/.work/" not in key
-    }
-    assert there == reference.contents
-    assert not [key for key in keys if "/.work/jobs/" in key or "/.work/plan" in key]
+    assert "workers were lost" in result.err, "it was killed too late"
+    assert way.done.total() > 20, way.done
+    there = objects(client, "new")
+    made = {name: data for name, data in there.items() if not name.startswith(".work/")}
+    assert made == reference.contents
+    assert not [name for name in there if name.startswith((".work/jobs/", ".work/plan"))]
+    assert uploads(client, "new") == []
 
 
 @pytest.mark.parametrize("verb", ["prepare", "resize", "verify"])

@@ -16,7 +16,7 @@ Beam is imported here, so this module is imported only where a job is built or r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -199,10 +199,11 @@ class Deal(beam.PTransform):
         census = AsSingleton(
             once
             | "Census"
-            >> beam.Map(_census, ours, AsIter(index["images"]), ranks).with_output_types(Any)
+            >> beam.Map(
+                _census, ours, AsIter(index["images"]), AsIter(index["boxes"]), ranks
+            ).with_output_types(Any)
         )
-        # Boxes are looked up where the class is dealt, so all of them have to be there.
-        deal = beam.ParDo(_Deal(ours), census, AsIter(index["boxes"]))
+        deal = beam.ParDo(_Deal(ours), census)
         dealt = classes | "Deal" >> deal.with_output_types(Entries).with_outputs(
             _Deal.FACTS, main="entries"
         )
@@ -221,9 +222,29 @@ def _ranks(of_class: tuple[OfClass, Iterable[bytes]], ours: Preparation) -> list
         return ours.plan.ranks(*of_class)
 
 
-def _census(_: None, ours: Preparation, listed: Iterable[Done], ranks: Iterable[Rank]) -> Census:
+def _census(
+    _: None, ours: Preparation, listed: Iterable[Done], read: Iterable[Done], ranks: Iterable[Rank]
+) -> Census:
+    """Returns the counts, when all images are listed and all boxes read, which `deal` looks up."""
+    selection = ours.job.selection
     with reported(ours.lease):
-        return ours.plan.census({each.task.name: each.receipt for each in listed}, ranks)
+        receipts = {each.task.name: each.receipt for each in listed}
+        _demand(selection.index_tasks(), receipts)
+        if selection.annotations:
+            _demand(selection.annotations.tasks(), {each.task.name for each in read})
+        return ours.plan.census(receipts, ranks)
+
+
+def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
+    """Makes sure that no task was left undone.
+
+    A runner that tries a lost worker's turn again does not do what that worker has claimed.
+
+    Raises:
+      JobLostError: another job does the rest.
+    """
+    if left := sum(task.name not in finished for task in tasks):
+        raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
 
 
 class _Deal(beam.DoFn):
@@ -232,9 +253,7 @@ class _Deal(beam.DoFn):
     def __init__(self, preparation: Preparation) -> None:
         self._preparation = preparation
 
-    def process(
-        self, of_class: tuple[OfClass, Iterable[bytes]], census: Census, _: Iterable[Done]
-    ) -> Iterator[Any]:
+    def process(self, of_class: tuple[OfClass, Iterable[bytes]], census: Census) -> Iterator[Any]:
         with reported(self._preparation.lease):
             facts, blocks = self._preparation.plan.deal(*of_class, census)
         yield beam.pvalue.TaggedOutput(self.FACTS, facts)
@@ -307,8 +326,7 @@ def _commit(inventory: Inventory, ours: Preparation, names: Iterable[str]) -> st
         ours.lease.check()
         tasks = write_tasks(ours.job, inventory)
         receipts = ours.write(inventory).receipts(names)
-        if left := sum(task.name not in receipts for task in tasks):
-            raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
+        _demand(tasks, receipts)
         output = ours.output
         for receipt in receipts.values():
             output.watch(receipt)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import JobLostError
 from imagenet_prep.dataset import naming
+from imagenet_prep.engine.workers import Done
 from pipelines.prepare import Config, prepare
 from tests.conftest import REPOSITORY
 from tests.kit import command
@@ -19,6 +21,30 @@ from tests.kit.miniature import miniature_for_tests
 
 # Beam's DirectRunner would try to download another program first.
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
+def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
+    shared_cache: Path, tmp_path: Path
+) -> None:
+    """Who tries a lost worker's turn again finds its tasks claimed, and does none of them."""
+    from pipelines import graph
+
+    made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
+    source = tmp_path / "source"
+    shutil.copytree(made.root, source)
+    make_box_archives(made, source)
+    config = Config(str(source), str(tmp_path / "out"), allow_subset=True, json=True)
+    ours = graph.Preparation.of(config)
+    selection = ours.job.selection
+    assert selection.annotations is not None
+    images = [ours.index.execute(task) for task in selection.index_tasks()]
+    listed = [Done(*each, True) for each in zip(selection.index_tasks(), images, strict=True)]
+    read = [Done(task, {}, True) for task in selection.annotations.tasks()]
+
+    assert graph._census(None, ours, listed, read, []).edition == ""
+    for images, boxes in ((listed[1:], read), (listed, read[1:])):
+        with pytest.raises(JobLostError, match="1 of . tasks were left undone"):
+            graph._census(None, ours, images, boxes, [])
 
 
 @pytest.mark.slow

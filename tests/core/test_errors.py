@@ -13,6 +13,7 @@ EXIT_CODES = {
     "SourceError": 3,
     "ManifestError": 3,
     "IncompleteError": 4,
+    "JobLostError": 4,
     "BusyError": 1,
     "StoreError": 1,
 }

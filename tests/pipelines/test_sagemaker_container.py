@@ -268,9 +268,10 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     monkeypatch.setattr(sagemaker_container, "_PORT", port)
     monkeypatch.setattr(sagemaker_container, "_address", lambda _: "127.0.0.1")
     said = []
+    own = {**probe(None), "problem": ""}
 
     def first_host() -> None:
-        facts = {"versions": {}, "dataset": "one", "problem": ""}
+        facts = {**own, "dataset": "one"}
         job = sagemaker_container.Job(HOSTS[0], HOSTS, "lo", {}, TOKEN)
         try:
             with sagemaker_container._meeting(job, [Host(name, 1) for name in HOSTS], facts):
@@ -288,7 +289,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
 
     first = threading.Thread(target=first_host, daemon=True)
     first.start()
-    another = json.dumps({"versions": {}, "dataset": "another", "problem": ""})
+    another = json.dumps({**own, "dataset": "another"})
     wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None, "the first host listens")
     # The first host knows all now, and has made up its mind.
     wait_until(lambda: ask("GET", "end/algo-1") is not None, "the first host ends")

@@ -20,6 +20,7 @@ HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
 LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut -c1-16)
+LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIPE) | sha256sum | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
 FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
@@ -42,14 +43,14 @@ test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everythi
 
 # To run the codec as other processors do: an emulator, and ARM's libc and libjpeg.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
-test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
 	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
 
 picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them
-	@$(BIN)/python -m pytest -q -m browser -k screenshots tests/report
+	@$(BIN)/python -m pytest -q -m "browser and long" -k screenshots tests/report
 	@cp build/report/report-1200-light.png docs/report.png
 	@$(BIN)/python -m pytest -q -m airflow -k picture tests/airflow
 	@cp build/airflow/dag.svg docs/airflow.svg
@@ -173,6 +174,11 @@ $(LOADERS): $(TEST)
 	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
 	  $(VENV)/loaders/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/loaders.lock && touch $@ || \
 	  { rm -rf $(VENV)/loaders; echo 'Going on without PyTorch and JAX: their tests will be skipped, see above why.' >&2; }
+
+# Built once a machine, as ours. Without it PyTorch is tested all the same, but for the tests with Horovod.
+$(LOADERS_HOROVOD): $(LOADERS)
+	@if $(VENV)/loaders/bin/python -m imagenet_prep.install_horovod --framework pytorch >&2; then touch $@; \
+	else echo 'Going on without Horovod for PyTorch: its tests will be skipped, see above why.' >&2; fi
 
 $(GPU_KEY): | $(BIN)/pip
 	@echo "Installing docker/prep.lock and docker/train.lock into $(GPU) (once; about 9 GB)" >&2

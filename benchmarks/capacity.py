@@ -2,17 +2,18 @@
 
 python -m benchmarks.capacity      # prints the tables of docs/sizing.md
 
-Images a second are what the cores have time for, or what the slowest of reading and writing
-lets through. CPU times are those of benchmarks/README.md#write; tests hold the model against the
-images/s of the same table, on one core and on two. Beyond two cores it is linear, which nobody
-has measured: images share nothing but the disk, and each core has its own shard.
+Images a second are what the workers have time for, or what the slowest of reading and writing
+lets through. A worker is one hardware thread, as a cloud's virtual CPU is. Its time an image is
+that of benchmarks/README.md#write, where two of them shared one core; tests hold the model against
+that table. Beyond two it is linear, which nobody has measured: images share nothing but the disk,
+and each worker has its own shard.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# The measured corpus, and ILSVRC2012: archives of 147.9 and 6.7 GB. CPU time is taken to grow
+# The measured corpus, and ILSVRC2012: archives of 147.9 and 6.7 GB. Time is taken to grow
 # with an image's bytes, since most of it is entropy coding.
 CORPUS_BYTES = 83e3
 IMAGENET = 1_281_167 + 50_000
@@ -20,10 +21,10 @@ IMAGENET_BYTES = 154.6e9 / IMAGENET
 BILLION = 1_000_000_000
 # Measured for 1,281,167 members, by CPU time of all processes: listing them, dealing them out.
 PLAN_S = 59.3 / 1_281_167
-# The cores of one machine plan; those of other machines wait.
-PLANNING_CORES = 64
-# An assumption, in US dollars: one core of a general-purpose virtual machine, on demand.
-DOLLARS_A_CORE_HOUR = 0.04
+# The CPUs of one machine plan; those of other machines wait.
+PLANNING_CPUS = 64
+# An assumption, in US dollars: one virtual CPU of a general-purpose machine, on demand.
+DOLLARS_A_CPU_HOUR = 0.05
 
 
 class Job(NamedTuple):
@@ -32,21 +33,21 @@ class Job(NamedTuple):
     Attributes:
       name: in the tables.
       row: of benchmarks/README.md#write.
-      cpu_s: of all processes, for an image of CORPUS_BYTES.
+      worker_s: seconds of a worker for an image of CORPUS_BYTES, while both wrote shards.
       reads: how often an image's bytes are read; the md5 of an archive reads them once more.
       kept: bytes written for each byte of the source.
     """
 
     name: str
     row: str
-    cpu_s: float
+    worker_s: float
     reads: int
     kept: float
 
 
-RESIZE = Job("resize to 256", "R ours, 2 threads", 2.22e-3, 2, 27.5 / 83)
-PROVE = Job("pass, decoded", "P ours, 2 threads", 1.04e-3, 2, 1.0)
-COPY = Job("pass, header", "P ours, 2 threads, header", 0.29e-3, 1, 1.0)
+RESIZE = Job("resize to 256", "R ours, 2 threads", 2 / 573, 2, 27.5 / 83)
+PROVE = Job("pass, decoded", "P ours, 2 threads", 2 / 988, 2, 1.0)
+COPY = Job("pass, header", "P ours, 2 processes, header", 2 / 5356, 1, 1.0)
 JOBS = (RESIZE, PROVE, COPY)
 
 # MB/s of payload: what links carry after headers, what disks do in long reads.
@@ -62,40 +63,40 @@ MEDIA = {
 
 def images_s(
     job: Job,
-    cores: int,
+    cpus: int,
     *,
     read_bytes_s: float = float("inf"),
     write_bytes_s: float = float("inf"),
     image_bytes: float = IMAGENET_BYTES,
 ) -> float:
-    """Returns images a second: of the cores, of reading or of writing, whichever is least."""
+    """Returns images a second: of the workers, of reading or of writing, whichever is least."""
     return min(
-        cores / (job.cpu_s * image_bytes / CORPUS_BYTES),
+        cpus / (job.worker_s * image_bytes / CORPUS_BYTES),
         read_bytes_s / (job.reads * image_bytes),
         write_bytes_s / (job.kept * image_bytes),
     )
 
 
-def hours(job: Job, images: float, cores: int, **bars: float) -> float:
-    """Returns how long a preparation takes; of many cores, one machine's plan."""
-    plan_s = PLAN_S / min(cores, PLANNING_CORES)
-    return images * (plan_s + 1 / images_s(job, cores, **bars)) / 3600
+def hours(job: Job, images: float, cpus: int, **bars: float) -> float:
+    """Returns how long a preparation takes; of many cpus, one machine's plan."""
+    plan_s = PLAN_S / min(cpus, PLANNING_CPUS)
+    return images * (plan_s + 1 / images_s(job, cpus, **bars)) / 3600
 
 
 def tables() -> str:
-    """Returns the tables of docs/sizing.md: by cores, then by disk or network."""
-    heads = ("on cores alone", "images/s a core", "ImageNet: 2 cores", "16", "64", "10^9: 64")
-    heads += ("1,024", "dollars: ImageNet, 10^9", "a core reads, writes")
+    """Returns the tables of docs/sizing.md: by CPUs, then by disk or network."""
+    heads = ("on CPUs alone", "images/s a CPU", "ImageNet: 2 CPUs", "16", "64", "10^9: 64")
+    heads += ("1,024", "dollars: ImageNet, 10^9", "a CPU reads, writes")
     rows = [f"| {' | '.join(heads)} |", f"|---{'|---:' * 8}|"]
     for job in JOBS:
         speed = images_s(job, 1)
         moved = speed * IMAGENET_BYTES / 1e6
-        dollars = [count / speed / 3600 * DOLLARS_A_CORE_HOUR for count in (IMAGENET, BILLION)]
+        dollars = [count / speed / 3600 * DOLLARS_A_CPU_HOUR for count in (IMAGENET, BILLION)]
         cells = [
             job.name,
             f"{speed:,.0f}",
-            *(_said(hours(job, IMAGENET, cores)) for cores in (2, 16, 64)),
-            *(_said(hours(job, BILLION, cores)) for cores in (64, 1024)),
+            *(_said(hours(job, IMAGENET, cpus)) for cpus in (2, 16, 64)),
+            *(_said(hours(job, BILLION, cpus)) for cpus in (64, 1024)),
             "{:.2f}, {:.0f}".format(*dollars),
             f"{moved * job.reads:.0f}, {moved * job.kept:.0f} MB/s",
         ]

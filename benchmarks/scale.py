@@ -21,7 +21,7 @@ from benchmarks import measure
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import ilsvrc, labels
 from imagenet_prep.sources.editions import FALL11
-from imagenet_prep.testing.devkit import Synset, make_devkit
+from imagenet_prep.testing.miniature import Synset, make_devkit
 
 NUM_TRAIN = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]

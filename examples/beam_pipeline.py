@@ -34,10 +34,11 @@ def main(argv: list[str]) -> None:
         shards = plan | Shard(preparation)
         done = shards | Commit(preparation, plan)
 
-        # From here on it is yours. A descriptor is one line for each image.
+        # From here on it is yours. A receipt of `Index` counts the images of one piece.
         _ = (
-            index["lines"]
-            | "Count" >> beam.MapTuple(lambda key, lines: (key[0], lines.count(b"\n")))
+            index["images"]
+            | "Count" >> beam.Map(lambda piece: (piece.task.split, piece.receipt["num_per_class"]))
+            | "Of all" >> beam.MapTuple(lambda split, counts: (split, sum(counts.values())))
             | "Sum" >> beam.CombinePerKey(sum)
             | "Tell counts" >> beam.Map(tell)
         )

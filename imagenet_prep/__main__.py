@@ -57,11 +57,8 @@ def main() -> None:
     elif arguments[0] == "--version":
         print(f"imagenet-prep {imagenet_prep.__version__}")
     else:
-        print(_usage(), file=sys.stderr)
-        print(
-            f"\nimagenet-prep: unknown verb {arguments[0]!r}, see the list",
-            file=sys.stderr,
-        )
+        print(f"{_usage()}\n", file=sys.stderr)
+        cli.say(f"unknown verb {arguments[0]!r}, see the list")
         sys.exit(2)
 
 

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from imagenet_prep import verify
 from imagenet_prep.core import cli
 from imagenet_prep.core.address import is_remote
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    SourceError,
+    UsageError,
+)
 from imagenet_prep.dataset import naming, schema
 
 if TYPE_CHECKING:
-    from imagenet_prep.core.errors import ImagenetPrepError
     from imagenet_prep.dataset.manifest import Manifest
     from imagenet_prep.preparation.existing_set import ExistingSet
     from imagenet_prep.sources.shard_files import TfrecordSet
@@ -86,7 +92,6 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
     # Everything behind the flags costs a second to import: not for --help.
-    from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
@@ -107,16 +112,15 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
-            return {"folder": store.where(), "already": adoption.load(store).digest}, None
+            return {"folder": store.where(), "already": verify.load(store).digest}, None
         adoption.finish_renames(store.local)
     found = shard_files.find(source)
     with store.lock():
         store.local.remove_temporaries()
         seen = check_existing_set(found, store, workers, quiet=config.json)
-        made = None
         refusal = _refusal(config, found, seen)
         if refusal is None and not config.rewrite:
-            made = adoption.complete(
+            adoption.complete(
                 store, found, seen, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
@@ -131,14 +135,12 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
             quiet=config.json,
         )
         rewrite.run(job, store)
-        made = adoption.load(store)
+    made = None if refusal else verify.load(store)
     return _summary(config, found, seen, made), refusal
 
 
 def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
     """Returns what keeps a set from being adopted at all."""
-    from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
-
     where = found.store.where()
     if seen.problems:
         shown = "; ".join(seen.problems[:_SHOWN])

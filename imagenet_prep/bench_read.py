@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import cli
+from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 
 if TYPE_CHECKING:
-    from imagenet_prep.core.world import World
     from imagenet_prep.read.reader import Reader
 
 EXAMPLES = """\
@@ -97,7 +98,6 @@ def measure(config: Config) -> dict[str, Any]:
 
 def _world(dataset: str) -> World:
     """Returns this host alone; of a partitioned set, as one of those that read it."""
-    from imagenet_prep.core.world import World
     from imagenet_prep.dataset import placement
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.verify import load
@@ -125,13 +125,10 @@ def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:
 
 def _cost_of_reading(reader: Reader, steps: int) -> float:
     """Returns CPU seconds of as many steps without decoding."""
-    done = 0
     cpu = time.process_time()
-    while done < steps:
-        for _ in reader.encoded_batches():
-            done += 1
-            if done == steps:
-                break
+    epochs = (reader.encoded_batches() for _ in itertools.count())
+    for _ in itertools.islice(itertools.chain.from_iterable(epochs), steps):
+        pass
     return time.process_time() - cpu
 
 

@@ -13,13 +13,14 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from imagenet_prep import train
 from imagenet_prep.core import canonical, children, cli, errors
 from imagenet_prep.dataset import schema
-
-if TYPE_CHECKING:
-    from imagenet_prep.trainer.config import Config as TrainConfig
+from imagenet_prep.hosts import process
+from imagenet_prep.hosts.hosts_file import where_ranks_run
+from imagenet_prep.trainer.config import Config as TrainConfig
 
 EXAMPLES = """\
   imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
@@ -98,7 +99,7 @@ class Measured(NamedTuple):
 
     ranks: int
     synthetic: Run
-    real: Run | None
+    real: Run | None = None
 
 
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Any]:
@@ -188,12 +189,10 @@ def short_run(
     except ValueError as error:
         raise errors.UsageError(f"bench-train: {error}") from None
     words = ["train"]
-    for field in dataclasses.fields(short):
-        value = getattr(short, field.name)
-        if value != field.default:
-            words.append(f"--{field.name.replace('_', '-')}")
-            if value is not True:
-                words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    for name, value in short.changed().items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(str(value))
     return words
 
 
@@ -204,8 +203,6 @@ def bench(config: Config) -> list[Any]:
       UsageError: flags of train, the hosts file, no data set.
       ImagenetPrepError: a run failed; its own message stands above.
     """
-    from imagenet_prep import train
-    from imagenet_prep.hosts.hosts_file import where_ranks_run
     from imagenet_prep.storage.store import open_store
     from imagenet_prep.verify import load
 
@@ -228,7 +225,7 @@ def bench(config: Config) -> list[Any]:
             _run(config, asked, ranks, each, hosts[0].address, out / f".run-{uuid.uuid4().hex}")
             for each in dict.fromkeys((None, examples))
         ]
-        measured.append(Measured(ranks, runs[0], runs[1] if len(runs) > 1 else None))
+        measured.append(Measured(ranks, *runs))
         rows = figures(measured, slots, config.price)
         _keep(out, config, rows)
     return rows
@@ -243,7 +240,6 @@ def _run(
     log_dir: Path,
 ) -> Run:
     """Launches one run, whose log may be on another host, and reads its log."""
-    from imagenet_prep.hosts import process
     from imagenet_prep.trainer.log import LOG
 
     where = ["--hosts", config.hosts] if config.hosts is not None else []

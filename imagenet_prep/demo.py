@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
+import signal
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import children, cli
+from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
 
 EXAMPLES = """\
   imagenet-prep demo
   imagenet-prep demo /tmp/demo --images 2000 --short-side 256"""
-
-# With fewer there is no room for the miniature's damaged and unusual images.
-_LEAST_IMAGES = 40
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Config(cli.Settings):
     folder: str = cli.flag(
         "imagenet-prep-demo", help="folder for everything that is made", positional=True
     )
-    images: int = cli.flag(400, least=_LEAST_IMAGES, help="images of the train split")
+    # With fewer there is no room for the miniature's damaged and unusual images.
+    images: int = cli.flag(400, least=40, help="images of the train split")
     short_side: int = cli.flag(
         256, least=1, help="pixels of the shorter edge after resizing", metavar="PX"
     )
@@ -51,9 +53,9 @@ def demo(config: Config) -> None:
     for path in sorted(archives.iterdir()):
         print(f"   {cli.human_bytes(path.stat().st_size):>9}  {path.name}")
 
-    shared = ["--source", str(archives), "--out", str(dataset)]
-    shared += ["--short-side", str(config.short_side)]
-    command = [*shared, "--train-shards", "4", "--validation-shards", "2", "--allow-subset"]
+    command = ["--source", str(archives), "--out", str(dataset)]
+    command += ["--short-side", str(config.short_side)]
+    command += ["--train-shards", "4", "--validation-shards", "2", "--allow-subset"]
     _say(f"2. imagenet-prep prepare {shlex.join(command)}")
     prepare.run(command)
     _say(f"3. imagenet-prep verify {shlex.quote(str(dataset))} --level decode")
@@ -80,12 +82,6 @@ def demo(config: Config) -> None:
 
 def _train(dataset: Path, log_dir: Path) -> None:
     """Trains in a process of its own, on two ranks where Horovod is installed."""
-    import importlib.util
-    import signal
-    import subprocess
-
-    from imagenet_prep.core.errors import ImagenetPrepError
-
     if importlib.util.find_spec("tensorflow") is None:
         _say("5. no training: TensorFlow is not installed (pip install 'imagenet-prep[tf]')")
         return

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from imagenet_prep.core import cli
 from imagenet_prep.dataset import schema
-
-if TYPE_CHECKING:
-    from imagenet_prep.read.records import Records
 
 EXAMPLES = """\
   imagenet-prep export /data/imagenet-480 --split train --out /data/mxnet/train
@@ -41,18 +37,6 @@ class Config(cli.Settings):
     json: bool = cli.flag(False, help="print the summary as JSON, and no progress")
 
 
-class Exported(NamedTuple):
-    """One example in a format.
-
-    Attributes:
-      data: what is appended to the large file.
-      lines: what is appended to the small files beside it, by their ending.
-    """
-
-    data: bytes
-    lines: dict[str, str]
-
-
 def export(config: Config) -> dict[str, Any]:
     """Writes the files and returns the summary; files of these names are replaced at the end.
 
@@ -63,6 +47,7 @@ def export(config: Config) -> dict[str, Any]:
     """
     from imagenet_prep import engine
     from imagenet_prep.core.errors import UsageError
+    from imagenet_prep.dataset import recordio
     from imagenet_prep.read.records import Records
     from imagenet_prep.storage.large_file import LargeFile
     from imagenet_prep.storage.os_errors import storage_errors
@@ -82,18 +67,15 @@ def export(config: Config) -> dict[str, Any]:
         open(partial[".idx"], "x") as index,
         open(partial[".lst"], "x", encoding="utf-8") as names,
     ):
-        files = {".idx": index, ".lst": names}
         for number in range(total):
-            example = _recordio(records, number, data.num_bytes)
-            data.append(example.data)
-            for ending, line in example.lines.items():
-                files[ending].write(line)
+            image = records.read(number)
+            class_index = image.stored_label - records.manifest.label_offset
+            path = f"{records.wnids[class_index]}/{image.filename}"
+            index.write(recordio.index_line(number, data.num_bytes))
+            names.write(recordio.list_line(number, class_index, path))
+            data.append(recordio.frame(number, class_index, image.encoded))
             if (number + 1) % _EVERY == 0 or number + 1 == total:
                 progress.add({"examples": number % _EVERY + 1})
-                progress.tick()
-        for file in files.values():
-            file.flush()
-            os.fsync(file.fileno())
     return {
         "out": str(prefix),
         "split": config.split,
@@ -102,22 +84,6 @@ def export(config: Config) -> dict[str, Any]:
         "sha256": data.sha256,
         "dataset": records.manifest.digest,
     }
-
-
-def _recordio(records: Records, number: int, offset: int) -> Exported:
-    """Returns an example framed for MXNet, given where its record begins in the large file."""
-    from imagenet_prep.dataset import recordio
-
-    image = records.read(number)
-    class_index = image.stored_label - records.manifest.label_offset
-    path = f"{records.wnids[class_index]}/{image.filename}"
-    return Exported(
-        recordio.frame(number, class_index, image.encoded),
-        {
-            ".idx": recordio.index_line(number, offset),
-            ".lst": recordio.list_line(number, class_index, path),
-        },
-    )
 
 
 @contextlib.contextmanager

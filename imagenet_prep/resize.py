@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,18 +28,9 @@ EXAMPLES = """\
 
 # The tutorial's flags; its parser allowed every prefix that fits one of them alone.
 _TUTORIAL_FLAGS = (
-    "--dataset_name",
-    "--input_dir",
-    "--output_dir",
-    "--force",
-    "--subset_name",
-    "--stretch",
-    "--size",
-    "--quality",
-    "--start_offset",
-    "--num_preprocess_threads",
-    "--num_intra_threads",
-    "--num_inter_threads",
+    *("--dataset_name", "--input_dir", "--output_dir", "--force", "--subset_name", "--stretch"),
+    *("--size", "--quality", "--start_offset"),
+    *("--num_preprocess_threads", "--num_intra_threads", "--num_inter_threads"),
 )
 
 
@@ -52,14 +42,14 @@ class Config(RunFlags):
         place=cli.Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
         metavar="DIR|URL",
-        aliases=("-i", "--input_dir"),
+        aliases=("-i",),
     )
     output_dir: str = cli.flag(
         place=cli.Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, made if absent, or s3://bucket/prefix; a second run may add "
         "a split",
         metavar="DIR|URL",
-        aliases=("-o", "--output_dir"),
+        aliases=("-o",),
     )
     splits: tuple[str, ...] = cli.flag(
         (schema.TRAIN,),
@@ -73,7 +63,7 @@ class Config(RunFlags):
         choices=("imagenet", "flowers"),
         help="imagenet: refuse a set without WNIDs; flowers: take the class list from the records "
         "(default: by what the records hold)",
-        aliases=("-d", "--dataset_name"),
+        aliases=("-d",),
     )
     short_side: int = cli.flag(
         480,
@@ -109,26 +99,15 @@ class Config(RunFlags):
         aliases=("-f",),
     )
     start_offset: int = cli.flag(
-        0,
-        help="only 0: finished shards are found without it",
-        metavar="0",
-        aliases=("--start_offset",),
+        0, help="only 0: finished shards are found without it", metavar="0"
     )
     num_preprocess_threads: int = cli.flag(
-        0,
-        least=0,
-        help="the number of workers if --workers is not given, but not more than cores",
-        aliases=("--num_preprocess_threads",),
+        0, least=0, help="the number of workers if --workers is not given, but not more than cores"
     )
     num_intra_threads: int = cli.flag(
-        0,
-        least=0,
-        help="accepted, without effect: an image is resized by one thread",
-        aliases=("--num_intra_threads",),
+        0, least=0, help="accepted, without effect: an image is resized by one thread"
     )
-    num_inter_threads: int = cli.flag(
-        0, least=0, help="accepted, without effect", aliases=("--num_inter_threads",)
-    )
+    num_inter_threads: int = cli.flag(0, least=0, help="accepted, without effect")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that contradict each other."""
@@ -204,10 +183,9 @@ def run(argv: Sequence[str]) -> int:
     if config.beam_args:
         config = cli.with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:
-        print(
-            "imagenet-prep: --num_intra_threads and --num_inter_threads have no effect here; "
-            "--workers says how many shards are in work.",
-            file=sys.stderr,
+        cli.say(
+            "--num_intra_threads and --num_inter_threads have no effect here; "
+            "--workers says how many shards are in work."
         )
     if config.report:
         report.require_packages()

@@ -47,18 +47,6 @@ class Config(cli.Settings):
             raise ValueError("--yes is for --show-keys")
 
 
-def run_on_hosts(config: Config) -> list[tuple[Host, Ending]]:
-    """Returns what came of a command on every host, in the order of the file.
-
-    Raises:
-      UsageError: the hosts file is wrong.
-    """
-    hosts = read_hosts(Path(config.hosts))
-    commands = [command_on(host.address, config.command) for host in hosts]
-    endings = run_all(commands, timeout_s=config.timeout, together=True)
-    return list(zip(hosts, endings, strict=True))
-
-
 def show_keys(config: Config) -> None:
     """Shows the hosts' keys, and adds the new ones where the user says yes.
 
@@ -125,7 +113,10 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if not config.command:
         raise UsageError("after -- comes the command: run-on-hosts hosts -- df -h /data")
-    outcomes = run_on_hosts(config)
+    hosts = read_hosts(Path(config.hosts))
+    commands = [command_on(host.address, config.command) for host in hosts]
+    endings = run_all(commands, timeout_s=config.timeout, together=True)
+    outcomes = list(zip(hosts, endings, strict=True))
     print(_render(outcomes))
     failed = [host.address for host, ending in outcomes if ending.code != 0]
     if failed:

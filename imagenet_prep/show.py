@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from imagenet_prep.core import cli
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.storage.os_errors import storage_errors
 
 EXAMPLES = """\
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
@@ -47,7 +49,6 @@ def records(shard: str) -> Iterator[dict[str, Any]]:
       UsageError: the file cannot be opened.
       IncompleteError, StoreError: a server does not answer, or refuses.
     """
-    from imagenet_prep.core.errors import DataDamagedError
     from imagenet_prep.dataset import example, tfrecord
 
     name = shard.rpartition("/")[2]
@@ -68,23 +69,16 @@ def records(shard: str) -> Iterator[dict[str, Any]]:
             }
 
 
-@contextlib.contextmanager
-def _opened(shard: str) -> Iterator[BinaryIO]:
-    from imagenet_prep.core.errors import UsageError
-
+def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if shard.startswith("s3://"):
         from imagenet_prep.storage.bucket import BucketStore
 
         base, _, name = shard.rpartition("/")
-        with BucketStore(base).opened(name) as remote:
-            yield remote
-        return
+        return BucketStore(base).opened(name)
     try:
-        stream = open(Path(shard).expanduser(), "rb")  # noqa: SIM115 - opening alone is our error
+        return open(Path(shard).expanduser(), "rb")
     except OSError as error:
         raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
-    with stream:
-        yield stream
 
 
 def run(argv: Sequence[str]) -> int:
@@ -115,9 +109,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _write_image(shard: str, number: int, out: Path) -> int:
-    from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.storage.os_errors import storage_errors
-
     last = -1
     for row in records(shard):
         last = row["record"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import cli
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer.config import Config
-from imagenet_prep.trainer.tutorial import translated
 
 if TYPE_CHECKING:
     from imagenet_prep.core.world import World
@@ -24,13 +26,21 @@ EXAMPLES = """\
   imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \\
       --framework mxnet --comm dist_sync"""
 
+# What the AWS tutorial's train_imagenet_resnet_hvd.py called by another word. Other spellings are
+# aliases of the flags.
+_SWITCHES = {
+    "--fp16": ("--precision", "float16"),
+    "--nofp16": ("--precision", "float32"),
+    "--use_larc": ("--optimizer", "larc"),
+}
+# An evaluation there had to be told on how many GPUs the checkpoint was trained.
+_NEEDLESS = "--num_gpus"
+_DECAY = "--lr_decay_mode"
+_DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-restarts"}
+
 
 def train(config: Config) -> Score | None:
     """Trains, and returns the last evaluation; raises as imagenet_prep.trainer.loop.train."""
-    import importlib.util
-
-    from imagenet_prep.core.errors import UsageError
-
     if importlib.util.find_spec(config.framework) is None:
         name, remedy = {
             "tensorflow": (
@@ -68,7 +78,7 @@ def train(config: Config) -> Score | None:
     return loop.train(config, open_reader)
 
 
-def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Returns flags for what a container of SageMaker is told by SM_… variables."""
     flags = []
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
@@ -80,12 +90,32 @@ def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str] = os.en
     return flags
 
 
-def parse(argv: Sequence[str]) -> Config:
-    """Returns what the verb is asked for; argparse ends the process on bad usage."""
+def _translated(argv: Sequence[str]) -> list[str]:
+    """Returns a command line in which the tutorial's words are ours."""
+    words: list[str] = []
+    left = iter(argv)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if name not in (_NEEDLESS, _DECAY):
+            words += _SWITCHES.get(word, (word,))
+            continue
+        values = [value] if equals else list(islice(left, 1))
+        if name == _DECAY:
+            words += [_DECAY, *(_DECAYS.get(each, each) for each in values)]
+    return words
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Config:
+    """Returns what the verb is asked for; argparse ends the process on bad usage.
+
+    Args:
+      argv: flags, ours or those of the tutorial's script.
+      environment: tells where data and model lie in a container of SageMaker.
+    """
     return cli.parse(
         Config,
         # What is given goes before it.
-        [*_sagemaker_flags(argv), *translated(argv)],
+        [*_sagemaker_flags(argv, environment), *_translated(argv)],
         verb="train",
         description="Train a network on a prepared data set. Run again, it resumes. The flags of "
         "the AWS tutorial's\ntrain_imagenet_resnet_hvd.py work as they were typed.",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import cli
-from imagenet_prep.dataset.levels import LEVELS
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.dataset import naming, schema, settings
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
@@ -39,7 +42,7 @@ class Config(cli.WorkerFlags):
     )
     level: str = cli.flag(
         "crc",
-        choices=tuple(LEVELS),
+        choices=tuple(schema.LEVELS),
         help="manifest: every file is there with its size; crc: every byte of every file; "
         "decode: also every image, label and class count",
     )
@@ -58,42 +61,6 @@ class Config(cli.WorkerFlags):
             raise ValueError("--if-changed: the data set must be a folder")
 
 
-@dataclass(frozen=True)
-class CheckTask:
-    """One shard to prove."""
-
-    shard: Shard
-
-    @property
-    def name(self) -> str:
-        """The receipt's name."""
-        return self.shard.name
-
-
-@dataclass(frozen=True)
-class CheckWork:
-    """Proves shards on a worker."""
-
-    expectation: Expectation
-
-    def __call__(self, task: CheckTask) -> Result:
-        """Returns problems and class counts as the receipt."""
-        from imagenet_prep.engine import Result
-        from imagenet_prep.shards.check import check_shard
-
-        report = check_shard(task.shard, self.expectation)
-        return Result(
-            {
-                "shard": task.shard.name,
-                "examples": task.shard.examples,
-                "problems": report.problems,
-                "examples_per_class": {
-                    str(index): count for index, count in report.examples_per_class.items()
-                },
-            }
-        )
-
-
 def verify(config: Config) -> dict[str, Any]:
     """Returns what was checked and all that is wrong.
 
@@ -102,7 +69,7 @@ def verify(config: Config) -> dict[str, Any]:
       IncompleteError: there is none yet, but unfinished work.
       UsageError: there is no data set.
     """
-    from imagenet_prep.dataset import naming, placement, settings
+    from imagenet_prep.dataset import placement
     from imagenet_prep.shards import proof
     from imagenet_prep.storage.store import open_store
 
@@ -111,20 +78,17 @@ def verify(config: Config) -> dict[str, Any]:
     manifest = load(store)
     # Only folders of hosts hold less.
     part = placement.load(folder.root, manifest) if folder else placement.WHOLE
-    tasks = [
-        CheckTask(shard) for split in manifest.splits for shard in part.shards(manifest, split)
-    ]
-    here = {task.name for task in tasks}
+    shards = [shard for split in manifest.splits for shard in part.shards(manifest, split)]
     damaged = _check_small_files(store, manifest)
-    problems = [*damaged.values(), *_check_strangers(store, here, part)]
+    problems = [*damaged.values(), *_check_strangers(store, {shard.name for shard in shards}, part)]
     before, since = "", None
     if config.if_changed and folder:
-        files = [file for task in tasks for file in task.shard.files]
+        files = [file for shard in shards for file in shard.files]
         before = proof.fingerprint(folder, manifest.digest, files)
         since = proof.proven(folder, config.level, before)
     if since is None:
         expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
-        receipts = _check_shards(config, store, expectation, tasks)
+        receipts = _check_shards(config, store, expectation, shards)
         problems += [problem for receipt in receipts for problem in receipt["problems"]]
         # What a part holds of a class says nothing of the whole.
         if config.level == "decode" and not problems and part.nodes == 1:
@@ -137,8 +101,8 @@ def verify(config: Config) -> dict[str, Any]:
         "digest": manifest.digest,
         "level": config.level,
         "unchanged_since": since,
-        "shards": len(tasks),
-        "examples": sum(task.shard.examples for task in tasks),
+        "shards": len(shards),
+        "examples": sum(shard.examples for shard in shards),
         "part": str(part) if part.nodes > 1 else None,
         "excluded": settings.num_excluded(manifest.config),
         "problems": problems,
@@ -146,37 +110,35 @@ def verify(config: Config) -> dict[str, Any]:
 
 
 def _check_shards(
-    config: Config, store: Store, expectation: Expectation, tasks: Sequence[CheckTask]
+    config: Config, store: Store, expectation: Expectation, shards: Sequence[Shard]
 ) -> list[dict[str, Any]]:
     """Reads the shards; returns what was found of each."""
     from imagenet_prep import engine
+    from imagenet_prep.storage import scratch
+    from imagenet_prep.storage.folder import LocalStore
 
-    work = CheckWork(expectation)
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
-    with _receipts(store, elsewhere=workers.remote) as place:
+    with contextlib.ExitStack() as kept:
+        # Receipts go beside the data only where other machines must see them.
+        place: Store = store if workers.remote else LocalStore(kept.enter_context(scratch.place()))
+        work = functools.partial(_check_shard, expectation)
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work)
-        receipts = engine.run(stage, tasks, workers, title="verify", quiet=config.json)
+        receipts = engine.run(stage, shards, workers, title="verify", quiet=config.json)
         # They prove nothing later.
         place.remove_tree(stage.folder)
     return receipts
 
 
-@contextlib.contextmanager
-def _receipts(store: Store, *, elsewhere: bool) -> Iterator[Store]:
-    """Yields where receipts go: beside the data only where other machines must see them."""
-    from imagenet_prep.storage import scratch
-    from imagenet_prep.storage.folder import LocalStore
+def _check_shard(expectation: Expectation, shard: Shard) -> Result:
+    """Proves a shard on a worker; returns problems and class counts as the receipt."""
+    from imagenet_prep.engine import Result
+    from imagenet_prep.shards.check import check_shard
 
-    if elsewhere:
-        yield store
-        return
-    with scratch.place() as place:
-        yield LocalStore(place)
+    report = check_shard(shard, expectation)
+    return Result({"shard": shard.name, "examples": shard.examples, **vars(report)})
 
 
 def _mend(manifest: Manifest) -> str:
-    from imagenet_prep.dataset import settings
-
     with contextlib.suppress(ValueError):
         verb = settings.parse(manifest.config).verb
         if verb == settings.ADOPT:
@@ -190,8 +152,7 @@ def _mend(manifest: Manifest) -> str:
 
 def load(store: Store) -> Manifest:
     """Returns the manifest of the data set in `store`; raises as `verify` does."""
-    from imagenet_prep.core.errors import IncompleteError, UsageError
-    from imagenet_prep.dataset import manifest, naming
+    from imagenet_prep.dataset import manifest
 
     there = store.list_folder()
     if naming.MANIFEST in there:
@@ -207,10 +168,7 @@ def load(store: Store) -> Manifest:
 def _expectation(
     store: Store, manifest: Manifest, level: str, labels_are_sound: bool
 ) -> Expectation:
-    from functools import partial
-
     from imagenet_prep.codec.transform import prove_stored
-    from imagenet_prep.dataset import naming, schema
     from imagenet_prep.shards.check import Expectation
 
     wnids: list[str] = []
@@ -223,7 +181,7 @@ def _expectation(
         wnids=wnids,
         label_offset=manifest.label_offset,
         name_of_sha256={s.sha256: s.name for p in manifest.splits.values() for s in p.shards},
-        prove_image=partial(
+        prove_image=functools.partial(
             prove_stored,
             any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
             any_colorspace=schema.COLORSPACE in manifest.lacks,
@@ -234,8 +192,6 @@ def _expectation(
 
 def _check_small_files(store: Store, manifest: Manifest) -> dict[str, str]:
     """Returns what is wrong, by the file's name."""
-    import hashlib
-
     problems = {}
     for file in manifest.files:
         if store.size(file.name) is None:
@@ -247,8 +203,6 @@ def _check_small_files(store: Store, manifest: Manifest) -> dict[str, str]:
 
 def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str]:
     """Readers glob train* and valid*: a file too many would be read as data."""
-    from imagenet_prep.dataset import naming
-
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
         f"{name}: not in {listed}, but readers would take it for a shard"
@@ -300,7 +254,6 @@ def run(argv: Sequence[str]) -> int:
     if result["part"]:
         what += f" ({result['part']})"
     if problems:
-        from imagenet_prep.core.errors import DataDamagedError
         from imagenet_prep.storage.store import open_store
 
         raise DataDamagedError(

@@ -21,6 +21,7 @@ import signal
 import subprocess
 from collections import deque
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,134 +35,98 @@ _FINAL = {2, 3}
 # How long a command may take to save what it has, e.g. a checkpoint of every rank.
 _GRACE_S = 120
 _NO_PROGRAM = "Install imagenet-prep on this worker and let IMAGENET_PREP_COMMAND name it."
-_ABSOLUTE = {"type": "string", "pattern": "^/"}
 # user:password@ in an address, as our commands refuse it: Airflow keeps and shows parameters.
 _LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
 _NO_LOGIN = {"pattern": rf"^(?![\s\S]*{_LOGIN})"}
+# Kinds of parameters.
+_FOLDER = {"type": "string", "pattern": "^/"}
+_ADDRESS = {"type": ["null", "string"], **_NO_LOGIN}
+_WORDS = {"type": ["null", "array"], "items": {"type": "string", **_NO_LOGIN}}
+_SWITCH = {"type": "boolean"}
+_NUMBER = {"type": "integer", "minimum": 0}
 # Options of Apache Beam name programs to start and hosts to send code to, so that whoever may
 # trigger a run could do anything on the worker. "1" allows them.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
 
 log = logging.getLogger("imagenet_prep")
 
+# One for each section of the form.
+_source, _set, _replicas, _training = (
+    partial(Param, section=title) for title in ("Source", "Data set", "Replicas", "Training")
+)
+
 PARAMS = {
-    "source": Param(
+    "source": _source(
         "/data/ilsvrc2012",
-        description="Folder of the archives or images; `download` puts them there.",
-        section="Source",
-        **_ABSOLUTE,
+        "Folder of the archives or images; `download` puts them there.",
+        **_FOLDER,
     ),
-    "download_from": Param(
+    "download_from": _source(
         None,
-        description="Get the ILSVRC2012 archives from here: http(s)://, s3:// or a folder. "
-        "Credentials come from the worker's environment. Empty: they are in `source` already.",
-        type=["null", "string"],
-        **_NO_LOGIN,
-        section="Source",
+        "Get the ILSVRC2012 archives from here: http(s)://, s3:// or a folder. Credentials "
+        "come from the worker's environment. Empty: they are in `source` already.",
+        **_ADDRESS,
     ),
-    "allow_subset": Param(
-        False,
-        description="Accept other archives and counts than ILSVRC2012's.",
-        type="boolean",
-        section="Source",
+    "allow_subset": _source(
+        False, "Accept other archives and counts than ILSVRC2012's.", **_SWITCH
     ),
-    "out": Param(
+    "out": _set(
         "/data/imagenet-480",
-        description="Folder of the data set; the same for every worker that runs a task.",
-        section="Data set",
-        **_ABSOLUTE,
+        "Folder of the data set; the same for every worker that runs a task.",
+        **_FOLDER,
     ),
-    "short_side": Param(
+    "short_side": _set(
         480,
-        description="Shrink images whose shorter edge is longer than this many pixels.",
+        "Shrink images whose shorter edge is longer than this many pixels.",
         type="integer",
         minimum=1,
-        section="Data set",
     ),
-    "quality": Param(
-        90,
-        description="JPEG quality of images that are encoded.",
-        type="integer",
-        minimum=1,
-        maximum=100,
-        section="Data set",
+    "quality": _set(
+        90, "JPEG quality of images that are encoded.", type="integer", minimum=1, maximum=100
     ),
-    "keep_original": Param(
-        False,
-        description="Keep every size; sound RGB JPEGs byte for byte.",
-        type="boolean",
-        section="Data set",
-    ),
-    "max_bad": Param(
+    "keep_original": _set(False, "Keep every size; sound RGB JPEGs byte for byte.", **_SWITCH),
+    "max_bad": _set(
         None,
-        description="Fail when more images than this are bad. Empty: no limit.",
+        "Fail when more images than this are bad. Empty: no limit.",
         type=["null", "integer"],
         minimum=0,
-        section="Data set",
     ),
-    "workers": Param(
-        0,
-        description="Images in work at a time; 0 is one a core.",
-        type="integer",
-        minimum=0,
-        section="Data set",
-    ),
-    "prepare_flags": Param(
+    "workers": _set(0, "Images in work at a time; 0 is one a core.", **_NUMBER),
+    "prepare_flags": _set(
         None,
-        description="More flags of `imagenet-prep prepare`, one a line, e.g. --train-shards=256; "
+        "More flags of `imagenet-prep prepare`, one a line, e.g. --train-shards=256; "
         f"options for Apache Beam follow a line --, where the worker has {_ALLOW_BEAM}=1.",
-        type=["null", "array"],
-        items={"type": "string", **_NO_LOGIN},
-        section="Data set",
+        **_WORDS,
     ),
-    "verify_level": Param(
+    "verify_level": _set(
         "crc",
-        description="manifest: every file is there with its size, in seconds; crc: every byte; "
-        "decode: also every image, label and class count.",
-        enum=["manifest", "crc", "decode"],
+        "manifest: every file is there with its size, in seconds; crc: every byte; decode: "
+        "also every image, label and class count.",
         type="string",
-        section="Data set",
+        enum=["manifest", "crc", "decode"],
     ),
-    "verify_again": Param(
+    "verify_again": _set(
         False,
-        description="Read every byte again though nothing was touched since it was proven: this "
-        "finds what has rotted on the disk.",
-        type="boolean",
-        section="Data set",
+        "Read every byte again though nothing was touched since it was proven: this finds "
+        "what has rotted on the disk.",
+        **_SWITCH,
     ),
-    "replicate_to": Param(
+    "replicate_to": _replicas(
         None,
-        description="A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
-        type=["null", "string"],
-        **_NO_LOGIN,
-        section="Replicas",
+        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
+        **_ADDRESS,
     ),
-    "train_ranks": Param(
-        0,
-        description="Processes that train, one a GPU; 0: no training.",
-        type="integer",
-        minimum=0,
-        section="Training",
+    "train_ranks": _training(0, "Processes that train, one a GPU; 0: no training.", **_NUMBER),
+    "train_hosts": _training(
+        None, "Hosts file of the training. Empty: the worker itself.", **_ADDRESS
     ),
-    "train_hosts": Param(
-        None,
-        description="Hosts file of the training. Empty: the worker itself.",
-        type=["null", "string"],
-        **_NO_LOGIN,
-        section="Training",
-    ),
-    "log_dir": Param(
+    "log_dir": _training(
         "/data/imagenet_resnet",
-        description="Checkpoints and logs; a training that ended early goes on from there.",
-        section="Training",
-        **_ABSOLUTE,
+        "Checkpoints and logs; a training that ended early goes on from there.",
+        **_FOLDER,
     ),
-    "train_flags": Param(
-        None,
-        description="More flags of `imagenet-prep train`, one a line, e.g. --recipe=tutorial.",
-        type=["null", "array"],
-        items={"type": "string", **_NO_LOGIN},
-        section="Training",
+    "train_flags": _training(
+        None, "More flags of `imagenet-prep train`, one a line, e.g. --recipe=tutorial.", **_WORDS
     ),
 }
 
@@ -288,7 +253,12 @@ def run(*arguments: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=_environment(),
+        # Without those that are for Airflow's Python and hold its keys.
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIRFLOW", "PYTHON", "_AIRFLOW"))
+        },
     )
     try:
         assert process.stdout is not None
@@ -304,15 +274,6 @@ def run(*arguments: str) -> None:
     if code:
         failure = AirflowFailException if code in _FINAL else AirflowException
         raise failure(f"{_message(said)} (exit code {code})")
-
-
-def _environment() -> dict[str, str]:
-    """Returns the worker's variables but those that are for Airflow's Python and hold its keys."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AIRFLOW", "PYTHON", "_AIRFLOW"))
-    }
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -22,7 +22,7 @@ from imagenet_prep.core import cli
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
-from imagenet_prep.launching.crew import Crew, say
+from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.host import MARK
 from imagenet_prep.launching.work import Work
 
@@ -35,11 +35,6 @@ EXAMPLES = """\
   imagenet-prep launch -np 8 -- python my_train.py --data-dir /data/imagenet-480
   imagenet-prep launch --status runs/1
   imagenet-prep launch --stop runs/1"""
-
-# Horovod names ranks that others wait for after this long, and ends the job after --stall-timeout.
-_STALL_WARNING_S = 30
-# Horovod's own 30 s are too few for a host that reads TensorFlow from a cold or shared disk.
-_MEETING_S = 120
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ class Config(cli.Settings):
     )
     stall_timeout: int = cli.flag(
         600,
-        above=_STALL_WARNING_S,
+        above=variables.STALL_WARNING_S,
         help="end the job when the other ranks have waited so many seconds for one",
         metavar="S",
     )
@@ -216,11 +211,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
 
 
 def _work(words: Sequence[str]) -> Work:
-    """Returns what is to run.
-
-    Raises:
-      UsageError: it is neither `train` nor a script.
-    """
+    """Returns what is to run; raises UsageError where it is neither `train` nor a script."""
     if words[:1] != ("train",):
         return work.own(words)
     from imagenet_prep import train
@@ -268,8 +259,8 @@ class _Job:
             last = first + host.slots - 1
             print(f"{host.address}, ranks {first} to {last}: {words}")
             first += host.slots
-        for host, others in zip(self.used, self._of_servers()[1], strict=True):
-            for told in others:
+        for host, processes in zip(self.used, self._processes(), strict=True):
+            for told in processes[host.slots :]:
                 name = f"{told['DMLC_ROLE']} {told.get('DMLC_SERVER_ID', '')}".rstrip()
                 print(f"{host.address}, {name}: {words}")
 
@@ -285,18 +276,15 @@ class _Job:
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
             each: list[dict[str, Any]] = [orders | {"ranks": []}] * len(self.used)
-            outcome = crew.run(each, self._mpirun(passed), environment)
-        else:
-            # Through ssh's stdin, which nobody else can read; no command line holds them.
-            sent = self._variables(private=True) | shared
-            with self._ranks() as ranks:
-                each = [
-                    orders | {"ranks": own, "shared": shared if host.is_local else sent}
-                    for host, own in zip(self.used, ranks, strict=True)
-                ]
-                outcome = crew.run(each)
-        _name_silent(self.used, outcome.left)
-        return outcome.code
+            return crew.run(each, self._mpirun(passed), environment)
+        # Through ssh's stdin, which nobody else can read; no command line holds them.
+        sent = self._variables(private=True) | shared
+        with self._ranks() as ranks:
+            each = [
+                orders | {"ranks": own, "shared": shared if host.is_local else sent}
+                for host, own in zip(self.used, ranks, strict=True)
+            ]
+            return crew.run(each)
 
     def _variables(self, *, private: bool) -> dict[str, str]:
         return variables.travelling(os.environ, self.config.env, private=private)
@@ -305,42 +293,23 @@ class _Job:
         return self.config.rank_logs and cli.absolute(self.config.rank_logs)
 
     def _limits(self) -> dict[str, str]:
-        stall_s = self.config.stall_timeout
-        return {
-            **self.config.horovod(),
-            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(_STALL_WARNING_S),
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
-            # Also how long Gloo waits for a frozen process.
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(stall_s, _MEETING_S)),
-        }
+        return self.config.horovod() | variables.of_horovod(self.config.stall_timeout)
 
-    def _of_servers(self) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
-        """Returns, for each host, what its ranks are told of servers, and what each server is."""
+    def _processes(self) -> list[list[dict[str, str]]]:
+        """Returns, for each host, what makes its ranks, and then its servers, the ones they are."""
+        where = self.used, self.network.interfaces, self.network.address_of_first
+        first, second = self.network.ports
+        ranks = variables.of_torchrun(*where, first)
         if not self.config.servers:
-            return [{} for _ in self.used], [[] for _ in self.used]
-        network = self.network
-        return variables.of_servers(
-            self.used,
-            network.interfaces,
-            network.address_of_first,
-            network.ports[1],
-            self.config.servers,
-        )
+            return ranks
+        told = zip(ranks, *variables.of_servers(*where, second, self.config.servers), strict=True)
+        return [[*(rank | of_ranks for rank in each), *others] for each, of_ranks, others in told]
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
-        """Yields, for each host, what makes each of its ranks, and servers, the one it is."""
-        network = self.network
-        ranks = variables.of_torchrun(
-            self.used, network.interfaces, network.address_of_first, network.ports[0]
-        )
-        if self.config.servers:
-            told = zip(ranks, *self._of_servers(), strict=True)
-            yield [
-                [*(rank | of_ranks for rank in each), *others] for each, of_ranks, others in told
-            ]
-            return
-        needs_horovod = self.config.num_processes != 1
+        """Yields the same, with the place where Horovod's ranks meet, while they can."""
+        ranks = self._processes()
+        needs_horovod = self.config.num_processes != 1 and not self.config.servers
         if self.work.is_own:
             needs_horovod &= importlib.util.find_spec("horovod") is not None
         if not needs_horovod:
@@ -369,14 +338,6 @@ class _Job:
         if logs := self._logs():
             more += ["-output-filename", logs]
         return mpi.mpirun(self.used, self.network, passed, self.work.argv, more)
-
-
-def _name_silent(used: Sequence[Host], left: set[int]) -> None:
-    """Names the ranks that did not complain of another: one of them died or stalled first."""
-    places = [host.address for host in used for _ in range(host.slots)]
-    silent = [f"{rank} on {place}" for rank, place in enumerate(places) if rank not in left]
-    if left and silent:
-        say(f"imagenet-prep: died or stalled: rank {', '.join(silent)}\n")
 
 
 def run(argv: Sequence[str]) -> int:

@@ -64,9 +64,9 @@ def prepare(config: Config) -> dict[str, Any]:
             if workers.remote:
                 # Beam costs seconds to import, and would warn the user of what concerns nobody.
                 logging.getLogger().addHandler(logging.NullHandler())
-                from pipelines import graph
+                from pipelines import submit
 
-                graph.run(job, output)
+                submit.run(job, output)
             else:
                 inventory = take_inventory(images, store, workers, quiet=config.json)
                 write(job, inventory, forecast, output)

@@ -6,7 +6,6 @@ prints. `pipelines.sagemaker_container` is what the job runs.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import secrets
@@ -17,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagenet_prep import train
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.storage.remote import UnavailableError
-from imagenet_prep.trainer.config import Config as TrainConfig
-from imagenet_prep.trainer.tutorial import translated
 from pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
 from pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
 
@@ -184,23 +182,10 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
       UsageError: the job has two data sets, or would write to a folder that is lost with it.
     """
     channel = ["--data-dir", f"{_LOCAL}/input/data/{CHANNELS[0]}"] if has_data else []
-    config = cli.parse(
-        TrainConfig,
-        [*channel, *translated(words)],
-        verb="train",
-        description="What each rank of the job runs.",
-        examples=EXAMPLES,
-    )
+    config = train.parse([*channel, *words], {})
     if has_data and (config.synthetic or config.data_dir != channel[1]):
         raise UsageError("give either --data, or --data-dir behind --")
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    # Its default depends on the framework.
-    defaults["recipe"] = TrainConfig(synthetic=True, framework=config.framework).recipe
-    values = {
-        name: getattr(config, name)
-        for name, default in defaults.items()
-        if getattr(config, name) != default
-    }
+    values = config.changed()
     if lost := sorted(values.keys() & {"log_dir", "tensorboard_dir", "export"}):
         raise UsageError(
             f"--{lost[0].replace('_', '-')}: SageMaker has folders of its own for that, which it "
@@ -311,23 +296,18 @@ def _source(data: str) -> dict[str, Any]:
 
 
 def _upload(script: Path, prefix: str) -> None:
-    """Copies a script, and the Python files beside it, to s3://bucket/prefix.
-
-    Raises:
-      UsageError: there are too many: that is no folder of a script.
-      ImagenetPrepError: S3 refuses.
-    """
+    """Copies a script, and the Python files beside it, to s3://bucket/prefix."""
     files = sorted(script.parent.glob("*.py"))
     if len(files) > _MOST_FILES:
         raise UsageError(
             f"{script.parent} has {len(files)} Python files, which would all be sent with "
             f"{script.name}: put it, and what it imports, into a folder of its own"
         )
-    service = Service("s3")
-    bucket, _, key = prefix.removeprefix("s3://").partition("/")
+    from imagenet_prep.storage.store import open_store
+
+    code = open_store(prefix)
     for path in files:
-        body = path.read_bytes()
-        service.insist(path.name, "put_object", Bucket=bucket, Key=f"{key}/{path.name}", Body=body)
+        code.write(path.name, path.read_bytes())
 
 
 def submit(config: Config) -> int:

@@ -13,7 +13,6 @@ import os
 import secrets
 import socket
 import time
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,11 @@ from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import variables, work
-from imagenet_prep.launching.fit import SHAPE, differences
+from imagenet_prep.launching.fit import differences, understood
+from imagenet_prep.launching.host import probe
 from imagenet_prep.launching.ranks import Rank, Ranks
+from imagenet_prep.trainer import rendezvous
+from imagenet_prep.trainer.config import Config as TrainConfig
 
 EXAMPLES = """\
   imagenet-prep sagemaker-container
@@ -37,8 +39,6 @@ TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, n
 
 # Where the data set may lie: the first two are ours and the guide's, the others may hold the rest.
 CHANNELS = ("training", "train", "validation", "eval", "test")
-# Flags of `train` by the names that AWS's guide of 2019 gives them.
-_GUIDE = {"epochs": "num_epochs", "learning_rate": "lr"}
 # What SageMaker's SDK and the guide's script add, and we know from elsewhere.
 _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
@@ -115,25 +115,19 @@ def read_job(root: Path) -> Job:
 def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
     """Returns hyperparameters as flags: {"jit": "true", "batch_size": "256"}.
 
-    SageMaker's SDK writes values as JSON, its console as they are; both are taken. So are the names
-    of AWS's guide.
+    SageMaker's SDK writes values as JSON, its console as they are; both are taken. The names of
+    AWS's guide are aliases of our flags.
 
     Raises:
       UsageError: a switch that is neither true nor false, or an address with a password in it.
     """
-    from imagenet_prep.trainer.config import Config as TrainConfig
-
-    hints = typing.get_type_hints(TrainConfig)
-    switches = {
-        field.name for field in dataclasses.fields(TrainConfig) if hints[field.name] is bool
-    }
+    switches = {each.name for each in dataclasses.fields(TrainConfig) if each.type == "bool"}
     words = []
     for key, value in _settings(hyperparameters):
         name = key.replace("-", "_")
         if name in _KNOWN:
             print(f"hyperparameter {key}: not needed, SageMaker's folders are known")
             continue
-        name = _GUIDE.get(name, name)
         flag = f"--{name.replace('_', '-')}"
         if name not in switches:
             words += [f"{flag}={value}"]
@@ -195,9 +189,6 @@ def run_container(config: Config) -> int:
     """
     root = Path(config.root)
     job = read_job(root)
-    from imagenet_prep.launching import host as probes
-    from imagenet_prep.trainer import rendezvous
-
     if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
         raise UsageError(
             f"{TOKEN_VARIABLE}: {'not set' if not job.token else 'not of the form expected'}. The "
@@ -213,10 +204,8 @@ def run_container(config: Config) -> int:
         environment["SM_CHANNEL_TRAINING"] = str(data)
     if config.command:
         own = work.own(config.command)
-        command = [
-            *own.argv,
-            *(f"--{key}={value}" for key, value in _settings(job.hyperparameters)),
-        ]
+        settings = _settings(job.hyperparameters)
+        command = [*own.argv, *(f"--{key}={value}" for key, value in settings)]
         environment |= own.variables() | {"SM_OUTPUT_DATA_DIR": str(root / "output" / "data")}
         (root / "output" / "data").mkdir(parents=True, exist_ok=True)
     else:
@@ -224,7 +213,7 @@ def run_container(config: Config) -> int:
         command += ["--log-dir", str(root / "checkpoints")]
         command += ["--tensorboard-dir", str(root / "output" / "tensorboard")]
         command += train_flags(job.hyperparameters)
-    facts = probes.probe(str(data) if data else None)
+    facts = probe(str(data) if data else None)
     ranks = config.processes or facts["gpus"] or 1
     hosts = [Host(name, ranks) for name in job.hosts]
     shown = command[2:] if config.command else command[4:]
@@ -241,14 +230,10 @@ def _meeting(
     job: Job, hosts: Sequence[Host], facts: Mapping[str, Any]
 ) -> Iterator[list[dict[str, str]]]:
     """Yields the variables of this host's ranks once all hosts are there and alike."""
-    from imagenet_prep.trainer import rendezvous
-
-    alone = len(hosts) == 1
-    address = "127.0.0.1" if alone else _address(job.hosts[0])
-    interface = "lo" if alone else job.interface
-    place = rendezvous.Place(address, _PORT, job.token)
-    if alone:
-        place = rendezvous.Place(address, 0, secrets.token_urlsafe(32))
+    interface, place = "lo", rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
+    if len(hosts) > 1:
+        interface = job.interface
+        place = rendezvous.Place(_address(job.hosts[0]), _PORT, job.token)
     with contextlib.ExitStack() as stack:
         if job.host == job.hosts[0]:
             place = stack.enter_context(rendezvous.serving(hosts, place))
@@ -265,13 +250,13 @@ def _meeting(
             if problems:
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
             reached = [interface] * len(hosts)
-            torchrun = variables.of_torchrun(hosts, reached, address, _TORCH_PORT)
+            torchrun = variables.of_torchrun(hosts, reached, place.address, _TORCH_PORT)
             mine = zip(
                 torchrun[job.hosts.index(job.host)],
                 rendezvous.environments(hosts, job.host, place, interface),
                 strict=True,
             )
-            yield [one | other for one, other in mine]
+            yield [one | other | variables.of_horovod() for one, other in mine]
         finally:
             # The server stays until no host needs it: some have yet to read what is wrong, ranks
             # say goodbye to it. Only its own host waits for that.
@@ -281,21 +266,13 @@ def _meeting(
 
 
 def _facts(host: Host, told: str) -> dict[str, Any]:
-    """Returns what a host has told of itself.
-
-    Raises:
-      ImagenetPrepError: it is not what `launching.host.probe` tells.
-    """
-    try:
-        facts: dict[str, Any] = canonical.loads(told)
-        if canonical.fits(facts, SHAPE):
-            return facts
-    except ValueError:
-        pass
-    raise ImagenetPrepError(
-        f"{host.address}: what it told of itself is not understood: {told[:200]!r}. Run the same "
-        "image in all containers."
-    )
+    """Returns what a host has told of itself, if that is what `launching.host.probe` tells."""
+    if (facts := understood(told)) is None:
+        raise ImagenetPrepError(
+            f"{host.address}: what it told of itself is not understood: {told[:200]!r}. Run the "
+            "same image in all containers."
+        )
+    return facts
 
 
 def _address(host: str) -> str:
@@ -311,11 +288,7 @@ def _address(host: str) -> str:
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs all ranks to their end and returns 0; SIGTERM is passed on to them.
-
-    Raises:
-      ImagenetPrepError: a rank failed; with its words and its exit code.
-    """
+    """Runs all ranks to their end and returns 0, or raises what the first that failed said."""
     ranks = Ranks()
     failed: list[Rank] = []
 
@@ -324,22 +297,16 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
         failed.append(rank)
         ranks.limit(_GRACE_S)
 
-    with signals.handled(lambda *_: ranks.ask()):
+    with signals.handled(lambda *_: ranks.ask()):  # SIGTERM is passed on to them
         ranks.start(command, environments)
         ranks.wait(note)
     if not failed:
         return 0
     # Whoever was left by another is not the one to blame.
     first = next((rank for rank in failed if not rank.left), failed[0])
-    raise _RankError(first.reason(), first.code())
-
-
-class _RankError(ImagenetPrepError):
-    """A rank failed, and has said why."""
-
-    def __init__(self, reason: str, exit_code: int) -> None:
-        super().__init__(reason)
-        self.exit_code = exit_code
+    error = ImagenetPrepError(first.reason())
+    error.exit_code = first.code()
+    raise error
 
 
 def run(argv: Sequence[str]) -> int:

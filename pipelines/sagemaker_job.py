@@ -5,17 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from imagenet_prep.core.errors import (
-    ImagenetPrepError,
-    IncompleteError,
-    UsageError,
-    by_exit_code,
-)
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
 from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
@@ -67,7 +61,7 @@ class Service:
 
     def insist(self, what: str, operation: str, **arguments: Any) -> dict[str, Any]:
         """Returns the same, and tries again for a while; `what` is asked about, for messages."""
-        budget = RetryBudget(what, _RETRIES, threading.Event(), remedy="The job goes on.")
+        budget = RetryBudget(what, _RETRIES, remedy="The job goes on.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 
     @contextlib.contextmanager

@@ -16,6 +16,8 @@ import hypothesis
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
+import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Folders of tests that run whole commands; those of rooms call functions.
 _COMMANDS = {
@@ -45,7 +47,8 @@ def pytest_collection_modifyitems(
     """Marks tests of whole commands as slow; leaves out the `long` ones unless `-m` names them.
 
     Once they are in random order, each worker is given some rooms of minutes to begin with: their
-    servers are started once, and no test of a minute is left for the end.
+    servers are started once, and no test of a minute is left for the end. One worker has all tests
+    that import TensorFlow, which takes seconds.
     """
     for item in items:
         if _room(item) in _COMMANDS:
@@ -63,7 +66,7 @@ def _begin_with_minutes(items: list[pytest.Item], num_workers: int) -> None:
     begin: list[list[pytest.Item]] = [[] for _ in range(num_workers)]
     others = []
     for item in items:
-        room = _room(item)
+        room = "trainer" if "tf" in getattr(item, "fixturenames", ()) else _room(item)
         if room in _MINUTES:
             begin[_MINUTES.index(room) % num_workers].append(item)
         else:
@@ -166,7 +169,11 @@ def tf() -> ModuleType:
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         warnings.simplefilter("ignore")  # of its own dependencies
-        return pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+        found = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    # Graphs are made once here and run a few times: to improve them costs more than it saves.
+    found.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    found.config.threading.set_intra_op_parallelism_threads(1)
+    return found
 
 
 @pytest.fixture(scope="session")

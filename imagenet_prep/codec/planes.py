@@ -13,7 +13,8 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,15 +43,6 @@ _PROBE = base64.b64decode(
     "Ur64Py0zLzYCQ2QUDC02nhC9fChn/9k="
 )
 _PROOF = "7347788251d477da09e462fa0e49acac8c10ebb762529485a2f97c93dab97558"
-
-
-class Window(NamedTuple):
-    """A part of an image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 def require() -> None:
@@ -84,27 +76,6 @@ def shrink(
     return _workspace(simd).shrink(data, height, width, quality, max_pixels)
 
 
-def decode(
-    data: bytes, height: int, width: int, window: Window | None = None, simd: str = "best"
-) -> npt.NDArray[np.uint8] | None:
-    """Returns pixels [height, width, 3] RGB of a grey or YCbCr JPEG, or of a window of it.
-
-    Raises as `shrink`.
-
-    Args:
-      data: a JPEG, which is known to be sound: what lies below the window is not looked at.
-      height, width: pixels of the result, 1 ... 65500.
-      window: the part; None for the whole.
-      simd: as for `shrink`.
-
-    Returns:
-      None as for `shrink`, and where the window leaves the image.
-    """
-    pixels = np.empty((height, width, 3), np.uint8)
-    made = Look(height, width, BYTES, BICUBIC).decode(data, window, pixels, simd=simd)
-    return pixels if made else None
-
-
 class Values:
     """What the values of R, G and B become: bytes, or floats (value - mean) / std.
 
@@ -135,35 +106,27 @@ class Values:
 BYTES = Values("uint8", (0, 0, 0), (1, 1, 1))
 
 
+@dataclass(frozen=True)
 class Look:
-    """What windows of many images become: one size, one type, one filter. Safe for threads."""
+    """What windows of many images become: one size, one type, one filter. Safe for threads.
 
-    def __init__(
-        self,
-        height: int,
-        width: int,
-        values: Values,
-        kernel: int,
-        *,
-        channels_first: bool = False,
-    ) -> None:
-        """Takes what all images have in common.
+    Attributes:
+      height, width: pixels of the result, 1 ... 65500.
+      values: what those of R, G and B become.
+      kernel: BICUBIC, LINEAR or NEIGHBOURS.
+      channels_first: [3, height, width] instead of [height, width, 3].
+    """
 
-        Args:
-          height, width: pixels of the result, 1 ... 65500.
-          values: what those of R, G and B become.
-          kernel: BICUBIC, LINEAR or NEIGHBOURS.
-          channels_first: [3, height, width] instead of [height, width, 3].
-        """
-        self._size = (height, width)
-        self._values = values
-        self._kernel = kernel
-        self._channels_first = channels_first
+    height: int
+    width: int
+    values: Values
+    kernel: int
+    channels_first: bool = False
 
     def decode(
         self,
         data: bytes | memoryview,
-        window: Window | None,
+        window: Sequence[int] | None,
         pixels: npt.NDArray[Any],
         *,
         mirrored: bool = False,
@@ -177,7 +140,7 @@ class Look:
         Args:
           data: a JPEG, which is known to be sound: what lies below the window is not looked at.
             A memoryview must be of memory that may be written, or ctypes refuses it.
-          window: the part; None for the whole.
+          window: top, left, height and width of the part, in pixels; None for the whole.
           pixels: contiguous, of the size and type that this look has.
           mirrored: left becomes right.
           simd: as for `shrink`.
@@ -186,25 +149,7 @@ class Look:
           False where libjpeg has anything to say of the data, the format is another one, or the
           window leaves the image; `pixels` may have changed then.
         """
-        height, width = self._size
-        output = self.output(pixels, mirrored=mirrored)
-        return _workspace(simd).decode(data, height, width, window, self._kernel, output)
-
-    def output(self, pixels: npt.NDArray[Any], *, mirrored: bool = False) -> Output:
-        """Returns an array as the C code writes to it; see `decode`."""
-        height, width = self._size
-        assert pixels.flags.c_contiguous
-        assert pixels.size == 3 * height * width
-        assert pixels.itemsize == self._values.table.itemsize
-        return Output(
-            pixels.ctypes.data,
-            self._values.table.ctypes.data,
-            self._values.mean,
-            self._values.factor,
-            self._values.item,
-            self._channels_first,
-            mirrored,
-        )
+        return _workspace(simd).decode(self, data, window, pixels, mirrored=mirrored)
 
 
 class _Workspace:
@@ -231,18 +176,31 @@ class _Workspace:
 
     def decode(
         self,
+        look: Look,
         data: bytes | memoryview,
-        height: int,
-        width: int,
-        window: Window | None,
-        kernel: int,
-        output: Output,
+        window: Sequence[int] | None,
+        pixels: npt.NDArray[Any],
+        *,
+        mirrored: bool = False,
     ) -> bool:
-        """Writes the pixels; returns whether there are any."""
+        """As the method of Look."""
+        height, width, values = look.height, look.width, look.values
+        assert pixels.flags.c_contiguous
+        assert pixels.size == 3 * height * width
+        assert pixels.itemsize == values.table.itemsize
+        output = Output(
+            pixels.ctypes.data,
+            values.table.ctypes.data,
+            values.mean,
+            values.factor,
+            values.item,
+            look.channels_first,
+            mirrored,
+        )
         part = None if window is None else (ctypes.c_int * 4)(*window)
         start = data if isinstance(data, bytes) else ctypes.byref(ctypes.c_char.from_buffer(data))
         code = self.kernel.planes_decode(
-            self.pointer, start, len(data), part, height, width, kernel, MAX_PIXELS, output
+            self.pointer, start, len(data), part, height, width, look.kernel, MAX_PIXELS, output
         )
         return self._is_done(code)
 
@@ -292,9 +250,8 @@ def _prove(libraries: Libraries) -> None:
     whole, part = (np.zeros((16, width, 3), np.uint8) for width in (80, 32))
     for pixels, left in ((whole, 0), (part, 48)):
         height, width, _ = pixels.shape
-        output = Look(height, width, BYTES, NEIGHBOURS).output(pixels)
-        window = Window(0, left, height, width)
-        workspace.decode(wide, height, width, window, NEIGHBOURS, output)
+        look = Look(height, width, BYTES, NEIGHBOURS)
+        workspace.decode(look, wide, (0, left, height, width), pixels)
     # At the edge of a window chroma is enlarged from fewer samples.
     if not np.array_equal(whole[:, 56:], part[:, 8:]):
         raise UnavailableError(

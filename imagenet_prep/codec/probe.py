@@ -8,9 +8,6 @@ import simplejpeg
 
 from imagenet_prep.core.errors import BadImageError
 
-JPEG = "jpeg"
-OTHER = "other"
-
 _SOI = b"\xff\xd8\xff"
 _EOI = b"\xff\xd9"
 _SOS = 0xDA
@@ -19,22 +16,20 @@ _STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 class Probe(NamedTuple):
-    """What a header says.
+    """What a JPEG's header says.
 
     Attributes:
-      format: "jpeg", or "other" for whatever the general decoder may know.
-      height, width: pixels, 0 for "other".
-      colorspace: libjpeg's name: "YCbCr", "RGB", "Gray", "CMYK", "YCCK"; "" for "other".
+      height, width: pixels.
+      colorspace: libjpeg's name: "YCbCr", "RGB", "Gray", "CMYK", "YCCK".
     """
 
-    format: str
     height: int
     width: int
     colorspace: str
 
 
-def probe(data: bytes) -> Probe:
-    """Returns what the header of `data` says.
+def probe(data: bytes) -> Probe | None:
+    """Returns what the header of a JPEG says, None for anything else.
 
     Raises:
       BadImageError: "empty", or "undecodable" where a JPEG's header is broken.
@@ -42,13 +37,13 @@ def probe(data: bytes) -> Probe:
     if not data:
         raise BadImageError("empty", "zero bytes")
     if not data.startswith(_SOI):
-        return Probe(OTHER, 0, 0, "")
+        return None
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError) as error:
         # KeyError: simplejpeg looks up colour spaces that a damaged header makes up.
         raise BadImageError("undecodable", f"JPEG header: {error}") from error
-    return Probe(JPEG, height, width, colorspace)
+    return Probe(height, width, colorspace)
 
 
 def is_complete(data: bytes) -> bool:

@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
-from imagenet_prep.codec.probe import JPEG, Probe, is_complete, probe
+from imagenet_prep.codec.probe import Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, PreparedImage
@@ -81,7 +81,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
     header = probe(data)
-    if header.format != JPEG:
+    if header is None:
         return _from_other(data, policy)
     _check_pixels(header.height, header.width, policy)
     jpeg.refuse_bombs(data, policy.max_pixels)
@@ -213,15 +213,11 @@ def _encode(pixels: Pixels, height: int, width: int, policy: Policy) -> bytes:
     if max(height, width) > _MAX_SIDE:
         raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
     if pixels.shape[:2] != (height, width):
-        pixels = _shrink(pixels, height, width)
+        # Antialiased; Pillow's bicubic filter is of integers.
+        resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(resized)
     encoded: bytes = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
     return encoded
-
-
-def _shrink(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Returns pixels [height, width, 3], antialiased: Pillow's bicubic filter is of integers."""
-    size = (width, height)
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
 def _check_pixels(height: int, width: int, policy: Policy) -> None:
@@ -243,14 +239,15 @@ def keep(data: bytes) -> PreparedImage:
     """
     header = probe(data)
     jpeg.refuse_bombs(data)
-    if header.format != JPEG:
+    if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
 
 
 def is_rgb(encoded: bytes) -> bool:
     """Returns whether a JPEG's header says that it holds three colours."""
-    return probe(encoded).colorspace in _RGB
+    header = probe(encoded)
+    return header is not None and header.colorspace in _RGB
 
 
 def prove_stored(
@@ -269,8 +266,8 @@ def prove_stored(
     """
     header = probe(encoded)
     jpeg.refuse_bombs(encoded)
-    if header.format != JPEG or not (any_colorspace or header.colorspace in _RGB):
-        what = header.colorspace or "no JPEG"
+    if header is None or not (any_colorspace or header.colorspace in _RGB):
+        what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
     try:
         _read_through(encoded)

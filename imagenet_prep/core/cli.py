@@ -2,7 +2,7 @@
 
 A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
 `flag`, and a function `run`: command line -> exit code. Its last lines call `main`. Flag names
-equal field names: --short-side is short_side.
+equal field names: --short-side is short_side, and may be typed as --short_side too.
 """
 
 from __future__ import annotations
@@ -205,6 +205,11 @@ def parse(
             place = words.index("--")
             more = {field.name: tuple(words[place + 1 :])}
             words = words[:place]
+    # As scripts of the tutorial spell them.
+    underscored = {f"--{field.name}": f"--{field.name.replace('_', '-')}" for field in fields}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        words[place] = underscored.get(name, name) + equals + value
     values = vars(parser.parse_args(words))
     try:
         return config(**values, **more)
@@ -330,13 +335,10 @@ def outcome(main: Callable[[], int]) -> int:
     try:
         return main()
     except errors.ImagenetPrepError as error:
-        print(f"imagenet-prep: {error}", file=sys.stderr)
+        say(error)
         return error.exit_code
     except KeyboardInterrupt:
-        print(
-            "imagenet-prep: interrupted. Finished work is kept; run the same command to resume.",
-            file=sys.stderr,
-        )
+        say("interrupted. Finished work is kept; run the same command to resume.")
         return errors.EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.
@@ -345,17 +347,17 @@ def outcome(main: Callable[[], int]) -> int:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:
         # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
-        print(
-            f"imagenet-prep: {error}. Mend that, then run the same command again.", file=sys.stderr
-        )
+        say(f"{error}. Mend that, then run the same command again.")
         return errors.ImagenetPrepError.exit_code
     except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
         traceback.print_exc()
-        print(
-            "imagenet-prep: this is a bug; please report the lines above.",
-            file=sys.stderr,
-        )
+        say("this is a bug; please report the lines above.")
         return errors.EXIT_BUG
+
+
+def say(text: object) -> None:
+    """Prints a message to the user on stderr, under the name of this program."""
+    print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
 
 
 def _flushed(code: int) -> int:
@@ -366,7 +368,7 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
-        print(f"imagenet-prep: cannot write the result: {error}", file=sys.stderr, flush=True)
+        say(f"cannot write the result: {error}")
         return errors.ImagenetPrepError.exit_code
     return code
 

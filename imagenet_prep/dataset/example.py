@@ -20,19 +20,18 @@ from imagenet_prep.dataset.protobuf import Value
 ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(schema.BYTES_KEYS, bytes),
-    **dict.fromkeys(schema.FLOAT_KEYS, float),
-    **dict.fromkeys(schema.INT64_KEYS, int),
-}
 # More than the features take that sort before the image, or behind it with 200 boxes.
 _HEAD_BYTES = 4096
 # Tags of length-delimited fields.
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
-_CONSTANTS = ((schema.FORMAT, b"JPEG"), (schema.COLORSPACE, b"RGB"), (schema.CHANNELS, 3))
+# What every record holds.
+CONSTANTS: dict[str, bytes | int] = {
+    schema.FORMAT: b"JPEG",
+    schema.COLORSPACE: b"RGB",
+    schema.CHANNELS: 3,
+}
 _KEYS_BEFORE_IMAGE = frozenset(key for key in schema.ALL_KEYS if key < schema.ENCODED)
 _KEYS_BEHIND_FILENAME = frozenset(key for key in schema.ALL_KEYS if key > schema.FILENAME)
-_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
 
 class ImageExample(NamedTuple):
@@ -226,31 +225,32 @@ def _checked(features: dict[str, Value], missing_features: Mapping[str, str]) ->
     for key in missing_features:
         if missing_features[key] == ABSENT:
             features.setdefault(key, _absent(key, features))
-    if features.keys() != _TYPES.keys():
+    if features.keys() != schema.TYPES.keys():
         if missing := [key for key in schema.ALL_KEYS if key not in features]:
             raise DataDamagedError(f"keys missing: {', '.join(missing)}")
         unknown = sorted(set(features) - set(schema.ALL_KEYS))
         raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
     for key, values in features.items():
         for value in values:
-            if type(value) is not _TYPES[key]:
-                kind = protobuf.KINDS[_TYPES[key]]
+            if type(value) is not schema.TYPES[key]:
+                kind = protobuf.KINDS[schema.TYPES[key]]
                 raise DataDamagedError(f"{key} is not a {kind} list")
-    for key, expected in _CONSTANTS:
-        if key not in missing_features and (found := _one(features, key)) != expected:
+    for key, expected in CONSTANTS.items():
+        if key in missing_features:
+            continue
+        if (found := protobuf.one(features, key, schema.TYPES[key])) != expected:
             raise DataDamagedError(f"{key} is {found!r}, expected {expected!r}")
-    label = _int(features, schema.LABEL)
-    boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in _SIDES))
+    boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in schema.FLOAT_KEYS))
     if len({*map(len, boxes), len(features[schema.BBOX_LABEL])}) != 1:
         raise DataDamagedError("the bounding box lists differ in length")
     return ImageExample(
-        encoded=_bytes(features, schema.ENCODED),
-        height=_int(features, schema.HEIGHT),
-        width=_int(features, schema.WIDTH),
-        filename=_text(features, schema.FILENAME),
-        stored_label=label,
-        wnid=_text(features, schema.SYNSET),
-        text=_text(features, schema.TEXT),
+        encoded=protobuf.one(features, schema.ENCODED, bytes),
+        height=protobuf.one(features, schema.HEIGHT, int),
+        width=protobuf.one(features, schema.WIDTH, int),
+        filename=protobuf.text(features, schema.FILENAME),
+        stored_label=protobuf.one(features, schema.LABEL, int),
+        wnid=protobuf.text(features, schema.SYNSET),
+        text=protobuf.text(features, schema.TEXT),
         boxes=boxes,
     )
 
@@ -263,8 +263,8 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
     return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
-# As many as a worker meets soon again: classes, and the sizes of images.
-@functools.lru_cache(maxsize=1 << 12)
+# More than ImageNet-21K has classes: a shard holds them in no order.
+@functools.lru_cache(maxsize=1 << 15)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
     """Returns the entries whose keys sort before image/encoded."""
     return protobuf.entries(
@@ -274,8 +274,7 @@ def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
             schema.SYNSET: (wnid.encode(),),
             schema.TEXT: (text.encode(),),
             schema.COLORSPACE: (b"RGB",),
-        },
-        _TYPES,
+        }
     )
 
 
@@ -286,10 +285,9 @@ def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Box
             schema.FORMAT: (b"JPEG",),
             schema.HEIGHT: (height,),
             schema.WIDTH: (width,),
-            **{key: tuple(side) for key, side in zip(_SIDES, boxes, strict=True)},
+            **{key: tuple(side) for key, side in zip(schema.FLOAT_KEYS, boxes, strict=True)},
             schema.BBOX_LABEL: (stored_label,) * len(boxes.xmin),
-        },
-        _TYPES,
+        }
     )
 
 
@@ -343,25 +341,3 @@ _IMAGE_VALUE, _FILENAME_VALUE = (
     re.compile(re.escape(key) + rb"\x12%b\x0a%b\x0a(%b)" % (_LENGTH, _LENGTH, _LENGTH))
     for key in (_ENCODED, _FILENAME)
 )
-
-
-def _one(features: Mapping[str, Value], key: str) -> bytes | float | int:
-    values = features[key]
-    if len(values) != 1:
-        raise DataDamagedError(f"{key} holds {len(values)} values, expected 1")
-    return values[0]
-
-
-def _bytes(features: Mapping[str, Value], key: str) -> bytes:
-    return cast("bytes", _one(features, key))
-
-
-def _text(features: Mapping[str, Value], key: str) -> str:
-    try:
-        return _bytes(features, key).decode()
-    except UnicodeDecodeError as error:
-        raise DataDamagedError(f"{key} is not UTF-8: {error}") from error
-
-
-def _int(features: Mapping[str, Value], key: str) -> int:
-    return cast("int", _one(features, key))

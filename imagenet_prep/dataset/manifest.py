@@ -125,6 +125,23 @@ class File:
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What is wrong with one file of a replica: a sentence for people, a value for the program.
+
+    Attributes:
+      text: what is wrong, with the file's name.
+      is_missing: the file is not there, which running the same command again mends; anything
+        else is damage.
+    """
+
+    text: str
+    is_missing: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything that is proven of one data set.
 
@@ -214,8 +231,7 @@ def loads(data: bytes, where: str) -> Manifest:
     # The digest covers values; this covers the bytes between them.
     if _render(content) != data:
         raise ManifestError(f"{where}: not written as this program writes it. {advice}")
-    manifest = _parse(Manifest, content, where)
-    assert isinstance(manifest, Manifest)
+    manifest: Manifest = _parse(Manifest, content, where)
     if (problem := _names_problem(manifest) or _sizes_problem(manifest)) is not None:
         raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
     return manifest
@@ -282,7 +298,7 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
         return kind(**{k: _parse(hints[k], value[k], f"{where}: {k}") for k in value})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        if _depth(value) > _MAX_DEPTH:
+        if _is_deeper(value, _MAX_DEPTH):
             raise ManifestError(f"{where}: nested more than {_MAX_DEPTH} deep")
         return value
     if origin is list and isinstance(value, list):
@@ -295,15 +311,9 @@ def _parse(kind: Any, value: Any, where: str) -> Any:
     raise ManifestError(f"{where}: expected {kind}, got {value!r}")
 
 
-def _depth(value: Any) -> int:
-    """Returns how deep lists and objects of JSON are nested in a value."""
-    depth, level = 0, [value]
-    while level := [inner for each in level for inner in _inside(each)]:
-        depth += 1
-    return depth
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Returns whether lists and objects of JSON are nested in a value more deeply than this."""
+    inside = value.values() if isinstance(value, dict) else value
+    if not inside or not isinstance(value, dict | list):
+        return False
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inside)

@@ -50,12 +50,12 @@ class Measures:
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._origins: list[Origin] = []
         self._stride = 1
-        self._classes: Counter[int] = Counter()
+        self._classes: set[int] = set()
 
     def add(self, member: Member, image: PreparedImage) -> None:
         """Counts one stored image."""
         number = len(self._rows)
-        self._classes[member.class_index] += 1
+        self._classes.add(member.class_index)
         height, width = image.source_size or (image.height, image.width)
         self._rows.append(
             (height, width, image.height, image.width, member.size, len(image.encoded))
@@ -68,10 +68,10 @@ class Measures:
                 self._stride *= 2
 
     def content(self) -> dict[str, Any]:
-        """Returns what the receipt keeps.
+        """Returns what the receipt keeps of at least one image.
 
-        By measure: `histograms`, counts by bin, and `sums`, exact. `origins` of some images, and
-        `num_classes`, how many different ones.
+        By measure: `histograms`, counts by bin, and `sums`, exact. `origins` of some images,
+        `num_classes`, how many different ones, and the largest sides.
         """
         import numpy as np
 
@@ -96,6 +96,8 @@ class Measures:
             "sums": {name: round(float(column.sum()), 3) for name, column in values.items()},
             "origins": [list(origin) for origin in self._origins],
             "num_classes": len(self._classes),
+            "max_height": int(height.max()),
+            "max_width": int(width.max()),
         }
 
 

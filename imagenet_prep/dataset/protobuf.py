@@ -7,16 +7,19 @@ not collide with TensorFlow's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import schema
 
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
 # What a list may hold, and what its message is called.
 KINDS: dict[type, str] = {bytes: "bytes", float: "float", int: "int64"}
+_CALLED = {bytes: "byte string", int: "integer"}
+_Kind = TypeVar("_Kind", bytes, int)
 
 
 def parse(payload: bytes | memoryview) -> dict[str, Value]:
@@ -42,16 +45,33 @@ def parse(payload: bytes | memoryview) -> dict[str, Value]:
     return features
 
 
-def entries(features: Mapping[str, Value], types: Mapping[str, type]) -> bytes:
-    """Returns the serialized entries of a features map, sorted by key.
+def one(features: Mapping[str, Value], key: str, kind: type[_Kind]) -> _Kind:
+    """Returns the only value of a feature.
 
-    Args:
-      features: the lists by key.
-      types: of their values, by key: an empty list has one too.
+    Raises:
+      DataDamagedError: there is not exactly one, or it is of another type.
     """
+    values = features[key]
+    value = values[0] if len(values) == 1 else None
+    if type(value) is not kind:
+        found = "" if len(values) == 1 else f": it holds {len(values)} values"
+        raise DataDamagedError(f"{key} is not one {_CALLED[kind]}{found}")
+    return value
+
+
+def text(features: Mapping[str, Value], key: str) -> str:
+    """Returns the only value of a feature as text; raises DataDamagedError as `one`."""
+    try:
+        return one(features, key, bytes).decode()
+    except UnicodeDecodeError as error:
+        raise DataDamagedError(f"{key} is not UTF-8: {error}") from error
+
+
+def entries(features: Mapping[str, Value]) -> bytes:
+    """Returns the serialized entries of a features map with keys of the schema, sorted by key."""
     whole = _Features()
     for key, values in features.items():
-        listed = getattr(whole.feature[key], f"{KINDS[types[key]]}_list")
+        listed = getattr(whole.feature[key], f"{KINDS[schema.TYPES[key]]}_list")
         listed.value.extend(values)
         listed.SetInParent()  # also where it is empty
     serialized: bytes = whole.SerializeToString(deterministic=True)

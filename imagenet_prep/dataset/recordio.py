@@ -43,19 +43,15 @@ class Stored(NamedTuple):
     size: int
 
 
-def frame(number: int, class_index: int, image: bytes, *, as_array: bool = False) -> bytes:
+def frame(number: int, class_index: int, image: bytes) -> bytes:
     """Returns one record.
 
     Args:
       number: of the image; unique in the file.
       class_index: its label.
       image: its bytes.
-      as_array: store the label as an array of one, as some programs do; im2rec.py never does.
     """
-    if as_array:
-        payload = _HEADER.pack(1, 0.0, number, 0) + _LABEL.pack(class_index) + image
-    else:
-        payload = _HEADER.pack(0, class_index, number, 0) + image
+    payload = _HEADER.pack(0, class_index, number, 0) + image
     # What is left behind the last multiple of four cannot hold a magic number.
     whole = len(payload) // _ALIGNMENT * _ALIGNMENT
     cuts = list(_aligned_magics(payload[:whole]))

@@ -1,4 +1,4 @@
-"""The vocabulary of the data set: feature keys, splits, and ILSVRC2012's official figures.
+"""The vocabulary of the data set: keys, splits, ILSVRC2012's figures, levels of verification.
 
 Keys are those of inception/slim's build_imagenet_data.py, the de-facto schema that
 TensorFlow, NVIDIA and MLPerf readers share.
@@ -24,8 +24,15 @@ BBOX_LABEL = "image/object/bbox/label"
 
 BYTES_KEYS = (ENCODED, FORMAT, COLORSPACE, FILENAME, SYNSET, TEXT)
 INT64_KEYS = (HEIGHT, WIDTH, CHANNELS, LABEL, BBOX_LABEL)
+# In the order of `member.Boxes`.
 FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
+# What the lists of a key hold.
+TYPES: dict[str, type] = {
+    **dict.fromkeys(BYTES_KEYS, bytes),
+    **dict.fromkeys(FLOAT_KEYS, float),
+    **dict.fromkeys(INT64_KEYS, int),
+}
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -44,3 +51,11 @@ OFFICIAL_CLASS_RANGE = {TRAIN: (732, 1300), VALIDATION: (50, 50)}
 
 # Stored label = class index + offset; 0 is the background class of the slim schema.
 DEFAULT_LABEL_OFFSET = 1
+
+# How thoroughly a data set can be verified: what is proven; each includes what is before it.
+LEVEL_MANIFEST, LEVEL_CRC, LEVEL_DECODE = "manifest", "crc", "decode"
+LEVELS = {
+    LEVEL_MANIFEST: "every file is there with its size",
+    LEVEL_CRC: "every byte of every file is unchanged",
+    LEVEL_DECODE: "every byte is unchanged, and every image decodes and has its label",
+}

@@ -55,12 +55,11 @@ def parse(config: dict[str, Any]) -> Settings:
     verb: Any = config.get("verb")
     splits: Any = config.get("splits")
     if verb is None:
-        if type(splits) is list and all(type(split) is str for split in splits):
+        if canonical.fits(splits, [str]):
             return Settings(PREPARE, dict.fromkeys(splits, config))
         verb = next((verb for verb in (RESIZE, ADOPT) if verb in config), "")
         splits = config.get(verb)
-    known = verb in (RESIZE, ADOPT) and type(splits) is dict
-    if not known or not all(type(each) is dict for each in splits.values()):
+    if verb not in (RESIZE, ADOPT) or not canonical.fits(splits, {str: {}}):
         raise ValueError("these are settings of no verb of this program")
     if any(each.get("rewrite") for each in splits.values()):
         return Settings(

@@ -41,11 +41,6 @@ def masked_crc(*parts: bytes | memoryview) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def frame(payload: bytes) -> bytes:
-    """Returns `payload` as one record; its size is len(payload) + 16."""
-    return b"".join(frame_parts((b"", payload, b"")))
-
-
 def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]:
     """Returns the record whose payload is `parts` joined; the second part is not copied."""
     first, second, third = parts
@@ -62,21 +57,25 @@ def index_line(offset: int, size: int) -> str:
 def unframe(data: bytes, size: int) -> memoryview:
     """Returns the payload of one record of `size` bytes, proven by both of its CRCs; no copy.
 
+    Its size is at least FRAMING_BYTES: whoever has it from an index has looked.
+
     Raises:
       DataDamagedError: short, or a length or CRC that does not fit.
     """
     if len(data) < size:
         raise DataDamagedError(f"the file ends after {len(data):,} of {size:,} bytes")
     length, length_crc = _HEAD.unpack_from(data)
-    if length_crc != (expected := masked_crc(data[: _LENGTH.size])):
-        raise DataDamagedError(f"length CRC {length_crc:#010x}, expected {expected:#010x}")
+    _prove("length", data[: _LENGTH.size], length_crc)
     if length + FRAMING_BYTES != size:
         raise DataDamagedError(f"holds {length:,} bytes, its index says {size - FRAMING_BYTES:,}")
     payload = memoryview(data)[_HEAD.size : -_CRC.size]
-    (data_crc,) = _CRC.unpack_from(data, size - _CRC.size)
-    if data_crc != (expected := masked_crc(payload)):
-        raise DataDamagedError(f"data CRC {data_crc:#010x}, expected {expected:#010x}")
+    _prove("data", payload, *_CRC.unpack_from(data, size - _CRC.size))
     return payload
+
+
+def _prove(what: str, data: bytes | memoryview, crc: int) -> None:
+    if crc != (expected := masked_crc(data)):
+        raise DataDamagedError(f"{what} CRC {crc:#010x}, expected {expected:#010x}")
 
 
 def read_records(
@@ -104,11 +103,7 @@ def read_records(
                 f"{where}: the file ends after {len(head)} of {_HEAD.size} header bytes"
             )
         length, length_crc = _HEAD.unpack(head)
-        expected = masked_crc(head[: _LENGTH.size])
-        if length_crc != expected:
-            raise DataDamagedError(
-                f"{where}: length CRC {length_crc:#010x}, expected {expected:#010x}"
-            )
+        _prove(f"{where}: length", head[: _LENGTH.size], length_crc)
         if length > MAX_PAYLOAD_BYTES:
             raise DataDamagedError(f"{where}: claims {length:,} bytes")
         payload = stream.read(length)
@@ -118,14 +113,11 @@ def read_records(
                 f"{where}: the file ends inside the record "
                 f"({len(payload) + len(tail):,} of {length + _CRC.size:,} bytes left)"
             )
-        (data_crc,) = _CRC.unpack(tail)
-        expected = masked_crc(payload)
-        if data_crc != expected:
-            error = DataDamagedError(
-                f"{where}: data CRC {data_crc:#010x}, expected {expected:#010x}"
-            )
+        try:
+            _prove(f"{where}: data", payload, *_CRC.unpack(tail))
+        except DataDamagedError as error:
             if on_damage is None:
-                raise error
+                raise
             on_damage(error)
         else:
             yield Record(number, offset, payload)

@@ -11,9 +11,9 @@ another part of the set, the leader gives to all of them itself.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from imagenet_prep.core.errors import (
     BusyError,
@@ -27,6 +27,9 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.messages import BrokenError, Cause
 from imagenet_prep.distribute.wire import Frame
 from imagenet_prep.hosts.process import Ending
+
+if TYPE_CHECKING:
+    from imagenet_prep.distribute.hosts import Request
 
 # Losses of a receiver that ssh reached, before it said what it lacks. After these, Python or this
 # package is missing on the host, or hangs.
@@ -101,22 +104,6 @@ class Member:
         self.state = state
 
 
-class Limits(NamedTuple):
-    """When the chain gives up a host.
-
-    Attributes:
-      retries: allowed losses of one host.
-      wait_s: seconds to wait for lost hosts when all others are done.
-      root: of the data set, for messages.
-      python: on every host, for messages.
-    """
-
-    retries: int
-    wait_s: float
-    root: str = ""
-    python: str = ""
-
-
 class Actions(Protocol):
     """What a chain asks for. No call waits, and none calls the chain."""
 
@@ -143,11 +130,11 @@ class Chain:
       members: in the order of the hosts file.
     """
 
-    def __init__(self, members: Sequence[Member], limits: Limits, actions: Actions) -> None:
+    def __init__(self, members: Sequence[Member], request: Request, actions: Actions) -> None:
         """Takes the hosts in the order of the chain; nothing is started."""
         self.members = list(members)
         self._order = list(members)
-        self._limits = limits
+        self._request = request
         self._actions = actions
         self._active_at_s: float | None = None
 
@@ -167,7 +154,7 @@ class Chain:
             self._active_at_s = now_s
         if states & _UNDER_WAY:
             return False
-        return State.LOST not in states or now_s - self._active_at_s > self._limits.wait_s
+        return State.LOST not in states or now_s - self._active_at_s > self._request.wait_s
 
     def message(self, member: Member, frame: Frame) -> None:
         """Takes a message of a giver about its neighbour.
@@ -177,27 +164,16 @@ class Chain:
         """
         if frame.kind not in _ALLOWED.get(member.state, ()):
             raise BrokenError(f"it says {frame.kind!r} of a host that is {member.state.value}")
-        match frame.kind:
-            case "lacks":
-                self._lacks(member, frame.fields["files"])
-            case "stored":
-                self._stored(member, frame.fields["name"])
-            case "wrong":
-                self._wrong(member, frame.fields["name"], frame.fields["message"])
-            case "whole":
-                self._whole(member)
-            case "spoiled":
-                self._spoiled(member, frame.fields["name"])
-            case "error":
-                error = by_name(frame.fields["error"])(frame.fields["message"])
-                if isinstance(error, BusyError) and member.was_live:
-                    # This is our own receiver, whose sender has died; it will soon give up.
-                    why = "the receiver before has not ended yet"
-                    self._lose(member, why, early=False)
-                else:
-                    self._fail(member, error)
-            case "lost":
-                self._lost(member, frame.fields["cause"], frame.fields["why"])
+        taken: dict[str, Callable[..., None]] = {
+            "lacks": self._lacks,
+            "stored": self._stored,
+            "wrong": self._wrong,
+            "whole": self._whole,
+            "spoiled": self._spoiled,
+            "error": self._refused,
+            "lost": self._lost,
+        }
+        taken[frame.kind](member, **frame.fields)
 
     def giver_broken(self, member: Member, why: str) -> None:
         """The giver of a host ended too early, fell silent, or sent an impossible message."""
@@ -208,7 +184,7 @@ class Chain:
             self._actions.say(
                 member, f"{giver.address} cannot give to it ({why}); another one does"
             )
-        elif member.losses > self._limits.retries:
+        elif member.losses > self._request.retries:
             what = f"the sending process here failed {member.losses} times, last: {why}"
             self._fail(member, IncompleteError(what))
             return
@@ -262,7 +238,7 @@ class Chain:
             self._fail(
                 member,
                 DataDamagedError(
-                    f"{name} arrives damaged every time: {self._limits.root} does not hold what "
+                    f"{name} arrives damaged every time: {self._request.root} does not hold what "
                     f"its {naming.MANIFEST} says. Run verify there."
                 ),
             )
@@ -273,6 +249,14 @@ class Chain:
         member.avoid.add(giver.address)
         self._connect(member)
 
+    def _refused(self, member: Member, error: str, message: str) -> None:
+        refusal = by_name(error)(message)
+        if isinstance(refusal, BusyError) and member.was_live:
+            # This is our own receiver, whose sender has died; it will soon give up.
+            self._lose(member, "the receiver before has not ended yet", early=False)
+        else:
+            self._fail(member, refusal)
+
     def _lost(self, member: Member, cause: Cause, why: str) -> None:
         """The receiver on a host ended too early, or was never reached."""
         giver, early = member.upstream, member.state is State.COMING
@@ -281,7 +265,7 @@ class Chain:
                 member,
                 StoreError(
                     f"its receiver is broken: {why}. Is what runs there imagenet-prep, and of the "
-                    f"same version? {self._limits.python} (see --python)."
+                    f"same version? {self._request.python} (see --python)."
                 ),
             )
             return
@@ -302,10 +286,10 @@ class Chain:
                 member,
                 StoreError(
                     f"its receiver never answers: {why}. The same Python with "
-                    f"imagenet-prep must be there: {self._limits.python} (see --python)."
+                    f"imagenet-prep must be there: {self._request.python} (see --python)."
                 ),
             )
-        elif member.losses > self._limits.retries:
+        elif member.losses > self._request.retries:
             self._fail(member, IncompleteError(f"lost {member.losses} times, last: {why}"))
         else:
             self._actions.say(member, f"lost ({why}); the others go on without it")

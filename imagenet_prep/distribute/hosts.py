@@ -16,8 +16,8 @@ from imagenet_prep.core.errors import (
     by_exit_code,
     by_name,
 )
+from imagenet_prep.dataset.manifest import Problem
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.dataset.problem import Problem
 from imagenet_prep.distribute.messages import (
     FROM_LOOKING,
     PROTOCOL,
@@ -26,7 +26,7 @@ from imagenet_prep.distribute.messages import (
     count,
     sentence,
 )
-from imagenet_prep.distribute.process import Process
+from imagenet_prep.distribute.wire import Process
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 
 # Hosts asked at a time; one ssh each.
@@ -44,7 +44,7 @@ class Request:
       root: folder of the data set on this host.
       path: folder of the replica, the same on every host.
       python: the interpreter on every host that has this package.
-      prove: first read all files that are there.
+      prove: first read every byte that is there, also of files that were proven before.
       limit: bytes a second of one stream; 0 is no limit.
       retries: allowed losses of one host.
       wait_s: seconds to wait for lost hosts when all others are whole.
@@ -68,15 +68,12 @@ class Request:
         return dataclasses.astuple(self.placements[address])
 
 
-def ask(
-    num_files: Mapping[str, int], request: Request, *, prove: bool
-) -> list[dict[str, Any] | ImagenetPrepError]:
+def ask(num_files: Mapping[str, int], request: Request) -> list[dict[str, Any] | ImagenetPrepError]:
     """Returns what every host says about its replica; moves nothing.
 
     Args:
       num_files: that each host is to hold, by address.
       request: what is wanted.
-      prove: read every byte, also of files that were proven before.
 
     Returns:
       For each host problems and lacking_bytes, or the error.
@@ -84,7 +81,7 @@ def ask(
 
     def ask_one(address: str) -> dict[str, Any] | ImagenetPrepError:
         try:
-            return _ask(address, request, num_files[address], prove=prove)
+            return _ask(address, request, num_files[address])
         except ImagenetPrepError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a host is to blame for what its answer causes
@@ -94,14 +91,14 @@ def ask(
         return list(pool.map(ask_one, num_files))
 
 
-def _ask(address: str, request: Request, num_files: int, *, prove: bool) -> dict[str, Any]:
+def _ask(address: str, request: Request, num_files: int) -> dict[str, Any]:
     words = ("imagenet_prep.distribute.receive", request.path)
     process = Process(address, request.python, words, FROM_LOOKING, request.silence_s)
     process.channel.begin(
         "look",
         request.data,
         protocol=PROTOCOL,
-        prove=prove,
+        prove=request.prove,
         placement=request.placement(address),
     )
     problems: list[Problem] = []

@@ -12,17 +12,17 @@ import queue
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from imagenet_prep.dataset import naming
-from imagenet_prep.distribute.chain import Chain, Limits, Member
+from imagenet_prep.distribute.chain import Chain, Member
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError
-from imagenet_prep.distribute.process import Process
-from imagenet_prep.distribute.wire import START_S, Frame
-from imagenet_prep.hosts.process import Ending, command_on, plain, run
+from imagenet_prep.distribute.wire import START_S, Frame, Process
+from imagenet_prep.hosts.process import command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
 
 _TICK_S = 0.5
@@ -60,23 +60,6 @@ class _Giver:
         self.room.release()
 
 
-class _Message(NamedTuple):
-    member: Member
-    giver: _Giver
-    frame: Frame
-
-
-class _Gone(NamedTuple):
-    member: Member
-    giver: _Giver
-    why: str
-
-
-class _Probed(NamedTuple):
-    member: Member
-    ending: Ending
-
-
 class Leader:
     """One replication to hosts; carries out the `Actions` of its chain."""
 
@@ -85,28 +68,29 @@ class Leader:
         sizes: Mapping[str, Mapping[str, int]],
         request: Request,
         *,
-        say: Callable[[Member, str], None],
-        progress: Callable[[Member, int], None],
+        say: Callable[[str], None],
+        count: Callable[[dict[str, int]], None],
     ) -> None:
         """Prepares the chain; nothing is started.
 
         Args:
           sizes: bytes by file name, for each address, in the order of the chain.
           request: what is wanted on the hosts.
-          say: called with a host and a sentence about what happened to it.
-          progress: called with a host whose `lacking` has changed, and the bytes that it stored.
+          say: called with a sentence about what happened to a host.
+          count: called with "num_bytes" that were moved, for each file that a host has.
         """
         members = [
             Member(address, files, alone=request.placements[address].nodes > 1)
             for address, files in sizes.items()
         ]
-        limits = Limits(request.retries, request.wait_s, request.root, request.python)
-        self._chain = Chain(members, limits, self)
+        self._chain = Chain(members, request, self)
         self._request = request
-        self._say, self._progress = say, progress
+        self._say, self._count = say, count
         self._givers: dict[Member, _Giver] = {}
-        self._events: queue.SimpleQueue[_Message | _Gone | _Probed] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._news: list[Callable[[], None]] = []
+        # Files that each host had at most, so that none is counted twice when it comes back.
+        self._counted = Counter[Member]()
         self._closing = threading.Event()
         # This file is made in the data set's folder. A host that sees it in its own folder looks at
         # the same folder, by another name or through a shared file system.
@@ -125,7 +109,7 @@ class Leader:
                 self._tell()
                 while not self._chain.is_over(time.monotonic()):
                     with contextlib.suppress(queue.Empty):
-                        self._handle(self._events.get(timeout=_TICK_S))
+                        self._events.get(timeout=_TICK_S)()
                     self._tell()
             finally:
                 self._closing.set()
@@ -156,50 +140,54 @@ class Leader:
                 return
             # Every shell has `true`.
             ending = run(command_on(member.address, ["true"]), timeout_s=START_S)
-            self._events.put(_Probed(member, ending))
+            self._events.put(partial(self._chain.probed, member, ending))
 
         threading.Thread(target=ask, daemon=True).start()
 
     def progress(self, member: Member, num_bytes: int) -> None:
         """As for `Actions`."""
-        self._news.append(lambda: self._progress(member, num_bytes))
+        total, before = len(member.sizes), self._counted[member]
+        done = total - (member.lacking or 0)
+        self._news += [partial(self._count, {"num_bytes": num_bytes})] * (done - before)
+        if num_bytes and before * 4 // total < done * 4 // total < 4:
+            self.say(member, f"{100 * done // total} % of its files")
+        self._counted[member] = max(done, before)
 
     def say(self, member: Member, sentence: str) -> None:
         """As for `Actions`."""
-        self._news.append(lambda: self._say(member, sentence))
+        self._news.append(partial(self._say, f"{member.address}: {sentence}"))
 
     def _tell(self) -> None:
-        # Not in `_handle`, which blames a peer for each error: a closed terminal is not its fault.
+        # Not in `_message`, which blames a peer for each error: a closed terminal is not its fault.
         news, self._news = self._news, []
         for tell in news:
             tell()
 
-    def _handle(self, event: _Message | _Gone | _Probed) -> None:
-        if isinstance(event, _Probed):
-            self._chain.probed(event.member, event.ending)
-            return
-        member, giver = event.member, event.giver
-        if isinstance(event, _Message):
-            giver.room.release()
+    def _message(self, member: Member, giver: _Giver, frame: Frame) -> None:
+        giver.room.release()
         if self._givers.get(member) is not giver:
             return  # that giver was replaced
-        if isinstance(event, _Gone):
-            self._chain.giver_broken(member, event.why)
-            return
         try:
-            self._chain.message(member, event.frame)
+            self._chain.message(member, frame)
         except Exception as error:  # noqa: BLE001 - a peer is to blame for what its message causes
             self._chain.giver_broken(member, plain(str(error)) or type(error).__name__)
 
+    def _gone(self, member: Member, giver: _Giver, why: str) -> None:
+        if self._givers.get(member) is giver:
+            self._chain.giver_broken(member, why)
+
     def _listen(self, member: Member, giver: _Giver, host: str | None, prove: bool) -> None:
-        why = ""
+        request, why = self._request, ""
+        words = ("imagenet_prep.distribute.send",)
         try:
-            process = self._start_process(host)
+            process = Process(
+                host or "localhost", request.python, words, FROM_GIVER, request.silence_s
+            )
         except OSError as error:
-            self._events.put(_Gone(member, giver, f"it cannot be started: {error}"))
+            why = f"it cannot be started: {error}"
+            self._events.put(partial(self._gone, member, giver, why))
             return
         giver.started(process)
-        request = self._request
         process.channel.begin(
             "give",
             request.data,
@@ -217,14 +205,9 @@ class Leader:
         try:
             while not giver.stopped and (frame := process.channel.read()) is not None:
                 giver.room.acquire()
-                self._events.put(_Message(member, giver, frame))
+                self._events.put(partial(self._message, member, giver, frame))
         except (BrokenError, OSError) as error:
             why = str(error)
         process.kill()
         ending = process.end()
-        self._events.put(_Gone(member, giver, why or ending.why))
-
-    def _start_process(self, host: str | None) -> Process:
-        request = self._request
-        words = ("imagenet_prep.distribute.send",)
-        return Process(host or "localhost", request.python, words, FROM_GIVER, request.silence_s)
+        self._events.put(partial(self._gone, member, giver, why or ending.why))

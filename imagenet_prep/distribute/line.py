@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.chain import MAX_WRONG
 from imagenet_prep.distribute.messages import BrokenError
-
-
-class Phase(enum.Enum):
-    """The state of the neighbour."""
-
-    ASKED = "it is saying what it lacks"
-    GIVEN = "it is being given that"
-
-
-class Next(NamedTuple):
-    """The next file to send.
-
-    Attributes:
-      file: of the data set.
-      start: how many of its first bytes the neighbour has.
-    """
-
-    file: File
-    start: int
 
 
 class Line:
@@ -40,15 +19,15 @@ class Line:
     there, its index is there.
 
     Attributes:
-      phase: the state of the neighbour.
+      all_named: whether the neighbour has named all that it lacks.
     """
 
     def __init__(self, files: Sequence[File]) -> None:
         """Begins with no file lacking; `files` are all files of the data set."""
-        self.phase = Phase.ASKED
+        self.all_named = False
         self._files = {file.name: file for file in files}
-        self._lacking: dict[str, File] = {}
-        self._begun: dict[str, int] = {}
+        # How many of its first bytes the neighbour has, by name.
+        self._lacking: dict[str, int] = {}
         self._offered: set[str] = set()
         self._ready: deque[str] = deque()
         # Offered shards that wait for their index, by the index's name.
@@ -63,13 +42,11 @@ class Line:
           BrokenError: that is impossible.
         """
         file = self._files.get(name)
-        if self.phase is not Phase.ASKED or file is None or name in self._lacking:
+        if self.all_named or file is None or name in self._lacking:
             raise BrokenError(f"it lacks {name}, which is impossible")
         if begun > file.num_bytes:
             raise BrokenError(f"{name}: it has {begun:,} bytes of {file.num_bytes:,}")
-        self._lacking[name] = file
-        if begun:
-            self._begun[name] = begun
+        self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
         """Notes that the neighbour has named all files that it lacks; `files` is their number.
@@ -77,9 +54,9 @@ class Line:
         Raises:
           BrokenError: the number is wrong.
         """
-        if self.phase is not Phase.ASKED or files != len(self._lacking):
+        if self.all_named or files != len(self._lacking):
             raise BrokenError(f"it lacks {files:,} files and has named {len(self._lacking):,}")
-        self.phase = Phase.GIVEN
+        self.all_named = True
 
     def offer(self, names: Iterable[str]) -> None:
         """Notes files that are here or begin to arrive; ignores those that are not lacking."""
@@ -88,9 +65,13 @@ class Line:
                 self._offered.add(name)
                 self._ready.append(name)
 
-    def next(self) -> Next | None:
-        """Takes the first offered file out of the line; None if there is none yet."""
-        if self.phase is Phase.ASKED:
+    def next(self) -> tuple[File, int] | None:
+        """Takes the first offered file out of the line; None if there is none yet.
+
+        Returns:
+          The file, and how many of its first bytes the neighbour has.
+        """
+        if not self.all_named:
             return None
         while self._ready:
             name = self._ready.popleft()
@@ -102,15 +83,15 @@ class Line:
                 self._ready.appendleft(shard)
             self._offered.discard(name)
             self._going.add(name)
-            # Only once: if those first bytes turn out to be wrong, the whole file is sent.
-            return Next(self._lacking.pop(name), self._begun.pop(name, 0))
+            return self._files[name], self._lacking.pop(name)
         return None
 
     def put_back(self, name: str) -> None:
         """Notes that a file vanished before it was sent; it has to be offered again."""
         if name in self._going:
             self._going.remove(name)
-            self._lacking[name] = self._files[name]
+            # The whole file: its first bytes may be what was wrong.
+            self._lacking[name] = 0
 
     def stored(self, name: str) -> None:
         """Notes that the neighbour has stored and proven a file.
@@ -142,5 +123,5 @@ class Line:
           BrokenError: files are still lacking.
         """
         left = len(self._lacking) + len(self._going)
-        if self.phase is not Phase.GIVEN or left:
+        if not self.all_named or left:
             raise BrokenError(f"it is whole, and lacks {left:,} files")

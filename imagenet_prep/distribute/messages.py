@@ -117,7 +117,6 @@ def _origin(value: Any) -> str:
 
 
 _ALIVE = {"alive": Kind()}
-_VERDICT = {"error": Kind({"error": _word, "message": sentence})}
 _TO_STORE = {"protocol": count, "origin": _origin, "prove": _flag, "placement": _placement}
 
 TO_GIVER: Messages = _ALIVE | {
@@ -142,40 +141,24 @@ TO_RECEIVER: Messages = _ALIVE | {
     "end": Kind(),
     "abandon": Kind(),
 }
-_PROGRESS = {
+_ANSWERS = _ALIVE | {"error": Kind({"error": _word, "message": sentence})}
+_PROGRESS = _ANSWERS | {
+    "lacks": Kind({"files": count}),
     "stored": Kind({"name": _name}),
     "wrong": Kind({"name": _name, "message": sentence}),
     "whole": Kind(),
 }
 # From a receiver that stores.
-FROM_STORING: Messages = (
-    _ALIVE
-    | _VERDICT
-    | _PROGRESS
-    | {
-        "lacking": Kind({"name": _name, "begun": count}),
-        "lacks": Kind({"files": count}),
-    }
-)
+FROM_STORING: Messages = _PROGRESS | {"lacking": Kind({"name": _name, "begun": count})}
 # From a receiver that only looks.
-FROM_LOOKING: Messages = (
-    _ALIVE
-    | _VERDICT
-    | {
-        "problem": Kind({"text": sentence, "is_missing": _flag}),
-        "looked": Kind({"lacking_bytes": count}),
-    }
-)
-FROM_GIVER: Messages = (
-    _ALIVE
-    | _VERDICT
-    | _PROGRESS
-    | {
-        "lacks": Kind({"files": count}),
-        "spoiled": Kind({"name": _name}),
-        "lost": Kind({"cause": Cause, "why": sentence}),
-    }
-)
+FROM_LOOKING: Messages = _ANSWERS | {
+    "problem": Kind({"text": sentence, "is_missing": _flag}),
+    "looked": Kind({"lacking_bytes": count}),
+}
+FROM_GIVER: Messages = _PROGRESS | {
+    "spoiled": Kind({"name": _name}),
+    "lost": Kind({"cause": Cause, "why": sentence}),
+}
 
 
 def checked(

@@ -10,17 +10,14 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core import errors, signals
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE
-from imagenet_prep.dataset.problem import Problem
-from imagenet_prep.distribute.contents import num_bytes
 from imagenet_prep.distribute.messages import TO_RECEIVER, BrokenError, OtherVersionError, sentence
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.distribute.wire import Channel
@@ -57,7 +54,8 @@ def serve(root: Path, channel: Channel) -> int:
             channel.write("lacks", files=0)
             channel.write("whole")
             return errors.EXIT_DONE
-        with _lock(replica):
+        with contextlib.ExitStack() as held:
+            _lock(replica, held)
             return _store(replica, channel, prove=begin.fields["prove"])
     except OtherVersionError as error:
         return _refuse(channel, UsageError(str(error)))
@@ -87,25 +85,22 @@ def _is_origin(replica: Replica, origin: str) -> bool:
         return False
     if replica.placement != WHOLE:
         raise UsageError(
-            f"{replica.where()} there is the data set itself, which is more than "
+            f"{replica.store.where()} there is the data set itself, which is more than "
             f"{replica.placement}. Choose another PATH."
         )
     return True
 
 
-@contextlib.contextmanager
-def _lock(replica: Replica) -> Iterator[None]:
+def _lock(replica: Replica, held: contextlib.ExitStack) -> None:
     deadline = time.monotonic() + _LOCK_PATIENCE_S
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(replica.lock())
-                break
-            except BusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-        yield
+    while True:
+        try:
+            held.enter_context(replica.lock())
+            return
+        except BusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
@@ -118,7 +113,7 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
     for problem in problems:
         channel.write("problem", text=sentence(problem.text), is_missing=problem.is_missing)
     lacking = [file for _, file in wrong]
-    channel.write("looked", lacking_bytes=num_bytes(lacking))
+    channel.write("looked", lacking_bytes=sum(file.num_bytes for file in lacking))
     if not prove:
         replica.check_space(lacking)
 

@@ -13,17 +13,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import (
-    ManifestError,
-    StoreError,
-    UsageError,
-)
-from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.dataset.manifest import File, Manifest
+from imagenet_prep.core.errors import ManifestError, StoreError, UsageError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement, load
-from imagenet_prep.dataset.problem import Problem
-from imagenet_prep.distribute.contents import num_bytes, strangers
+from imagenet_prep.distribute.target import Target
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.incoming import Incoming, incoming
 from imagenet_prep.storage.ledger import Ledger
@@ -37,72 +31,38 @@ _SPARE_BYTES = 16 << 20
 _DAMAGED = "It was damaged at the source, or on the way. Run verify at the source."
 
 
-class Replica:
-    """One data set in one folder; one thread or process brings files at a time each.
+class Replica(Target):
+    """One data set in one folder; one thread or process brings files at a time each."""
 
-    Attributes:
-      store: the folder.
-      placement: the part of the data set that belongs here.
-      files: what it must hold, but for the manifest.
-    """
+    store: LocalStore
 
     def __init__(self, root: Path, data: bytes, placement: Placement = WHOLE) -> None:
-        """Begins with the manifest's bytes and the part that is wanted; nothing is written.
-
-        Raises:
-          ManifestError: it is damaged.
-        """
-        self.store = LocalStore(root)
-        self.manifest: Manifest = manifest.loads(data, naming.MANIFEST)
-        self.placement = placement
-        self.files = placement.files(self.manifest)
-        self._data = data
+        """As for `Target`."""
+        super().__init__(LocalStore(root), data, placement)
         self._ledger = Ledger(
             self.store,
             f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
-            {file.name for file in self.files},
+            self.names,
         )
         # Whoever only looks writes no notes.
         self._locked = False
 
-    def where(self, name: str = "") -> str:
-        """Returns how messages call the folder, or a file in it."""
-        return str(self.store.path(name))
-
     def refuse_others(self) -> None:
-        """Refuses a folder that holds, or is about to hold, anything but this data set.
-
-        Raises:
-          UsageError: another data set, or files that readers would take for its shards.
-          ManifestError: the manifest there is damaged.
-        """
-        if self.store.size(naming.MANIFEST) is not None:
-            there = self.store.read(naming.MANIFEST)
-            if there != self._data and _digest(there) != self.manifest.digest:
-                raise UsageError(
-                    f"{self.where()} holds another data set (manifest {_digest(there)[:16]}, "
-                    f"expected {self.manifest.digest[:16]}). Remove it, or choose another folder."
-                )
-        elif any(self.store.size(name) is not None for name in _BEGUN):
+        """As for `Target`; also refuses another part, or a data set that is being made here."""
+        if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
-                f"{self.where()} holds the unfinished work of prepare, resize or adopt. Finish "
-                "that, or choose another folder."
+                f"{self.store.where()} holds the unfinished work of prepare, resize or adopt. "
+                "Finish that, or choose another folder."
             )
         # A damaged one is written anew.
         with contextlib.suppress(ManifestError):
             part = load(self.store.root, self.manifest)
             if part.nodes > 1 and part != self.placement:
                 raise UsageError(
-                    f"{self.where()} holds {part}; expected {self.placement}. Remove it, or choose "
-                    "another folder."
+                    f"{self.store.where()} holds {part}; expected {self.placement}. Remove it, or "
+                    "choose another folder."
                 )
-        index = [f"{naming.INDEX}/{name}" for name in self.store.names(naming.INDEX)]
-        if odd := strangers([*self.store.names(""), *index], self.files):
-            raise UsageError(
-                f"{self.where()} holds {', '.join(odd[:3])}, which readers would take for shards "
-                f"and which do not belong to {self.placement}. Remove them, or choose another "
-                "folder."
-            )
+        super().refuse_others()
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:
         """Returns what is wrong with a file here; None where it is right.
@@ -153,12 +113,9 @@ class Replica:
         return [name for name in new if self._ledger.find(name, self.store.path(name))]
 
     def manifest_problem(self) -> Problem | None:
-        """Returns what is wrong with the manifest here, or with what says which part this is."""
-        if self.store.size(naming.MANIFEST) is None:
-            missing = f"{naming.MANIFEST}: missing: the replica is not finished"
-            return Problem(missing, is_missing=True)
-        if self.store.read(naming.MANIFEST) != self._data:
-            return Problem(f"{naming.MANIFEST}: differs from the source's")
+        """As for `Target`; also says what is wrong with what says which part this is."""
+        if (problem := super().manifest_problem()) is not None:
+            return problem
         try:
             part = load(self.store.root, self.manifest)
         except ManifestError as error:
@@ -174,19 +131,18 @@ class Replica:
           StoreError: how much is free, and how much is needed.
         """
         # A damaged file stays until its successor is proven.
-        needed, free = num_bytes(lacking) + _SPARE_BYTES, self.store.free_bytes()
+        needed = sum(file.num_bytes for file in lacking) + _SPARE_BYTES
+        free = self.store.free_bytes()
         if lacking and free < needed:
             raise StoreError(
-                f"{self.where()}: {free:,} bytes are free, {needed:,} are needed: "
+                f"{self.store.where()}: {free:,} bytes are free, {needed:,} are needed: "
                 f"{needed - free:,} are missing. Nothing was moved. Free some space there."
             )
 
     def withdraw(self) -> None:
         """Takes the manifest away: what is about to be mended is not whole; says which part."""
-        for name in (naming.MANIFEST, naming.PLACEMENT):
-            path = self.store.path(name)
-            with storage_errors("remove", path):
-                path.unlink(missing_ok=True)
+        self.store.remove(naming.MANIFEST)
+        self.store.remove(naming.PLACEMENT)
         if self.placement != WHOLE:
             self.store.write(naming.PLACEMENT, self.placement.dumps(self.manifest.digest))
 
@@ -202,15 +158,12 @@ class Replica:
           The bytes of each beginning, unproven, by the file's name; the caller holds the lock.
         """
         self.store.remove_temporaries()
-        sizes = {name: self._incoming_bytes(name) for name in self.arriving()}
+        sizes = {name: self.store.size(incoming_name(name)) or 0 for name in self.arriving()}
         wanted = {file.name: file.num_bytes for file in lacking}
         begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}
         for name in sizes.keys() - begun.keys():
             self.store.remove(incoming_name(name))
         return begun
-
-    def _incoming_bytes(self, name: str) -> int:
-        return self.store.size(incoming_name(name)) or 0
 
     @contextlib.contextmanager
     def incoming(
@@ -252,19 +205,7 @@ class Replica:
             finally:
                 self._locked = False
 
-    def commit(self) -> None:
-        """Publishes the manifest; the caller has proven every file."""
-        self.store.write(naming.MANIFEST, self._data)
-
 
 def incoming_name(name: str) -> str:
     """Returns where a file of a replica grows until it is proven, relative to the replica."""
     return f"{_INCOMING}/{name}"
-
-
-def _digest(data: bytes) -> str:
-    """Returns the digest that a manifest names; "damaged" where it names none."""
-    try:
-        return str(canonical.loads(data)["digest"])
-    except (ValueError, LookupError, TypeError):
-        return "damaged"

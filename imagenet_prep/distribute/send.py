@@ -20,7 +20,7 @@ from typing import IO
 
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.distribute.line import Line, Next, Phase
+from imagenet_prep.distribute.line import Line
 from imagenet_prep.distribute.messages import (
     CHUNK_BYTES,
     FROM_STORING,
@@ -30,9 +30,8 @@ from imagenet_prep.distribute.messages import (
     Cause,
 )
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.distribute.process import Process
 from imagenet_prep.distribute.replica import Replica, incoming_name
-from imagenet_prep.distribute.wire import Channel, Frame
+from imagenet_prep.distribute.wire import Channel, Frame, Process
 
 # Pause before looking for new bytes to pass on. Each host of a chain adds this delay once.
 _POLL_S = 0.01
@@ -82,7 +81,7 @@ class Hop:
                     with self._news:
                         self._news.wait(_POLL_S)
                 else:
-                    self._send(following)
+                    self._send(*following)
         except OSError:
             # `_listen` sees the same broken connection and reports it.
             self.receiver.kill()
@@ -138,16 +137,15 @@ class Hop:
             file.name for file in replica.files if self._trusted or replica.is_proven(file)
         )
 
-    def _next(self) -> Next | None:
-        """Takes the next file that is here, or is arriving here, out of the line."""
+    def _next(self) -> tuple[File, int] | None:
+        """As `Line.next`, of what is here, or is arriving here."""
         with self._news:
-            if not self._trusted and self._line.phase is Phase.GIVEN:
+            if not self._trusted and self._line.all_named:
                 self._line.offer(self._replica.reload())
                 self._line.offer(self._replica.arriving())
             return self._line.next()
 
-    def _send(self, following: Next) -> None:
-        file, start = following
+    def _send(self, file: File, start: int) -> None:
         channel = self.receiver.channel
         opened = self._open(file)
         if opened is None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from imagenet_prep.core.errors import IncompleteError, UsageError
+from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.storage.fetch import contents, stream
+from imagenet_prep.storage.ledger import Journal
 from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
@@ -24,9 +28,9 @@ class Source:
     """
 
     def __init__(
-        self, base: str, *, connections: int, timeout_s: float, retries: int, pace: Pace
+        self, base: str, *, connections: int, timeout_s: float, retries: int, bytes_per_s: float
     ) -> None:
-        """Reads the manifest.
+        """Reads the manifest; `bytes_per_s` is a limit of all files together, 0 is none.
 
         Raises:
           UsageError: there is none.
@@ -35,7 +39,7 @@ class Source:
         self.base = base
         self._remote = open_remote(base, connections=connections, timeout_s=timeout_s)
         self._retries = retries
-        self._pace = pace
+        self._pace = Pace(bytes_per_s)
         self._ended = threading.Event()
         try:
             self.data = self._read_manifest()
@@ -44,21 +48,17 @@ class Source:
                 f"{error} There is no {naming.MANIFEST}: not a data set of imagenet-prep."
             ) from None
 
-    def chunks(self, file: File) -> Callable[[], Iterator[bytes]]:
-        """Returns what begins to read a file, within the pace.
+    def chunks(self, file: File) -> Iterator[bytes]:
+        """Yields the bytes of a file, within the pace.
 
-        Reading raises:
+        Raises:
           DataDamagedError: its size is not the manifest's.
           IncompleteError, StoreError: as above.
         """
-
-        def read() -> Iterator[bytes]:
-            remedy = "Run verify on the data set."
-            for chunk in contents(self._remote, file, self._budget(file.name), remedy):
-                self._pace.take(len(chunk))
-                yield chunk
-
-        return read
+        remedy = "Run verify on the data set."
+        for chunk in contents(self._remote, file, self._budget(file.name), remedy):
+            self._pace.take(len(chunk))
+            yield chunk
 
     def check_unchanged(self) -> None:
         """Refuses to finish where the data set became another one meanwhile.
@@ -76,6 +76,28 @@ class Source:
                 "put beside the copies. Wait until it is finished, then run the same command "
                 "again; where it is another data set by then, into another folder."
             )
+
+    def note_replicas(self, places: Sequence[str], digest: str) -> None:
+        """Notes each replica that became whole, for the report of the data set.
+
+        Args:
+          places: where its replicas are.
+          digest: of its manifest.
+        """
+        if "://" in self.base:
+            return
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        journal = Journal(Path(self.base).expanduser(), naming.REPLICAS)
+        known: dict[str, str] = {}
+        # A data set that may only be read has no such list, and is as good without.
+        with contextlib.suppress(OSError, StoreError):
+            for entry in journal.news():
+                match entry:
+                    case {"where": str(where), "digest": str(there)}:
+                        known[where] = there
+            for place in places:
+                if known.get(place) != digest:
+                    journal.add({"where": place, "when": when, "digest": digest})
 
     def _read_manifest(self) -> bytes:
         budget = self._budget(naming.MANIFEST)

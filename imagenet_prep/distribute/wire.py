@@ -1,7 +1,8 @@
-"""Messages between hosts, through the pipes of ssh: a line of JSON, then the bytes it announces.
+"""Processes of ours on other hosts, and the messages through their pipes, which are those of ssh.
 
-A channel knows which `messages` the other end may send. Anything else is a BrokenError, and so is
-silence. What a login shell prints before the first message is skipped.
+A message is a line of JSON, then the bytes it announces. A channel knows which `messages` the
+other end may send. Anything else is a BrokenError, and so is silence. What a login shell prints
+before the first message is skipped.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import contextlib
 import fcntl
 import os
 import select
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, children
 from imagenet_prep.distribute.messages import (
     CHUNK_BYTES,
     MAX_TEXT,
@@ -23,11 +25,13 @@ from imagenet_prep.distribute.messages import (
     Messages,
     checked,
 )
-from imagenet_prep.hosts.process import plain
+from imagenet_prep.hosts.process import Ending, Tail, command_on, plain, start
 
 # Seconds to wait for the first message: a login shell and Python start before it, perhaps on a busy
 # host or a slow file system.
 START_S = 120.0
+# A process whose output has ended has hardly anything left to do.
+_END_S = 1.0
 # Signs of life that are sent within the time that counts as silence.
 _SIGNS = 10
 
@@ -52,27 +56,18 @@ class Channel:
       noise: the last line before the first message, such as a login shell's greeting.
     """
 
-    def __init__(
-        self,
-        reads: int,
-        writes: int,
-        messages: Messages,
-        *,
-        silence_s: float,
-        start_s: float = START_S,
-    ) -> None:
+    def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
         """Takes over open descriptors.
 
         Args:
           reads, writes: pipes.
           messages: that the other end may send.
-          silence_s: seconds without a byte after which the channel is broken.
-          start_s: the same before the first message, if that is longer.
+          silence_s: seconds without a byte after which the channel is broken; before the first
+            message they are START_S, if that is longer.
         """
         self._reads, self._writes = reads, writes
         self._messages = messages
         self._silence_s = silence_s
-        self._start_s = max(start_s, silence_s)
         self._heard = False
         self._lock = threading.Lock()
         self._buffer = bytearray()
@@ -140,23 +135,18 @@ class Channel:
           OtherVersionError: the other end has another version.
           BrokenError: silence, or bytes that are not one of `messages`.
         """
-        while True:
-            frame = self._read()
-            if frame is None or frame.kind != "alive":
-                return frame
-
-    def _read(self) -> Frame | None:
-        if (header := self._header()) is None:
-            return None
-        kind, size, fields = header
-        self._heard = True
-        while len(self._buffer) < size:
-            if not self._fill():
-                return None
-        with memoryview(self._buffer) as view, view[:size] as part:
-            body = bytes(part)
-        del self._buffer[:size]
-        return Frame(kind, fields, body)
+        while (header := self._header()) is not None:
+            kind, size, fields = header
+            self._heard = True
+            while len(self._buffer) < size:
+                if not self._fill():
+                    return None
+            with memoryview(self._buffer) as view, view[:size] as part:
+                body = bytes(part)
+            del self._buffer[:size]
+            if kind != "alive":
+                return Frame(kind, fields, body)
+        return None
 
     def _header(self) -> tuple[str, int, dict[str, Any]] | None:
         """Returns kind, size of the body and fields of the next message, or None at the end."""
@@ -189,12 +179,69 @@ class Channel:
 
     def _fill(self) -> bool:
         """Reads what is there; False at the end."""
-        limit_s = self._silence_s if self._heard else self._start_s
+        limit_s = self._silence_s if self._heard else max(START_S, self._silence_s)
         if not self._poll.poll(limit_s * 1000):
             raise BrokenError(f"it has sent nothing for {limit_s:g} s", Cause.SILENT)
         data = os.read(self._reads, CHUNK_BYTES)
         self._buffer += data
         return bool(data)
+
+
+class Process:
+    """A process of ours on some host, and the channel to it.
+
+    Attributes:
+      channel: to its standard input and output.
+    """
+
+    def __init__(
+        self, address: str, python: str, words: Sequence[str], messages: Messages, silence_s: float
+    ) -> None:
+        """Starts it; it ends when its input does, which is when this process ends.
+
+        Args:
+          address: of the host.
+          python: the interpreter there.
+          words: the module that it runs, and its arguments; `silence_s` is the last one.
+          messages: that it may send.
+          silence_s: seconds after which it is given up.
+
+        Raises:
+          OSError: this machine cannot start another process.
+        """
+        argv = children.python("-m", *words, str(silence_s), program=python)
+        self._popen = start(command_on(address, argv))
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.channel = Channel(
+            self._popen.stdout.fileno(),
+            self._popen.stdin.fileno(),
+            messages,
+            silence_s=silence_s,
+        )
+        self._stderr = Tail(self._popen.stderr)
+
+    def end(self) -> Ending:
+        """Ends it where it has not ended.
+
+        Called by the thread that reads from its channel, and by no other.
+        """
+        try:
+            self._popen.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+        code = self._popen.wait()
+        said = self._stderr.text()
+        with self.channel.closing():
+            for pipe in (self._popen.stdin, self._popen.stdout):
+                assert pipe is not None
+                pipe.close()
+        # A shell that lets nobody in says so on its standard output.
+        return Ending(code, said or self.channel.noise)
+
+    def kill(self) -> None:
+        """Kills what runs here of it: the ssh, or the process itself."""
+        self._popen.kill()
 
 
 def _parsed(line: bytes) -> tuple[str, Any, Any] | None:

@@ -59,13 +59,14 @@ class Followed:
         """The tasks without a receipt."""
         return [task for task in self._tasks if task.name not in self.receipts]
 
-    def collect(self) -> None:
-        """Looks again; shows how far the stage is."""
+    def collect(self) -> tuple[int, bool]:
+        """Looks again, and shows it; returns how many tasks are finished, and whether all are."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
             self._progress.add(receipt)
             self._watch(receipt)
         self._progress.tick()
+        return len(self.receipts), not self.left
 
     def close(self) -> None:
         """Removes the progress bar."""
@@ -100,13 +101,11 @@ def run(
       IncompleteError: a worker was lost with its tasks.
     """
     followed = Followed(stage, tasks, title=title, watch=watch, quiet=quiet)
-    try:
+    with contextlib.closing(followed):
         if followed.left and workers.remote:
             _run_elsewhere(stage, followed, workers, title=title, quiet=quiet)
         elif followed.left:
             _run_here(stage, followed, workers)
-    finally:
-        followed.close()
     return [followed.receipts[task.name] for task in tasks]
 
 
@@ -146,12 +145,8 @@ def _run_elsewhere(
         tasks = pipeline | "Tasks" >> beam.Create(followed.left)
         _ = tasks | title.capitalize() >> Receipts(stage, lease)
 
-    def collect() -> tuple[int, bool]:
-        followed.collect()
-        return len(followed.receipts), not followed.left
-
     jobs = Jobs(stage.store, workers.beam_args, stage.name, stage.log("runner"), quiet=quiet)
-    jobs.run(build, collect)
+    jobs.run(build, followed.collect)
 
 
 @dataclass

@@ -185,11 +185,7 @@ class _Flink:
         return cls(master if "://" in master else f"http://{master}", name)
 
     def prepare(self, options: Any) -> None:
-        """Checks the cluster, and sets the parallelism to all of its slots if none was given.
-
-        Raises:
-          ImagenetPrepError: the cluster does not answer, or has no slots.
-        """
+        """Refuses a cluster that is not up; without a parallelism, sets it to all its slots."""
         import requests
         from apache_beam.options import pipeline_options
 

@@ -6,10 +6,11 @@ job of a killed launcher ends by itself and disturbs nobody.
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ _HELD = "held"
 # A worker that does not see the lease for so long does not share the launcher's folder.
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
+# Its own: whoever seeds `random` in a pipeline keeps their sequence.
+_chance = random.Random()
 # The jobs whose leases this process has seen.
 _seen: set[str] = set()
 
@@ -87,22 +90,33 @@ class Lease:
     def claimed(self, stage: Stage[Any], tasks: Sequence[AnyTask]) -> Iterator[AnyTask]:
         """Yields tasks that no other worker of this job has claimed, until none is left.
 
+        Workers begin with the first tasks. One that meets another goes on elsewhere, further away
+        each time, so it looks at the claims of the others a few times, and not for each task.
+
         Raises:
           JobLostError: as `check`.
         """
         claims = f"{self._folder}/{stage.name}"
         if place := self.store.as_folder:
             place.make_folder(claims)
-        taken = set(self.store.names(claims))
-        for task in tasks:
-            if task.name in taken:
-                continue
-            self.check()
-            if self.store.take(f"{claims}/{task.name}"):
+        left, spread = list(tasks), 1
+        # Each try may be a request, so claims are listed after one that was in vain.
+        while left := _without(left, self.store.names(claims)):
+            start = _chance.randrange(min(spread, len(left)))
+            left = left[start:] + left[:start]
+            for number, task in enumerate(left, 1):
+                self.check()
+                if not self.store.take(f"{claims}/{task.name}"):
+                    left, spread = left[number:], 2 * spread
+                    break
                 yield task
             else:
-                # Each try may be a request, so claims are listed again.
-                taken = set(self.store.names(claims))
+                return
+
+
+def _without(tasks: Sequence[AnyTask], names: Iterable[str]) -> list[AnyTask]:
+    taken = set(names)
+    return [task for task in tasks if task.name not in taken]
 
 
 def end_jobs(store: Store) -> None:

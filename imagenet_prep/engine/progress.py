@@ -40,6 +40,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(self._rate())
             self._bar.update()
+        self.tick()
 
     def tick(self) -> None:
         """Prints a line every 30 s if there is no bar."""

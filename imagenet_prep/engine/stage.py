@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from imagenet_prep.core import canonical, errors
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
@@ -124,10 +124,6 @@ class Stage(Generic[AnyTask]):
             if all(sizes.get(o["name"]) == o["num_bytes"] for o in receipt["outputs"])
         }
 
-    def execute(self, task: AnyTask) -> dict[str, Any]:
-        """Does one task, publishes its result and returns the receipt."""
-        return self.publish(task, self.make(task))
-
     def make(self, task: AnyTask) -> Result:
         """Does one task; returns its receipt and files. Errors have a note with its name."""
         start = time.time()
@@ -152,7 +148,8 @@ class Stage(Generic[AnyTask]):
         The receipt is published before its files. So every visible file has its receipt, and a
         receipt without its files is no finished task.
         """
-        with _named(task):
+        temporaries = [output.temporary for output in result.outputs]
+        with _named(task), removed_on_failure(*temporaries):
             self.store.write(self._receipt(task.name), canonical.dumps(result.content))
             for output in result.outputs:
                 self.store.publish(*output)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import pickle
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent import futures
@@ -103,12 +101,7 @@ class Processes(Started):
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
         """Starts them; what they print goes to the stage's log."""
-        # Under `python -m imagenet_prep.verify`, pickle writes the verb's classes as members of
-        # `__main__`, and the `__main__` of a worker is another module.
-        spec = sys.modules["__main__"].__spec__
-        in_main = type(stage.function).__module__ == "__main__"
-        module = spec.name if spec and in_main else __name__
-        argv = children.bound(children.python("-c", _PROGRAM, module))
+        argv = children.bound(children.python("-c", _PROGRAM))
         with (
             os.fdopen(os.memfd_create("work"), "wb") as work,
             open(stage.log("processes"), "ab") as log,
@@ -137,7 +130,6 @@ class Processes(Started):
 
 def run_process() -> NoReturn:
     """Runs in each of `Processes`: standard input is a file with the pickled work."""
-    sys.modules["__main__"] = importlib.import_module(sys.argv[1])
     # pread, since all workers share the file's position. Only the launching process wrote the file.
     stage, tasks = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
 
@@ -179,27 +171,23 @@ def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
     Raises:
       Exception: the first failure. What was made before is published.
     """
-    # The result of one task is sent to a bucket while the next task runs.
-    overlap = stage.store.as_folder is None
 
     def publish(task: AnyTask, result: Result) -> Done:
         return Done(task, stage.publish(task, result), new=True)
 
-    with futures.ThreadPoolExecutor(1, thread_name_prefix="send") as sender:
-        sending: futures.Future[Done] | None = None
+    # The disk, or the server, gets the result of one task while the next task runs.
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
+        publishing: futures.Future[Done] | None = None
         for task in tasks:
             if (receipt := stage.receipt(task.name)) is not None:
                 yield Done(task, receipt, new=False)
                 continue
             result = stage.make(task)
-            if sending is not None:
-                yield sending.result()
-            sending = sender.submit(publish, task, result)
-            if not overlap:
-                yield sending.result()
-                sending = None
-        if sending is not None:
-            yield sending.result()
+            before, publishing = publishing, publisher.submit(publish, task, result)
+            if before is not None:
+                yield before.result()
+        if publishing is not None:
+            yield publishing.result()
 
 
 def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:

@@ -120,22 +120,20 @@ def _look(address: str, timeout_s: float) -> Contact:
     if not shown:
         return Contact(address, SILENT, reason=f"at {host} port {port} in {timeout_s:g} s")
     known, revoked = _known(name, [*files, *more])
-    place = {"name": name, "file": files[0], "hashed": settings.get("hashknownhosts") == "yes"}
-    best = next(key for kind in _TYPES for key in shown if key.kind == kind)
     kinds = {key.kind for key in known}
-    for key in shown:
-        if key in revoked or (key.kind in kinds and key not in known):
-            return Contact(address, CHANGED, key, **place)  # type: ignore[arg-type]
-    if both := [key for key in shown if key in known]:
-        return Contact(address, KNOWN, both[0], **place)  # type: ignore[arg-type]
-    # It is known, but has none of those keys any more.
-    state = CHANGED if known else NEW
-    return Contact(address, state, best, **place)  # type: ignore[arg-type]
+    wrong = [key for key in shown if key in revoked or (key.kind in kinds and key not in known)]
+    right = [key for key in shown if key in known]
+    # Without either it may be known, but has none of those keys any more.
+    state = KNOWN if right and not wrong else CHANGED if known or wrong else NEW
+    best = min(shown, key=lambda key: _TYPES.index(key.kind))
+    hashed = settings.get("hashknownhosts") == "yes"
+    key = (*wrong, *right, best)[0]
+    return Contact(address, state, key, name=name, file=files[0], hashed=hashed)
 
 
 def _settings(address: str) -> dict[str, str]:
     """Returns what ssh's configuration says of an address."""
-    lines = _output(["ssh", "-G", "--", address], 10.0).splitlines()
+    lines = run(["ssh", "-G", "--", address], timeout_s=10).output.splitlines()
     return {word: value for word, _, value in (line.partition(" ") for line in lines)}
 
 
@@ -143,7 +141,7 @@ def _scan(host: str, port: str, timeout_s: float) -> list[Key]:
     """Returns the keys that a host shows to anyone who asks."""
     argv = ["ssh-keyscan", "-T", f"{max(1, int(timeout_s))}", "-p", port]
     argv += ["-t", "ed25519,ecdsa,rsa", "--", host]
-    return _keys(_output(argv, timeout_s + 5))
+    return _keys(run(argv, timeout_s=timeout_s + 5).output)
 
 
 def _known(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
@@ -152,7 +150,8 @@ def _known(name: str, files: Sequence[Path]) -> tuple[list[Key], list[Key]]:
     revoked: list[Key] = []
     for file in files:
         if file.exists():
-            for line in _output(["ssh-keygen", "-F", name, "-f", str(file)], 10.0).splitlines():
+            found = run(["ssh-keygen", "-F", name, "-f", str(file)], timeout_s=10)
+            for line in found.output.splitlines():
                 if line.startswith("@revoked "):
                     revoked += _keys(line.removeprefix("@revoked "))
                 elif not line.startswith("@"):
@@ -179,7 +178,3 @@ def _line(contact: Contact) -> str:
         digest = hmac.digest(salt, name.encode(), "sha1")
         name = f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
     return f"{name} {contact.key.kind} {contact.key.data}\n"
-
-
-def _output(argv: Sequence[str], timeout_s: float) -> str:
-    return run(argv, timeout_s=timeout_s).output

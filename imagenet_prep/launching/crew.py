@@ -1,7 +1,6 @@
 """What a launch runs on all hosts: started, listened to, and ended in order.
 
-One process a host, here or through ssh, runs the ranks there (`launching.host`). It reads orders
-from its input, and ends its ranks when that ends: so nothing is left of a launch that was killed.
+One process a host, here or through ssh, runs the ranks there, as it is told: `launching.host`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import IO, Any
 
 from imagenet_prep.core import children, signals
@@ -38,23 +36,15 @@ _LAST_WORDS_S = 5.0
 _printing = threading.Lock()
 
 
-@dataclass
-class Outcome:
-    """What came of a launch.
+def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
+    """Returns the code of the first rank that failed by itself, else of the first, else 0.
 
-    Attributes:
-      code: of the first rank that failed by itself, else of the first that failed, else 0.
-      left: numbers of the ranks that failed because another had.
+    Args:
+      failures: the code of each, and whether another had left it, in the order in which they came.
     """
-
-    code: int = 0
-    left: set[int] = field(default_factory=set)
-    _blamed: bool = False
-
-    def add(self, code: int, *, left: bool) -> None:
-        """Takes a failure, in the order in which they come."""
-        if not self._blamed and (not self.code or not left):
-            self.code, self._blamed = code, not left
+    by_themselves = [code for code, left in failures if not left]
+    codes = by_themselves or [code for code, _ in failures]
+    return codes[0] if codes else 0
 
 
 class _Member:
@@ -105,10 +95,10 @@ def _pass_on(source: IO[bytes], target: IO[str], hear: Callable[[str], bool] | N
     with io.TextIOWrapper(source, "utf-8", "replace") as lines:
         while line := lines.readline(_LINE_LETTERS):
             if hear is None or not hear(line):
-                say(line, target)
+                _say(line, target)
 
 
-def say(text: str, target: IO[str] | None = None) -> None:
+def _say(text: str, target: IO[str] | None = None) -> None:
     """Prints; where nobody reads any more, ranks go on and are ended as asked."""
     with _printing, contextlib.suppress(OSError, ValueError):
         target = target or sys.stderr
@@ -134,57 +124,52 @@ class Crew:
         self._ends = float("inf")
         self._asked = False
         self._done = 0
-        self.outcome = Outcome()
+        self._failures: list[tuple[int, bool]] = []
+        self._left: set[int] = set()
 
     def run(
         self,
         orders: Sequence[dict[str, Any]],
         starter: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-    ) -> Outcome:
-        """Runs all ranks to their end.
+    ) -> int:
+        """Runs all ranks to their end, and returns the exit code of the launch.
 
         Args:
           orders: the first one of each host, as for `launching.host.run`.
           starter: the mpirun that starts the ranks, where those do not.
           environment: of that.
         """
+        argv = children.python("-m", "imagenet_prep.launching.host", "run")
         with signals.handled(lambda *_: self._news.put(None), signal.SIGINT):
             try:
-                self._start(orders, starter, environment)
+                for host, order in zip(self._hosts, orders, strict=True):
+                    line = command_on(host.address, argv, _ALIVE)
+                    member = _Member(host.address, line, self._news, self._told)
+                    self._members.append(member)
+                    member.tell(order)
+                if starter:
+                    # mpirun ends its ranks when it is asked to.
+                    line = children.bound(starter, signal.SIGTERM)
+                    hear = self._told_by_mpi
+                    self._starter = _Member("mpirun", line, self._news, hear, environment)
+                    self._members.append(self._starter)
                 self._follow()
             finally:
-                for member in [*self._members, *([self._starter] if self._starter else [])]:
+                for member in self._members:
                     member.process.kill()  # none but those that did not answer
-        return self.outcome
-
-    def _start(
-        self,
-        orders: Sequence[dict[str, Any]],
-        starter: Sequence[str],
-        environment: Mapping[str, str] | None,
-    ) -> None:
-        argv = children.python("-m", "imagenet_prep.launching.host", "run")
-        for host, order in zip(self._hosts, orders, strict=True):
-            line = command_on(host.address, argv, _ALIVE)
-            member = _Member(host.address, line, self._news, self._told)
-            self._members.append(member)
-            member.tell(order)
-        if starter:
-            # mpirun ends its ranks when it is asked to.
-            line = children.bound(starter, signal.SIGTERM)
-            hear = self._told_by_mpi
-            self._starter = _Member("mpirun", line, self._news, hear, environment)
+        self._name_silent()
+        return exit_code(self._failures)
 
     def _follow(self) -> None:
         """Waits for all, and ends all where one has failed, or where that is asked."""
-        waiting = {*self._members, *([self._starter] if self._starter else [])}
+        waiting = set(self._members)
         while waiting:
             try:
                 news = self._news.get(timeout=self._left_s())
             except queue.Empty:
                 names = ", ".join(sorted(member.name for member in waiting))
-                say(f"imagenet-prep: no answer from {names}: ranks may still run there\n")
+                _say(f"imagenet-prep: no answer from {names}: ranks may still run there\n")
                 return
             if news is None:
                 self._ask()
@@ -207,12 +192,13 @@ class Crew:
     def _order(self, order: dict[str, Any], seconds: float) -> None:
         self._ends = time.monotonic() + seconds + _ANSWER_S
         for member in self._members:
-            member.tell(order)
+            if member is not self._starter:
+                member.tell(order)
 
     def _failed(self, told: dict[str, Any]) -> None:
-        self.outcome.add(told["code"], left=told["left"])
+        self._failures.append((told["code"], told["left"]))
         if told["left"]:
-            self.outcome.left.add(told["rank"])
+            self._left.add(told["rank"])
         if self._ends == float("inf"):
             # Where one has come to an orderly end all have, and rank 0 is saving.
             limit_s = self._grace_s if told["code"] == _INCOMPLETE else _FAILED_S
@@ -228,11 +214,11 @@ class Crew:
     def _ended(self, member: _Member, code: int) -> None:
         if member is self._starter:
             if code:
-                self.outcome.add(128 - code if code < 0 else code, left=False)
+                self._failures.append((128 - code if code < 0 else code, False))
             # What mpirun left is ended by those that watch each host.
             self._order({"ask": _FAILED_S}, _FAILED_S)
         elif code:
-            say(
+            _say(
                 f"imagenet-prep: {member.name}: the process that runs its ranks ended with code "
                 f"{code}\n"
             )
@@ -249,5 +235,12 @@ class Crew:
         rank = mpi.left_rank(line)
         if rank is None:
             return False
-        self.outcome.left.add(rank)
+        self._left.add(rank)
         return True
+
+    def _name_silent(self) -> None:
+        """Names the ranks that did not complain of another: one of them died or stalled first."""
+        places = [host.address for host in self._hosts for _ in range(host.slots)]
+        silent = [f"{rank} on {at}" for rank, at in enumerate(places) if rank not in self._left]
+        if self._left and silent:
+            _say(f"imagenet-prep: died or stalled: rank {', '.join(silent)}\n")

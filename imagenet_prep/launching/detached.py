@@ -53,14 +53,6 @@ class Record:
     ended: str = ""
 
     @classmethod
-    def of_this(cls) -> Record:
-        """Returns that of this process."""
-        pid = os.getpid()
-        start = _start(pid)
-        assert start is not None
-        return cls(socket.gethostname(), pid, start, _boot(), _now())
-
-    @classmethod
     def load(cls, folder: Path) -> Record | None:
         """Returns that of a folder, None where nothing was started.
 
@@ -152,7 +144,8 @@ def _there(folder: Path, log: int, parent: int, work: Callable[[Callable[[], Non
     null = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((null, 0), (log, 1), (log, 2)):
         os.dup2(old, new)
-    record = Record.of_this()
+    pid = os.getpid()
+    record = Record(socket.gethostname(), pid, _start(pid) or 0, _boot(), _now())
 
     def under_way() -> None:
         record.save(folder)

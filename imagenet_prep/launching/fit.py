@@ -16,7 +16,7 @@ from imagenet_prep.launching.work import Work
 
 # What `launching.host.probe` tells of a host.
 Answer = dict[str, Any]
-SHAPE = {
+_SHAPE = {
     "versions": dict.fromkeys(("python", *here.PACKAGES), str),
     "gpus": int,
     "address": str,
@@ -27,8 +27,6 @@ SHAPE = {
     "ports": [int, int],
     "problem": str,
 }
-
-_LOOPBACK = "lo"
 
 
 class Network(NamedTuple):
@@ -94,21 +92,26 @@ def _answer(host: Host, ending: Ending, program: str) -> Answer | str:
     """Returns what `launching.host` answered there, or why there is no answer."""
     if ending.code is None:
         return f"{ending.why}. Is it up, and does `ssh {host.address} true` work here?"
-    try:
-        answer: Answer = canonical.loads(ending.output.rpartition("\n")[2])
-        if not canonical.fits(answer, SHAPE):
-            raise ValueError("another version's answer, or none of ours")
-    except ValueError:
-        if ending.is_of_ssh and not host.is_local:
-            return (
-                f"ssh failed: {ending.why}. `ssh {host.address} true` must work "
-                "without a question: key in authorized_keys, host key in known_hosts."
-            )
+    if (answer := understood(ending.output.rpartition("\n")[2])) is not None:
+        return answer
+    if ending.is_of_ssh and not host.is_local:
         return (
-            f"{program} has no imagenet-prep of this version there ({ending.why}). "
-            "Install it at the same path on every host."
+            f"ssh failed: {ending.why}. `ssh {host.address} true` must work "
+            "without a question: key in authorized_keys, host key in known_hosts."
         )
-    return answer
+    return (
+        f"{program} has no imagenet-prep of this version there ({ending.why}). "
+        "Install it at the same path on every host."
+    )
+
+
+def understood(text: str) -> Answer | None:
+    """Returns what a host told of itself, as JSON; None where another version, or nobody, did."""
+    try:
+        answer: Answer = canonical.loads(text)
+    except ValueError:
+        return None
+    return answer if canonical.fits(answer, _SHAPE) else None
 
 
 def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
@@ -132,17 +135,13 @@ def _network(
     """Returns how the hosts reach each other, or what keeps them from it."""
     first, second = answers[0]["ports"]
     ports = (first, second)
-    wanted = [interface] * len(used)
+    own, mine, wanted = interface, here.interfaces(), [interface] * len(used)
     if interface is None:
         wanted = [_reached_by(host, answer) for host, answer in zip(used, answers, strict=True)]
-    told = zip(answers, wanted, strict=True)
-    elsewhere = [a["reached"] or a["address"] for a, name in told if name is not None]
-    own = interface
-    if own is None and not elsewhere:
-        interfaces = tuple(_LOOPBACK for _ in used)
-        return Network("127.0.0.1", interfaces, "127.0.0.1", ports), []
-    mine = here.interfaces()
-    if own is None:
+        told = zip(answers, wanted, strict=True)
+        elsewhere = [a["reached"] or a["address"] for a, name in told if name is not None]
+        if not elsewhere:
+            return Network("127.0.0.1", ("lo",) * len(used), "127.0.0.1", ports), []
         source = _source(elsewhere[0])
         own = next((name for name, address in mine.items() if address == source), None)
     problems = []

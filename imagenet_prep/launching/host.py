@@ -26,7 +26,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from imagenet_prep.core import signals
+from imagenet_prep.core import cli, signals
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.launching.ranks import Rank, Ranks
 
@@ -34,7 +36,8 @@ from imagenet_prep.launching.ranks import Rank, Ranks
 MARK = "IMAGENET_PREP_LAUNCH"
 
 PACKAGES = (
-    *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "horovod", "numpy"),
+    *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
+    *("horovod", "numpy"),
 )
 _RANK = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _POLL_S = 0.2
@@ -100,9 +103,6 @@ def interfaces() -> dict[str, str]:
 
 
 def _dataset(data_dir: str) -> tuple[str, Placement, str]:
-    from imagenet_prep.core.errors import ImagenetPrepError
-    from imagenet_prep.dataset import manifest, naming, placement
-
     root = Path(data_dir).expanduser()
     part = WHOLE
     try:
@@ -112,11 +112,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
             for shard in part.shards(facts, split):
                 size = (root / shard.name).stat().st_size
                 if size != shard.num_bytes:
-                    return (
-                        facts.digest,
-                        part,
-                        (f"{root / shard.name} has {size:,} bytes, expected {shard.num_bytes:,}"),
-                    )
+                    found = f"{root / shard.name} has {size:,} bytes"
+                    return facts.digest, part, f"{found}, expected {shard.num_bytes:,}"
     except OSError as error:
         return "", part, f"{error.filename}: {error.strerror}"
     except ImagenetPrepError as error:
@@ -141,7 +138,9 @@ def run(orders: IO[str]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(Path(begin["folder"]).expanduser())
     if not begin["ranks"]:
-        _guard(begin["mark"], orders)
+        # mpirun has started them here. They end when `launch` says so, or is gone.
+        order = json.loads(orders.readline() or "{}")
+        end(begin["mark"], order.get("ask", _ABANDONED_S))
         return
     ranks = Ranks()
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
@@ -170,7 +169,7 @@ def _tell_failed(mark: str, rank: Rank) -> None:
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
         # It says nothing itself, and ranks that wait for a server wait for ever.
         with contextlib.suppress(OSError):
-            print(f"imagenet-prep: {rank.reason()}", file=sys.stderr, flush=True)
+            cli.say(rank.reason())
     _tell(mark, {"rank": rank.number, "code": code, "left": rank.left})
 
 
@@ -179,28 +178,13 @@ def _tell(mark: str, told: dict[str, Any]) -> None:
         print(f"{mark} {json.dumps(told)}", file=sys.stderr, flush=True)
 
 
-def _guard(mark: str, orders: IO[str]) -> None:
-    """Ends the ranks that mpirun has started here when `launch` says so, or is gone."""
-    grace_s = _ABANDONED_S
-    for line in orders:
-        grace_s = json.loads(line).get("ask", grace_s)
-        break
-    end(mark, grace_s)
-
-
-def end(mark: str, grace_s: float) -> dict[str, int]:
-    """Asks the ranks of a launch to end, and kills those that live `grace_s` seconds later.
-
-    Returns:
-      "ended": how many there were; "killed": how many of them had to be.
-    """
-    first = _marked(mark)
-    _signal(first, signal.SIGTERM)
+def end(mark: str, grace_s: float) -> None:
+    """Asks the ranks of a launch to end, and kills those that live `grace_s` seconds later."""
+    _signal(_marked(mark), signal.SIGTERM)
     patience = time.monotonic() + grace_s
     while (left := _marked(mark)) and time.monotonic() < patience:
         time.sleep(_POLL_S)
     _signal(left, signal.SIGKILL)
-    return {"ended": len(first), "killed": len(left)}
 
 
 def _marked(mark: str) -> list[int]:
@@ -226,13 +210,8 @@ def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
             continue
 
 
-def main(argv: Sequence[str]) -> None:
-    """Does one of the two."""
-    if argv[0] == "probe":
-        print(json.dumps(probe(*(word or None for word in argv[1:]))))
+if __name__ == "__main__":
+    if sys.argv[1] == "probe":
+        print(json.dumps(probe(*(word or None for word in sys.argv[2:]))))
     else:
         run(sys.stdin)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Environment variables: which of this machine's travel to ranks elsewhere; torchrun's, MXNet's."""
+"""Environment variables: which of this machine's travel to other hosts, and what ranks are told."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ _BEGINNINGS = (
 )
 # Each host has GPUs of its own, and each launch a key of its own.
 _STAY = re.compile(r"CUDA_VISIBLE_DEVICES|HOROVOD_SECRET_KEY|IMAGENET_PREP_LAUNCH$")
+# Horovod names the ranks that others wait for after this long.
+STALL_WARNING_S = 30
+# Horovod's own 30 s are too few for a host that reads TensorFlow from a cold or shared disk.
+_MEETING_S = 120
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH|COOKIE", re.IGNORECASE)
 
 
@@ -56,6 +60,20 @@ def travelling(
             "clear. Configure it on each host, e.g. in ~/.aws, or launch without --mpi."
         )
     return {name: value for name, value in found.items() if name not in secrets}
+
+
+def of_horovod(stall_s: int = 600) -> dict[str, str]:
+    """Returns how long Horovod's ranks wait for each other.
+
+    Args:
+      stall_s: seconds after which a job ends where all other ranks wait for one.
+    """
+    return {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
+        # Also how long Gloo waits for a frozen process.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(min(stall_s, _MEETING_S)),
+    }
 
 
 def of_torchrun(

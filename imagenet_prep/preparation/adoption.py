@@ -8,15 +8,14 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
-from imagenet_prep.dataset import manifest, naming, tfrecord
-from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, some
+from imagenet_prep.dataset import naming, tfrecord
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation.existing_set import ExistingSet, identity
 from imagenet_prep.preparation.output import Output, Wanted
@@ -27,13 +26,11 @@ from imagenet_prep.storage import notes
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # Written before the first change: the renames that a run after a kill has to finish.
 _BEGUN = f"{naming.WORK}/adopt.json"
-# Of a list in one sentence.
-_SHOWN = 5
 _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, naming.TFDS_FEATURES, naming.TFDS_INFO)
 
 
@@ -58,8 +55,8 @@ def complete(
     *,
     in_place: bool,
     quiet: bool,
-) -> Manifest:
-    """Sets names right, adds what is missing beside the shards, commits; returns the manifest.
+) -> None:
+    """Sets names right, adds what is missing beside the shards, and commits.
 
     Args:
       store: where the data set is made, locked by this run.
@@ -88,11 +85,18 @@ def complete(
     if in_place:
         _rename(store.local, moves(found))
     else:
-        _fill(store, found, seen, workers, quiet=quiet)
+        checked = [
+            shard._replace(sha256=receipt["sha256"])
+            for split, receipts in seen.receipts.items()
+            for shard, receipt in zip(found.splits[split], receipts, strict=True)
+        ]
+        bring = partial(_bring, source=found.store, store=store)
+        stage = engine.Stage(ADOPT, identity(checked), store, bring)
+        engine.run(stage, checked, workers, title=ADOPT, quiet=quiet)
     for receipts in seen.receipts.values():
         for receipt in receipts:
             store.write(naming.index_name(receipt["shard"]), _index(receipt))
-    return _commit(store, seen)
+    _commit(store, seen)
 
 
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
@@ -106,19 +110,13 @@ def moves(found: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> dict[str, Any]:
-    """Returns what an earlier run was about to do here, where that is what adopt does.
+    """Returns what an earlier run was about to do here; DataDamagedError if adopt never does it.
 
     The folder may come from elsewhere, and its `.work` with it.
-
-    Raises:
-      DataDamagedError: it is anything else.
     """
     begun = notes.read(store, _BEGUN, renames=list, shards=list)
     for key in ("renames", "shards"):
-        if not all(
-            type(pair) is list and [type(each) for each in pair] == [str, str]
-            for pair in begun[key]
-        ):
+        if not canonical.fits(begun[key], [[str, str]]):
             raise notes.damaged(store, _BEGUN, f"{key!r} holds something else than pairs of text")
     names = {name for name, _ in begun["shards"]}
     for before, after in begun["renames"]:
@@ -142,75 +140,47 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
                 folder.rmdir()
 
 
-@dataclass(frozen=True)
-class FillWork:
-    """Brings a shard that was checked into another folder or bucket, as it is.
+def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result:
+    """Brings a checked shard into another folder or bucket; its receipt is that of the check.
 
-    Attributes:
-      source: where it lies.
-      store: where it goes: as a hard link between folders, else as a copy, proven on the way.
+    It is a hard link between folders, else a copy that is proven on the way.
     """
-
-    source: Store
-    store: Store
-
-    def __call__(self, shard: ShardFile) -> engine.Result:
-        """Returns the file, and a receipt that adds nothing to that of the check."""
-        temporary = self.store.temporary()
-        here, there = self.source.as_folder, self.store.as_folder
-        if here and there:
-            self._link(here, shard, temporary)
-        else:
-            self._copy(shard, temporary)
-        return engine.Result({}, (engine.Output(temporary, shard.name, shard.sha256),))
-
-    def _link(self, source: LocalStore, shard: ShardFile, target: Path) -> None:
-        try:
-            with storage_errors("link", target):
-                target.hardlink_to(source.path(shard.path))
-        except StoreError as error:
-            if getattr(error.__cause__, "errno", None) == errno.EXDEV:
-                raise UsageError(
-                    f"{self.store.where()} is on another file system than {source.where()}: hard "
-                    "links do not reach there. Choose --out beside it, or copy by --rewrite."
-                ) from error
-            raise
-
-    def _copy(self, shard: ShardFile, target: Path) -> None:
-        try:
-            with (
-                storage_errors(f"copy {self.source.where(shard.path)} to", target),
-                self.source.opened(shard.path, shard.stat) as stream,
-                LargeFile(target) as file,
-            ):
-                for chunk in hashed(stream, ()):
-                    file.append(chunk)
-            if file.sha256 != shard.sha256:
-                raise DataDamagedError(
-                    f"{self.source.where(shard.path)}: sha256 {file.sha256}, and {shard.sha256} "
-                    "when it was checked. Run the same command again."
-                )
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
+    temporary = store.temporary()
+    if (folder := source.as_folder) and store.as_folder:
+        _link(folder, store, shard, temporary)
+    else:
+        _copy(source, shard, temporary)
+    return engine.Result({}, (engine.Output(temporary, shard.name, shard.sha256),))
 
 
-def _fill(
-    store: Store,
-    found: TfrecordSet,
-    seen: ExistingSet,
-    workers: engine.Workers,
-    *,
-    quiet: bool,
-) -> None:
-    """Brings all shards into the store that are not there yet."""
-    shards = [
-        shard._replace(sha256=receipt["sha256"])
-        for split, receipts in seen.receipts.items()
-        for shard, receipt in zip(found.splits[split], receipts, strict=True)
-    ]
-    stage = engine.Stage(ADOPT, identity(shards), store, FillWork(found.store, store))
-    engine.run(stage, shards, workers, title=ADOPT, quiet=quiet)
+def _link(source: LocalStore, store: Store, shard: ShardFile, target: Path) -> None:
+    try:
+        with storage_errors("link", target):
+            target.hardlink_to(source.path(shard.path))
+    except StoreError as error:
+        if getattr(error.__cause__, "errno", None) == errno.EXDEV:
+            raise UsageError(
+                f"{store.where()} is on another file system than {source.where()}: hard "
+                "links do not reach there. Choose --out beside it, or copy by --rewrite."
+            ) from error
+        raise
+
+
+def _copy(source: Store, shard: ShardFile, target: Path) -> None:
+    where = source.where(shard.path)
+    with removed_on_failure(target):
+        with (
+            storage_errors(f"copy {where} to", target),
+            source.opened(shard.path, shard.stat) as stream,
+            LargeFile(target) as file,
+        ):
+            for chunk in hashed(stream, ()):
+                file.append(chunk)
+        if file.sha256 != shard.sha256:
+            raise DataDamagedError(
+                f"{where}: sha256 {file.sha256}, and {shard.sha256} when it was checked. Run the "
+                "same command again."
+            )
 
 
 def _refuse_obstacles(
@@ -245,7 +215,7 @@ def _refuse_obstacles(
     if strangers:
         advice = "or give --out DIR" if in_place else "or choose an empty --out"
         raise UsageError(
-            f"{store.where()}: {', '.join(strangers[:_SHOWN])} in the way: no file is replaced, "
+            f"{store.where()}: {some(strangers)} in the way: no file is replaced, "
             "and readers would take what begins with train or valid for a shard. Move them away, "
             f"{advice}."
         )
@@ -259,7 +229,7 @@ def _index(receipt: dict[str, Any]) -> bytes:
     return "".join(lines).encode()
 
 
-def _commit(store: Store, seen: ExistingSet) -> Manifest:
+def _commit(store: Store, seen: ExistingSet) -> None:
     classes = seen.labelling.classes
     splits = {}
     for split, receipts in seen.receipts.items():
@@ -274,26 +244,19 @@ def _commit(store: Store, seen: ExistingSet) -> Manifest:
             for receipt in receipts
         ]
         splits[split] = split_of(whole, num_per_class(receipts, len(classes.wnids)))
-    settings = Settings(ADOPT, {split: {} for split in splits})
+    wanted = Wanted(
+        Settings(ADOPT, {split: {} for split in splits}),
+        libraries={},
+        label_offset=seen.labelling.offset,
+        subset=bool(seen.count_problems),
+    )
     # What the shards were made from, nobody knows any more: the manifest names no sources.
-    Output(store, Wanted(settings, libraries={})).commit(
+    Output(store, wanted).commit(
         splits,
         classes,
-        label_offset=seen.labelling.offset,
         missing_features=seen.missing_features,
         plan_digest=canonical.digest(
             [shard.sha256 for split in splits.values() for shard in split.shards]
         ),
-        subset=bool(seen.count_problems),
         edition=seen.edition,
     )
-    return load(store)
-
-
-def load(store: Store) -> Manifest:
-    """Returns the manifest of a data set.
-
-    Raises:
-      StoreError, ManifestError: it cannot be read, or is damaged.
-    """
-    return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))

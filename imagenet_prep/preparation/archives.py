@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,37 +46,6 @@ class RangeTask(NamedTuple):
     def name(self) -> str:
         """The receipt's name; sorts by position."""
         return f"{self.start:015d}"
-
-
-@dataclass(frozen=True)
-class FetchWork:
-    """Fetches ranges of one archive into one file.
-
-    Attributes:
-      remote, archive, stat: what is read.
-      partial: the file, at its full length.
-      retries: failed attempts allowed a range.
-    """
-
-    remote: Remote
-    archive: str
-    stat: Stat
-    partial: Path
-    retries: int
-    _ended: threading.Event = field(default_factory=threading.Event)
-
-    def __call__(self, task: RangeTask) -> engine.Result:
-        """Leaves the range on the disk; its place and size are the receipt."""
-        where = f"{self.remote.where(self.archive)}, bytes {task.start:,} to {task.stop:,}"
-        budget = RetryBudget(where, self.retries, self._ended)
-        try:
-            fetch(self.remote, self.archive, self.stat, *task, self.partial, budget)
-        except BaseException:
-            # Others that wait for a server need not wait any longer.
-            self._ended.set()
-            raise
-        size = task.stop - task.start
-        return engine.Result({"start": task.start, "num_bytes": size, "failures": budget.failures})
 
 
 @dataclass(kw_only=True)
@@ -166,22 +136,12 @@ class Archives:
         """Returns where an archive is when it is proven."""
         return self.store.path(archive.name)
 
-    def _partial(self, archive: Archive) -> Path:
-        """Returns where an archive is put together."""
-        return self.store.path(_partial(archive))
-
     def _stat(self, archive: Archive) -> Stat:
-        """Returns what the other end has.
-
-        Raises:
-          SourceError: it cannot be the official archive.
-          IncompleteError: the server cannot be reached.
-          StoreError: it refuses.
-        """
+        """Returns what the other end has; raises SourceError for no official archive."""
         where = self.remote.where(archive.name)
         retries = min(self.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
-        budget = RetryBudget(where, retries, threading.Event(), remedy=remedy)
+        budget = RetryBudget(where, retries, remedy=remedy)
         stat = with_retries(lambda: self.remote.stat(archive.name), budget)
         if not stat.size:
             raise StoreError(f"{where}: it is empty. Choose another --base-url.")
@@ -226,7 +186,7 @@ class Archives:
     def _keep_what_is_valid(self, archive: Archive, stat: Stat) -> None:
         """Drops what earlier runs fetched of another file, or of one that was proven wrong."""
         self.store.size(_partial(archive))  # no link
-        partial = self._partial(archive)
+        partial = self.store.path(_partial(archive))
         md5 = self._md5(archive, partial)
         wrong = md5 is not None and not self._accepts(archive, md5)
         same = self.store.path(self._fetch_stage(archive, stat).folder).is_dir()
@@ -241,7 +201,7 @@ class Archives:
     def _check_space(self, stats: dict[Archive, Stat]) -> None:
         needed = 0
         for archive, stat in stats.items():
-            partial = self._partial(archive)
+            partial = self.store.path(_partial(archive))
             there = partial.stat().st_blocks * 512 if partial.exists() else 0
             needed += max(0, stat.size - there)
         free = self.store.free_bytes()
@@ -254,7 +214,7 @@ class Archives:
 
     def _bring(self, archive: Archive, stat: Stat) -> None:
         """Fetches, proves and publishes one archive."""
-        partial = self._partial(archive)
+        partial = self.store.path(_partial(archive))
         if self._md5(archive, partial) is None:
             hasher = self._fetch(archive, stat)
             self._prove({archive: (partial.stat(), hasher)})
@@ -264,7 +224,7 @@ class Archives:
         self._forget_receipts(archive)
 
     def _fetch(self, archive: Archive, stat: Stat) -> Hasher:
-        partial = self._partial(archive)
+        partial = self.store.path(_partial(archive))
         with storage_errors("create", partial):
             opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
             with os.fdopen(opened, "wb") as file:
@@ -295,6 +255,21 @@ class Archives:
         self._fetched_bytes[archive] = sum(receipt["num_bytes"] for receipt in new)
         return hasher
 
+    def _fetch_range(
+        self, archive: Archive, stat: Stat, ended: threading.Event, task: RangeTask
+    ) -> engine.Result:
+        """Leaves a range on the disk; its place and size are the receipt."""
+        where = f"{self.remote.where(archive.name)}, bytes {task.start:,} to {task.stop:,}"
+        budget, path = RetryBudget(where, self.retries, ended), self.store.path(_partial(archive))
+        try:
+            fetch(self.remote, archive.name, stat, *task, path, budget)
+        except BaseException:
+            # Others that wait for a server need not wait any longer.
+            ended.set()
+            raise
+        size = task.stop - task.start
+        return engine.Result({"start": task.start, "num_bytes": size, "failures": budget.failures})
+
     def _prove(self, files: dict[Archive, tuple[os.stat_result, Hasher]]) -> None:
         """Notes the md5 of whole files, and the status that each had."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
@@ -321,7 +296,7 @@ class Archives:
             self.store.remove_tree(f"{naming.WORK}/{folder.name}")
 
     def _fetch_stage(self, archive: Archive, stat: Stat) -> engine.Stage[RangeTask]:
-        work = FetchWork(self.remote, archive.name, stat, self._partial(archive), self.retries)
+        work = partial(self._fetch_range, archive, stat, threading.Event())
         # Without the address: it may hold what is nobody's business, and move.
         identity = canonical.digest([archive.name, *stat, self.part_size])
         shape = {"start": int, "num_bytes": int}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Boxes
-from imagenet_prep.preparation.tasks import BoxWork
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
 _COUNTS = ("images", "boxes", "dropped")
@@ -24,16 +25,16 @@ class BoxLookup:
       num_bytes: of all lists, once `read_boxes` has made them.
     """
 
-    def __init__(self, store: Store, work: BoxWork, parts: dict[str, source.Part]) -> None:
+    def __init__(self, store: Store, folder: str, parts: dict[str, source.Part]) -> None:
         self.parts = parts
         self.num_bytes = 0
         self._store = store
-        self._work = work
+        self._folder = folder
         self._last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
         """Returns the boxes by stem: of a class of train, or of all of validation."""
-        name = self._work.box_list(split, wnid if split == schema.TRAIN else split)
+        name = _list_name(self._folder, split, wnid if split == schema.TRAIN else split)
         # Every class of validation asks for the same list.
         if self._last[0] != name:
             found = self._store.size(name) is not None
@@ -47,9 +48,26 @@ def box_stage(
 ) -> tuple[engine.Stage[boxes.BoxTask], BoxLookup]:
     """Returns the stage that reads annotations into lists, and what finds boxes in them."""
     digest = canonical.digest(annotations.identity)
-    work = BoxWork(store, f"{naming.WORK}/boxes-{digest[:16]}/lists")
+    folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
+    work = partial(_read, store=store, folder=folder)
     stage = engine.Stage("boxes", digest, store, work, dict.fromkeys(_COUNTS, int))
-    return stage, BoxLookup(store, work, annotations.parts)
+    return stage, BoxLookup(store, folder, annotations.parts)
+
+
+def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result:
+    """Reads annotations into files of lines, one a class of train and one for validation."""
+    found = boxes.read(task)
+    outputs = []
+    for group, lines in found.lines.items():
+        temporary = store.temporary()
+        with storage_errors("write", temporary):
+            temporary.write_bytes(lines)
+        outputs.append(engine.Output(temporary, _list_name(folder, task.split, group)))
+    return engine.Result({name: getattr(found, name) for name in _COUNTS}, tuple(outputs))
+
+
+def _list_name(folder: str, split: str, group: str) -> str:
+    return f"{folder}/{split}/{group}.jsonl"
 
 
 def read_boxes(
@@ -72,7 +90,7 @@ def read_boxes(
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)
-    receipts = engine.run(stage, annotations.tasks(), workers, title="boxes", quiet=quiet)
+    receipts = engine.run(stage, annotations.tasks, workers, title="boxes", quiet=quiet)
     total = {name: sum(r[name] for r in receipts) for name in _COUNTS}
     if not quiet:
         print(

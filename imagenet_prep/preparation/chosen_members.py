@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member, dump_member, parse_members
+from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.shards import plan, runs
@@ -22,37 +22,6 @@ _PARSED_BYTES = 1 << 20
 Lists = Sequence[tuple[IndexTask, Path]]
 # An entry of such a list, sorted by class, begins with the class index.
 _INDEX_DIGITS = 8
-
-
-def chosen_of_class(
-    members: Iterable[Member],
-    *,
-    per_class: int | None,
-    seed: int,
-    boxes: Mapping[str, Boxes] | None,
-    where: str,
-) -> list[Member]:
-    """Returns the members of one class that are taken, with their boxes.
-
-    Args:
-      members: all of the class, in any order.
-      per_class: how many are taken at most, chosen by the seed; None for all.
-      seed: of the selection.
-      boxes: by stem of the file name; None where none are wanted.
-      where: the source, for messages.
-
-    Raises:
-      SourceError: an image comes twice.
-    """
-    chosen = source.sorted_by_key(members, where)
-    if per_class:
-        chosen = plan.permute(chosen, seed)[:per_class]
-    if boxes is None:
-        return chosen
-    return [
-        member._replace(boxes=boxes.get(member.filename.rpartition(".")[0], NO_BOXES))
-        for member in chosen
-    ]
 
 
 @dataclass(frozen=True)
@@ -75,10 +44,11 @@ class ChosenMembers:
 
     def of_classes(self, start: int, stop: int) -> Iterator[list[Member]]:
         """Yields the members of each class of [start, stop) that has some, chosen or not."""
+        one_class = {task.class_index: path for task, path in self.lists}
         mixed = runs.read(self.mixed, start, stop)
         waiting = next(mixed, None)
         for index in range(start, stop):
-            lines = self._one_class[index].read_bytes() if index in self._one_class else b""
+            lines = one_class[index].read_bytes() if index in one_class else b""
             if waiting is not None and waiting[0] == index:
                 lines += b"".join(entry[_INDEX_DIGITS:] for entry in waiting[1])
                 waiting = next(mixed, None)
@@ -94,16 +64,16 @@ class ChosenMembers:
         selection, index = self.selection, members[0].class_index
         if index not in selection.classes:
             return []
-        boxes = None
-        if self.lookup is not None:
-            boxes = self.lookup.of(self.split, selection.source.classes.wnids[index])
-        return chosen_of_class(
-            members,
-            per_class=selection.per_class,
-            seed=selection.seed,
-            boxes=boxes,
-            where=selection.where,
-        )
+        chosen = source.sorted_by_key(members, selection.where)
+        if selection.per_class:
+            chosen = plan.permute(chosen, selection.seed)[: selection.per_class]
+        if self._boxes is None:
+            return chosen
+        boxes = self._boxes.of(self.split, selection.source.classes.wnids[index])
+        return [
+            member._replace(boxes=boxes.get(member.filename.rpartition(".")[0], NO_BOXES))
+            for member in chosen
+        ]
 
     def ranked(self, parts: int, start: int, stop: int) -> Iterator[bytes]:
         """Yields the entries of `plan.entry_by_rank` for the chosen members of [start, stop)."""
@@ -115,18 +85,20 @@ class ChosenMembers:
         """Counts members by name of the part that they come from, and boxes by that of theirs."""
         default = self.lists[0][0].part
         found = Counter(self._part_of.get(member.archive, default) for member in members)
-        if self.lookup is not None:
-            found[self.lookup.parts[self.split].name] += sum(bool(m.boxes.xmin) for m in members)
+        if self._boxes is not None:
+            found[self._boxes.parts[self.split].name] += sum(bool(m.boxes.xmin) for m in members)
         return found
 
     @cached_property
-    def _one_class(self) -> dict[int | None, Path]:
-        return {task.class_index: path for task, path in self.lists}
+    def _boxes(self) -> BoxLookup | None:
+        has_some = self.lookup is not None and self.split in self.lookup.parts
+        return self.lookup if has_some else None
 
     @cached_property
     def _part_of(self) -> dict[str, str]:
-        # A file of unpacked images has the name of its task.
-        return {task.name: task.part for task, _ in self.lists}
+        # A file of unpacked images has the name of its task; other members lie in the part itself,
+        # or in one of the archives that are the only part of their split.
+        return {name: task.part for task, _ in self.lists for name in (task.name, task.part)}
 
 
 def entries_by_class(lists: Sequence[Path], start: int, stop: int) -> Iterator[bytes]:

@@ -9,6 +9,9 @@ from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address, cli
 from imagenet_prep.dataset import naming, schema
 
+# Kinds of sources that may lie on a server.
+_ON_SERVERS = ("auto", "ilsvrc", "imagenet21k")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(cli.WorkerFlags):
@@ -63,16 +66,7 @@ class Config(RunFlags):
     )
     source_kind: str = cli.flag(
         "auto",
-        choices=(
-            "auto",
-            "ilsvrc",
-            "imagenet21k",
-            "folder",
-            "parquet",
-            "recordio",
-            "cifar10",
-            "mnist",
-        ),
+        choices=(*_ON_SERVERS, "folder", "parquet", "recordio", "cifar10", "mnist"),
         help="layout of the source; auto recognises it and prints what it found",
     )
     splits: tuple[str, ...] = cli.flag(
@@ -169,11 +163,7 @@ class Config(RunFlags):
                 raise ValueError(f"--{split}-shards without {split} in --splits")
         if self.rehash and self.check == "header":
             raise ValueError("--rehash: --check header computes no md5")
-        if address.is_remote(self.source):
-            self._check_remote_source()
-
-    def _check_remote_source(self) -> None:
-        if self.source_kind not in ("auto", "ilsvrc", "imagenet21k"):
+        if address.is_remote(self.source) and self.source_kind not in _ON_SERVERS:
             raise ValueError(
                 "--source: from a server, only the archives of ILSVRC2012 and ImageNet-21K are "
                 "read; bring anything else into a folder"

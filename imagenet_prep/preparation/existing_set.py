@@ -7,9 +7,10 @@ Nothing is changed. A wrong CRC, label, key or JPEG is a problem. What readers c
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from imagenet_prep import engine
@@ -26,12 +27,6 @@ from imagenet_prep.sources.labels import ClassList, check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.store import Store
-
-_CONSTANTS: dict[str, bytes | int] = {
-    schema.FORMAT: b"JPEG",
-    schema.COLORSPACE: b"RGB",
-    schema.CHANNELS: 3,
-}
 
 # Problems listed for one shard; if all its records have one, more of them say nothing new.
 _MAX_PROBLEMS = 1000
@@ -52,98 +47,69 @@ _CHECKED = {
 }
 
 
-@dataclass(frozen=True)
-class LabelWork:
+def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result:
     """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
-
-    store: Store
-
-    def __call__(self, shard: ShardFile) -> engine.Result:
-        """Returns the uses, and what is damaged, as the receipt."""
-        damage: list[str] = []
-        uses = tfrecords.label_uses(self.store, shard, lambda error: damage.append(str(error)))
-        examples = sum(use.examples for use in uses)
-        return engine.Result({"uses": uses, "damage": damage, "examples": examples})
+    damage: list[str] = []
+    uses = tfrecords.label_uses(store, shard, lambda error: damage.append(str(error)))
+    examples = sum(use.examples for use in uses)
+    return engine.Result({"uses": uses, "damage": damage, "examples": examples})
 
 
 @dataclass
 class _Report:
-    """What was found in one shard."""
+    """What the receipt of a shard says of its records."""
 
-    problems: list[str] = field(default_factory=list)
-    missing_features: dict[str, Counter[str]] = field(default_factory=dict)
-    num_per_class: Counter[int] = field(default_factory=Counter)
-    validation: dict[str, int] = field(default_factory=dict)
     record_bytes: list[int] = field(default_factory=list)
+    num_per_class: Counter[str] = field(default_factory=Counter)
+    validation: dict[str, int] = field(default_factory=dict)
     not_rgb: int = 0
     max_height: int = 0
     max_width: int = 0
+    lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    problems: list[str] = field(default_factory=list)
 
-    def lack(self, key: str, kind: str) -> None:
-        self.missing_features.setdefault(key, Counter())[kind] += 1
 
+def _check_shard(shard: ShardFile, *, store: Store, labelling: Labelling) -> engine.Result:
+    """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
+    report = _Report()
+    sha256 = hashlib.sha256()
 
-@dataclass(frozen=True)
-class CheckWork:
-    """Reads one shard."""
+    def problem(error: Exception) -> None:
+        report.problems.append(str(error))
 
-    store: Store
-    labelling: Labelling
-
-    def __call__(self, shard: ShardFile) -> engine.Result:
-        """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
-        report = _Report()
-        sha256 = hashlib.sha256()
-
-        def problem(error: Exception) -> None:
-            report.problems.append(str(error))
-
-        for record, entry in tfrecords.entries(self.store, shard, problem, [sha256]):
-            report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
-            try:
-                member = tfrecords.member(shard, record, entry, self.labelling)
-                report.num_per_class[member.class_index] += 1
-                note_validation(member, report.validation)
-            except DataDamagedError as error:
-                problem(error)
-                continue
-            try:
-                _check_record(record.payload, entry, report)
-            except (BadImageError, DataDamagedError) as error:
-                report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
-        if (more := len(report.problems) - _MAX_PROBLEMS) > 0:
-            report.problems[_MAX_PROBLEMS:] = [f"{shard.file}: {more:,} more problems like these"]
-        return engine.Result(
-            {
-                "shard": shard.name,
-                "examples": len(report.record_bytes),
-                "num_bytes": shard.num_bytes,
-                "sha256": "" if report.problems else sha256.hexdigest(),
-                "record_bytes": report.record_bytes,
-                "num_per_class": {str(i): n for i, n in sorted(report.num_per_class.items())},
-                "validation": report.validation,
-                "not_rgb": report.not_rgb,
-                "max_height": report.max_height,
-                "max_width": report.max_width,
-                "lacks": report.missing_features,
-                "problems": report.problems,
-            }
-        )
+    for record, entry in tfrecords.entries(store, shard, problem, [sha256]):
+        report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
+        try:
+            member = tfrecords.member(shard, record, entry, labelling)
+            count_member(member, report.num_per_class, report.validation)
+        except DataDamagedError as error:
+            problem(error)
+            continue
+        try:
+            _check_record(record.payload, entry, report)
+        except (BadImageError, DataDamagedError) as error:
+            report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
+    if (more := len(report.problems) - _MAX_PROBLEMS) > 0:
+        report.problems[_MAX_PROBLEMS:] = [f"{shard.file}: {more:,} more problems like these"]
+    return engine.Result(
+        {
+            **vars(report),
+            "shard": shard.name,
+            "examples": len(report.record_bytes),
+            "num_bytes": shard.num_bytes,
+            "sha256": "" if report.problems else sha256.hexdigest(),
+        }
+    )
 
 
 def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
-    """Adds what one record lacks.
-
-    Raises:
-      BadImageError: its image is not a JPEG.
-      DataDamagedError: it does not fit the schema, even with what may be missing.
-    """
+    """Adds what one record lacks; raises BadImageError or DataDamagedError for a damaged one."""
     features = entry.features
     image = keep(entry.encoded)
     report.max_height = max(report.max_height, image.height)
     report.max_width = max(report.max_width, image.width)
     missing_features = {key: example.ABSENT for key in schema.ALL_KEYS if key not in features}
-    true = _CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
+    true = example.CONSTANTS | {schema.HEIGHT: image.height, schema.WIDTH: image.width}
     for key in true:
         if key in features and features[key] != (true[key],):
             missing_features[key] = example.WRONG
@@ -155,7 +121,7 @@ def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
     if schema.ENCODED in features:
         example.decode(payload, missing_features)
     for key, kind in missing_features.items():
-        report.lack(key, kind)
+        report.lacks[key][kind] += 1
 
 
 def settle_labels(
@@ -183,17 +149,13 @@ def settle_labels(
     if labelling is not None:
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
-    stage = engine.Stage("labels", identity(shards), store, LabelWork(found.store), _LABELS)
+    work = partial(_list_labels, store=found.store)
+    stage = engine.Stage("labels", identity(shards), store, work, _LABELS)
     receipts = engine.run(stage, shards, workers, title="labels", quiet=quiet)
     if damage := [line for receipt in receipts for line in receipt["damage"]]:
-        raise DataDamagedError(
-            "\n".join(
-                [
-                    f"{found.store.where()}: {len(damage)} damaged; fetch these shards again:",
-                    *damage,
-                ]
-            )
-        )
+        where = found.store.where()
+        damage.insert(0, f"{where}: {len(damage)} damaged; fetch these shards again:")
+        raise DataDamagedError("\n".join(damage))
     uses = [LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
     return labelling_of(uses, known)
 
@@ -203,10 +165,11 @@ def identity(shards: Sequence[ShardFile]) -> str:
     return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
 
 
-def note_validation(member: Member, class_index: dict[str, int]) -> None:
-    """Adds the class of a validation image by the number in its name."""
+def count_member(member: Member, num_per_class: Counter[str], validation: dict[str, int]) -> None:
+    """Counts a member by class; of a validation image, notes the class by number in its name."""
+    num_per_class[str(member.class_index)] += 1
     if match := VALIDATION_NAME.match(member.key):
-        class_index[str(int(match[1]))] = member.class_index
+        validation[str(int(match[1]))] = member.class_index
 
 
 def check_validation_labels(
@@ -312,7 +275,8 @@ def check_existing_set(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
     # "survey" is the name that earlier versions gave to these receipts on the disk.
-    stage = engine.Stage("survey", digest, store, CheckWork(found.store, labelling), _CHECKED)
+    work = partial(_check_shard, store=found.store, labelling=labelling)
+    stage = engine.Stage("survey", digest, store, work, _CHECKED)
     receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
     problems = [problem for receipt in receipts for problem in receipt["problems"]]
     problems += _copies(shards, receipts)

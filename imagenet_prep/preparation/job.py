@@ -26,20 +26,19 @@ from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import (
     HashTask,
     ShardTask,
-    WriteOrHash,
     WriteWork,
     planned_images,
     refuse_other_md5,
+    write_or_hash,
 )
 from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.source import Part
+from imagenet_prep.sources.source import Part, Pixels
 from imagenet_prep.storage import kept_lists, proven, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.remote_archives import open_archives
-from imagenet_prep.storage.remote_path import Location
 from imagenet_prep.storage.store import Store
 
 # If images are only copied, a third of the time is Python's. From this size on, processes finish
@@ -55,7 +54,6 @@ class Job:
       selection: the images, and how they are assigned to shards.
       description: of the source, one line for people.
       policy: for the codec.
-      label_offset: stored label = class index + this.
       workers: how much runs at once.
       wanted: the data set to make.
       expected_md5: by name of an official archive.
@@ -67,7 +65,6 @@ class Job:
     selection: Selection
     description: str
     policy: Policy
-    label_offset: int
     workers: Workers
     wanted: Wanted
     expected_md5: dict[str, str]
@@ -98,7 +95,6 @@ class Job:
             selection=selection,
             description=description + ("; with bounding boxes" if selection.annotations else ""),
             policy=policy,
-            label_offset=config.label_offset,
             workers=Workers(config.workers, kind, config.beam_args),
             wanted=_wanted(config, selection, policy.libraries),
             expected_md5={
@@ -113,8 +109,14 @@ class Job:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    """Returns the requested images, and one line for people about their source."""
-    root = _root(config)
+    """Returns the requested images, and one line for people about their source.
+
+    What is found on a server is kept beside the data set.
+    """
+    base, lists = kept_lists.beside(config.out), None
+    if base is not None:
+        lists = KeptLists(base, writes=not config.dry_run, believes_md5=not config.rehash)
+    root = remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
     splits = [split for split in schema.SPLITS if split in config.source_splits]
     found, description = detect.find(
         root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
@@ -142,30 +144,21 @@ def _select(config: Config) -> tuple[Selection, str]:
     return selection, description
 
 
-def _root(config: Config) -> Location:
-    """Returns where the source lies; from a server, what is found is kept beside the data set."""
-    base = kept_lists.beside(config.out)
-    lists = None
-    if base is not None:
-        lists = KeptLists(base, writes=not config.dry_run, believes_md5=not config.rehash)
-    return remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
-
-
 def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     """Returns the md5, by name, of files that `download` has proven and nobody touched since."""
     if policy.check == CHECK_HEADER:
         return {}
-    files = {part.name: part.path for part in parts}
-    found = {name: proven.find(path) for name, path in files.items() if isinstance(path, Path)}
+    found = {part.name: proven.find(part.path) for part in parts if isinstance(part.path, Path)}
     return {name: md5 for name, md5 in found.items() if md5 is not None}
 
 
 def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> Wanted:
-    encoding, excluded = selection.source.encoding, selection.excluded
+    excluded = selection.excluded
+    from_pixels = isinstance(selection.source, Pixels)
     byte_settings = {
         **config.byte_settings(),
         "boxes": selection.annotations is not None,
-        **({} if encoding is None else {"encoded_from_pixels": RAW_ENCODING}),
+        **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
     }
     parts, is_remote = selection.parts, address.is_remote(config.source)
@@ -174,6 +167,9 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         libraries,
+        label_offset=config.label_offset,
+        subset=selection.is_subset,
+        name=selection.source.name,
         source_sizes={part.name: part.num_bytes for part in selection.parts},
         allowed_bad_images=config.allowed_bad_images,
         origin={"root": root, "files": files},
@@ -224,31 +220,28 @@ def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
-    """Returns all tasks of the stage that writes, those that take longest first."""
-    shards = [ShardTask(name) for split in inventory.plans for name in split.shard_names]
-    return [*_hash_tasks(job, inventory), *shards]
+    """Returns all tasks of the stage that writes, those that take longest first.
 
-
-def _hash_tasks(job: Job, inventory: Inventory) -> list[HashTask]:
-    """Returns the archives to hash, largest first; none with --check header.
+    With --check header, no archive is hashed.
 
     Raises:
       SourceError: an archive that was hashed while it was listed is not the official one.
     """
+    shards = [ShardTask(name) for split in inventory.plans for name in split.shard_names]
     if job.policy.check == CHECK_HEADER:
-        return []
+        return [*shards]
     for archive, md5 in inventory.md5.items():
-        refuse_other_md5(archive, md5, job.expected_md5.get(archive))
-    files = [part for part in job.selection.parts if part.path is not None]
+        refuse_other_md5(archive, md5, job.expected_md5)
     known = job.proven_md5.keys() | inventory.md5.keys()
-    unproven = [part for part in files if part.name not in known]
-    return [HashTask(part.name) for part in sorted(unproven, key=lambda part: -part.num_bytes)]
+    files = [part for part in job.selection.parts if part.path and part.name not in known]
+    largest_first = sorted(files, key=lambda part: -part.num_bytes)
+    return [*(HashTask(part.name) for part in largest_first), *shards]
 
 
 def announce_proven(job: Job) -> None:
-    """Says which archives are not read for their md5; raises SourceError as `hash_archive`."""
+    """Says which archives are not read for their md5; raises SourceError for another one."""
     for archive, md5 in job.proven_md5.items():
-        refuse_other_md5(archive, md5, job.expected_md5.get(archive))
+        refuse_other_md5(archive, md5, job.expected_md5)
     if job.proven_md5 and not job.quiet:
         names = ", ".join(job.proven_md5)
         print(
@@ -256,17 +249,6 @@ def announce_proven(job: Job) -> None:
             "read again for it (--rehash reads it).",
             file=sys.stderr,
         )
-
-
-def _refuse_touched(job: Job) -> None:
-    """Makes sure that the proven archives are still those; what was read is then of that md5."""
-    for part in job.selection.parts:
-        md5 = job.proven_md5.get(part.name)
-        if md5 and isinstance(part.path, Path) and proven.find(part.path) != md5:
-            raise SourceError(
-                f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
-                "Run the same command again: the file is then read for its md5."
-            )
 
 
 def write_stage(
@@ -288,7 +270,7 @@ def write_stage(
         images=partial(planned_images, reader=reader, plans=plans, folder=inventory.folder),
         transform=partial(transform, policy=job.policy),
         classes=classes,
-        label_offset=job.label_offset,
+        label_offset=wanted.label_offset,
         fail_on_bad_image=job.fail_on_bad_image,
     )
     digest = canonical.digest(
@@ -302,7 +284,12 @@ def write_stage(
             *([part.stamp for part in selection.parts] * address.is_remote(selection.where)),
         ]
     )
-    function = WriteOrHash(work, open_archives(archives), job.expected_md5)
+    function = partial(
+        write_or_hash,
+        write=work,
+        archives=open_archives(archives),
+        expected_md5=job.expected_md5,
+    )
     return Stage("write", digest, store, function, (writer.RECEIPT, {"archive": str, "md5": str}))
 
 
@@ -315,8 +302,14 @@ def commit(
       SourceError: a proven archive was touched while it was read.
       ImagenetPrepError: as for `Output.commit`.
     """
-    _refuse_touched(job)
-    source = job.selection.source
+    # What was read of a proven archive is of its md5 if it is still that file.
+    for part in job.selection.parts:
+        proof = job.proven_md5.get(part.name)
+        if proof and isinstance(part.path, Path) and proven.find(part.path) != proof:
+            raise SourceError(
+                f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
+                "Run the same command again: the file is then read for its md5."
+            )
     read = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {receipt["shard"]: receipt for receipt in receipts if "shard" in receipt}
@@ -325,15 +318,12 @@ def commit(
             split.split: split_of([shards[n] for n in split.shard_names], split.num_per_class)
             for split in inventory.plans
         },
-        source.classes,
+        job.selection.source.classes,
         incidents=[incident for receipt in shards.values() for incident in receipt["incidents"]],
         sources=[
             Source(part.name, part.num_bytes, md5.get(part.name), inventory.taken[part.name])
             for part in job.selection.parts
         ],
-        label_offset=job.label_offset,
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
-        subset=job.selection.is_subset,
         edition=inventory.edition,
-        name=source.name,
     )

@@ -19,10 +19,10 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import manifest, naming, schema, settings
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
+from imagenet_prep.dataset.member import QUARANTINED
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards import tfds
-from imagenet_prep.shards.commit import publish
-from imagenet_prep.shards.limit import BadImageLimit, check_finished
+from imagenet_prep.shards.commit import check_finished, publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import ClassList
@@ -43,6 +43,9 @@ class Wanted:
     Attributes:
       settings: who makes it, and what decides the bytes of the splits that this run makes.
       libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
+      label_offset: stored label = class index + this.
+      subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
+      name: what dataset_info.json calls it.
       source_sizes: bytes by name of the sources that a finished set must have; empty if the
         settings identify the source.
       allowed_bad_images: 0 stops at the first, None never.
@@ -52,6 +55,9 @@ class Wanted:
 
     settings: Settings
     libraries: dict[str, str]
+    label_offset: int = schema.DEFAULT_LABEL_OFFSET
+    subset: bool | None = None
+    name: str = tfds.IMAGENET
     source_sizes: dict[str, int] = field(default_factory=dict)
     allowed_bad_images: int | None = None
     origin: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +75,7 @@ class Output:
         self.store = store
         self._wanted = wanted
         self._splits = wanted.settings.splits
-        self._limit = BadImageLimit(wanted.allowed_bad_images)
+        self._bad: list[dict[str, Any]] = []
         self._start = time.time()
         self._new: list[dict[str, Any]] = []
 
@@ -88,8 +94,7 @@ class Output:
             with other settings, without --force.
           DataDamagedError: more images were left out than are allowed.
         """
-        there = self.committed()
-        made = self._made(there)
+        there, made = self._found()
         if not self._wanted.force:
             self._refuse_differences(there, made)
         self._refuse_strangers(made)
@@ -110,8 +115,7 @@ class Output:
         Raises:
           UsageError: another run took it since `left` looked.
         """
-        there = self.committed()
-        made = self._made(there)
+        there, made = self._found()
         for split in self._replaced(there, made):
             self._discard(split)
             del made[split]
@@ -119,7 +123,7 @@ class Output:
         if self.store.claim(_BEGUN, content) != content:
             # A bucket keeps what was there: the mark of another run, or of ours for other splits.
             self.left()
-            self.store.write(_BEGUN, self._mark(self._made(self.committed()), left))
+            self.store.write(_BEGUN, self._mark(self._found()[1], left))
         if folder := self.store.as_folder:
             # For `report`. A bucket gets no paths of this machine.
             folder.write(naming.ORIGIN, json.dumps(self._wanted.origin).encode())
@@ -134,7 +138,8 @@ class Output:
 
     def watch(self, receipt: dict[str, Any]) -> None:
         """Counts bad images, and what this run wrote; for `engine.run`."""
-        self._limit(receipt)
+        self._bad += [i for i in receipt.get("incidents", ()) if i["action"] == QUARANTINED]
+        refuse_too_many(self._bad, self._wanted.allowed_bad_images)
         if "shard" in receipt and receipt["start_s"] >= self._start:
             self._new.append(receipt)
 
@@ -145,31 +150,26 @@ class Output:
         *,
         incidents: Sequence[dict[str, Any]] = (),
         sources: Sequence[Source] = (),
-        label_offset: int = schema.DEFAULT_LABEL_OFFSET,
         missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
-        subset: bool | None = None,
         edition: str | None = None,
-        name: str = tfds.IMAGENET,
         dropped: str = "",
     ) -> None:
         """Publishes a manifest of these splits and of those that were there before.
 
         Args:
           splits: complete ones to add or replace.
+          classes, incidents, sources, missing_features: for the manifest and small files.
           plan_digest: None for the digest of the sources.
-          subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
-          edition: of ImageNet, "" for none that has a name; None to work it out likewise.
+          edition: of ImageNet, "" for none that has a name; None to work it out from the sources.
           dropped: a split to leave out of the manifest.
-          classes, incidents, sources, label_offset, missing_features, name: for the manifest and
-            small files.
 
         Raises:
           IncompleteError: the disk is full, or a published file is gone.
         """
-        there = self.committed()
+        wanted, there = self._wanted, self.committed()
         made = {split: self._splits[split] for split in splits}
-        libraries, missing_features = self._wanted.libraries, missing_features or {}
+        libraries, missing_features = wanted.libraries, missing_features or {}
         if there and (kept := set(there.splits) - {*splits, dropped}):
             splits = splits | {split: there.splits[split] for split in kept}
             libraries = there.producer.libraries | (libraries if made else {})
@@ -180,19 +180,16 @@ class Output:
             sources = sorted([*sources, *before], key=_place)
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in sources])
-        if subset is None:
-            totals = _totals(splits, sources)
-            whole = "" if edition == "" else editions.recognised(classes, totals)
-            subset = not whole and not editions.ILSVRC2012.is_it(classes, totals)
-            edition = edition or whole
-        config = Settings(self._wanted.settings.verb, made).config
+        if (subset := wanted.subset) is None:
+            edition, subset = _identified(edition, classes, splits, sources)
+        config = Settings(wanted.settings.verb, made).config
         draft = Manifest(
             schema_version=manifest.SCHEMA_VERSION,
             producer=manifest.Producer("imagenet-prep", imagenet_prep.__version__, libraries),
             config=config,
             config_digest=canonical.digest(config),
             plan_digest=plan_digest,
-            label_offset=label_offset,
+            label_offset=wanted.label_offset,
             subset=subset,
             classes=manifest.Classes(len(classes.wnids), classes.digest, classes.official),
             sources=[*sources],
@@ -203,7 +200,8 @@ class Output:
             lacks=missing_features,
             edition=edition or "",
         )
-        publish(self.store, draft, incidents=incidents, labels_file=classes.render(), name=name)
+        labels = classes.render()
+        publish(self.store, draft, incidents=incidents, labels_file=labels, name=wanted.name)
 
     def _listed_incidents(self, splits: set[str]) -> list[dict[str, Any]]:
         """Returns the lines of quarantine.jsonl that belong to these splits.
@@ -220,10 +218,6 @@ class Output:
             return None
         return manifest.loads(self.store.read(naming.MANIFEST), self.store.where(naming.MANIFEST))
 
-    def classes(self, there: Manifest) -> ClassList:
-        """Returns the class list of the data set here; raises ManifestError if it is damaged."""
-        return listed_classes(self.store, there)
-
     def summary(self) -> dict[str, Any]:
         """Returns the summary for the user."""
         committed = self.committed()
@@ -231,10 +225,10 @@ class Output:
         path = self.store.where(naming.MANIFEST)
         return summarise(path, committed, self._new, time.time() - self._start)
 
-    def _made(self, there: Manifest | None) -> dict[str, dict[str, Any]]:
-        """Returns the settings of the splits that this verb finished or began here."""
+    def _found(self) -> tuple[Manifest | None, dict[str, dict[str, Any]]]:
+        """Returns the manifest, and the settings of the splits this verb finished or began here."""
         verb = self._wanted.settings.verb
-        begun = self._begun()
+        there, begun = self.committed(), self._begun()
         made: dict[str, dict[str, Any]] = {}
         for config in [*([begun["config"]] if begun else []), *([there.config] if there else [])]:
             try:
@@ -247,7 +241,10 @@ class Output:
                     "another folder."
                 )
             made |= found.splits
-        return made
+            if verb == settings.PREPARE:
+                # It makes all splits at once: with others it is another set.
+                made |= dict.fromkeys(self._splits, config)
+        return there, made
 
     def _begun(self) -> dict[str, Any] | None:
         if self.store.size(_BEGUN) is None:
@@ -344,7 +341,7 @@ class Output:
         store, there = self.store, self.committed()
         if there is not None and split in there.splits:
             if len(there.splits) > 1:
-                self.commit({}, self.classes(there), dropped=split)
+                self.commit({}, listed_classes(store, there), dropped=split)
             else:
                 store.remove(naming.MANIFEST)
         for name in store.names(""):
@@ -362,9 +359,16 @@ def _place(source: Source) -> tuple[int, str]:
     return schema.SPLITS.index(split_of(source.name)), source.name
 
 
-def _totals(splits: dict[str, Split], sources: Sequence[Source]) -> dict[str, int]:
-    """Returns the images of each split before any was left out, as far as sources count them."""
+def _identified(
+    edition: str | None, classes: ClassList, splits: dict[str, Split], sources: Sequence[Source]
+) -> tuple[str, bool]:
+    """Returns the edition, and whether images of ILSVRC2012 are missing.
+
+    What counts are the images before any was left out, as far as sources count them.
+    """
     members = Counter(dict.fromkeys(splits, 0))
     for source in sources:
         members[split_of(source.name)] += source.members
-    return {split: members[split] or splits[split].examples for split in splits}
+    totals = {split: members[split] or splits[split].examples for split in splits}
+    whole = "" if edition == "" else editions.recognised(classes, totals)
+    return edition or whole, not whole and not editions.ILSVRC2012.is_it(classes, totals)

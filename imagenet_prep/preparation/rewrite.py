@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -16,12 +16,12 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.member import Member, PreparedImage
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.settings import KEEP_ORIGINAL, RESIZE, Settings
 from imagenet_prep.preparation.existing_set import (
     check_validation_labels,
+    count_member,
     identity,
-    note_validation,
     settle_labels,
 )
 from imagenet_prep.preparation.output import Output, Wanted
@@ -30,7 +30,6 @@ from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
-from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.store import Store, same_place
 
@@ -70,11 +69,6 @@ class Job:
     force: bool | None = None
     quiet: bool = False
 
-    @property
-    def transform(self) -> Callable[[bytes], PreparedImage]:
-        """Source bytes to the stored image."""
-        return keep if self.policy is None else partial(transform, policy=self.policy)
-
     @cached_property
     def wanted(self) -> Wanted:
         """The data set to make. The source is identified by names and sizes of its files."""
@@ -86,6 +80,15 @@ class Job:
             split: [[shard.file, shard.num_bytes] for shard in self.found.splits[split]]
             for split in self.splits
         }
+        # For `report`: where the images were before.
+        origin: dict[str, Any] = {}
+        if folder := self.found.store.as_folder:
+            root = folder.root.absolute()
+            shards = [shard for split in self.found.splits.values() for shard in split]
+            origin = {
+                "root": str(root),
+                "files": {shard.file: str(root / shard.path) for shard in shards},
+            }
         return Wanted(
             Settings(
                 RESIZE,
@@ -93,21 +96,9 @@ class Job:
             ),
             libraries,
             allowed_bad_images=self.allowed_bad_images,
-            origin=self._origin,
+            origin=origin,
             force=self.force,
         )
-
-    @property
-    def _origin(self) -> dict[str, Any]:
-        """Where `report` finds the images before: in a folder, where the input is one."""
-        if (folder := self.found.store.as_folder) is None:
-            return {}
-        root = folder.root.absolute()
-        shards = [shard for split in self.found.splits.values() for shard in split]
-        return {
-            "root": str(root),
-            "files": {shard.file: str(root / shard.path) for shard in shards},
-        }
 
 
 def recorded_images(
@@ -128,17 +119,14 @@ def recorded_images(
       count_colorspaces: count images that are kept although they are not RGB.
     """
     md5 = hashlib.md5(usedforsecurity=False)
-    counts: Counter[int] = Counter()
+    counts: Counter[str] = Counter()
     validation: dict[str, int] = {}
     not_rgb = 0
     for member, data in tfrecords.read(store, shard, labelling, [md5]):
-        counts[member.class_index] += 1
-        note_validation(member, validation)
+        count_member(member, counts, validation)
         not_rgb += count_colorspaces and _is_kept_without_rgb(data)
         yield member, data
-    receipt["num_per_class"] = {str(i): n for i, n in sorted(counts.items())}
-    receipt["validation"] = validation
-    receipt["not_rgb"] = not_rgb
+    receipt.update(num_per_class=counts, validation=validation, not_rgb=not_rgb)
     receipt["source"] = {
         "name": shard.file,
         "num_bytes": shard.num_bytes,
@@ -196,7 +184,9 @@ def preview(job: Job, store: Store) -> dict[str, Any]:
 
 def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> Labelling:
     there = output.committed()
-    known = output.classes(there) if there and set(there.splits) - set(left) else None
+    known = None
+    if there and set(there.splits) - set(left):
+        known = tfrecords.listed_classes(store, there)
     labelling = job.labelling or settle_labels(
         job.found, left, store, job.workers, known=known, quiet=job.quiet
     )
@@ -217,7 +207,7 @@ def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> L
 
 def _write(job: Job, store: Store, output: Output, split: str, labelling: Labelling) -> None:
     """Writes one split and commits it."""
-    shards = job.found.splits[split]
+    shards, classes = job.found.splits[split], labelling.classes
     work = WriteWork(
         store=store,
         images=partial(
@@ -226,9 +216,9 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
             labelling=labelling,
             count_colorspaces=job.policy is None,
         ),
-        transform=job.transform,
-        classes=labelling.classes,
-        label_offset=schema.DEFAULT_LABEL_OFFSET,
+        transform=keep if job.policy is None else partial(transform, policy=job.policy),
+        classes=classes,
+        label_offset=job.wanted.label_offset,
         fail_on_bad_image=job.allowed_bad_images == 0,
     )
     digest = canonical.digest(
@@ -236,7 +226,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
             job.wanted.settings.splits[split],
             job.wanted.libraries,
             labelling.offset,
-            labelling.classes.render().decode(),
+            classes.render().decode(),
             identity(shards),
         ]
     )
@@ -245,17 +235,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
     receipts = engine.run(
         stage, shards, job.workers, title=title, watch=output.watch, quiet=job.quiet
     )
-    _commit(job.found, output, split, receipts, labelling.classes)
-
-
-def _commit(
-    found: TfrecordSet,
-    output: Output,
-    split: str,
-    receipts: Sequence[dict[str, Any]],
-    classes: ClassList,
-) -> None:
-    check_validation_labels(receipts, classes, found.store)
+    check_validation_labels(receipts, classes, job.found.store)
     # Receipts of older versions do not count them; those versions made all images RGB.
     not_rgb = any(receipt.get("not_rgb") for receipt in receipts)
     output.commit(
@@ -265,7 +245,7 @@ def _commit(
         sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
-        edition=found.manifest.edition if found.manifest else None,
+        edition=job.found.manifest.edition if job.found.manifest else None,
     )
 
 

@@ -51,19 +51,10 @@ class Selection:
     excluded: KeyList | None = None
 
     @property
-    def excluded_keys(self) -> frozenset[str]:
-        """The keys whose images are left out."""
-        return self.excluded.keys if self.excluded else frozenset()
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether images are taken out of train."""
-        return bool(self.holdout or self.holdout_per_class)
-
-    @property
     def is_subset(self) -> bool:
         """Whether the splits have other counts than the published ones, or may have."""
-        return self.any_counts or self.holds_out or self.excluded is not None
+        holds_out = self.holdout or self.holdout_per_class
+        return bool(self.any_counts or holds_out or self.excluded)
 
     def source_split(self, split: str) -> str:
         """Returns the split of the source that the images of a split come from."""
@@ -94,9 +85,8 @@ class Selection:
         """Returns what reads the members, from the source or from what was unpacked in `store`."""
         if isinstance(self.source, Stored):
             return self.source.reader
-        tasks = [task for split in self.splits for task in self.source.index_tasks(split)]
         folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
-        return ArchiveReader({task.name: folder / task.name for task in tasks})
+        return ArchiveReader({task.name: folder / task.name for task in self.source.tasks})
 
     def shards_of(self, split: str, examples: int) -> int:
         """Returns the number of shards of a split.
@@ -122,11 +112,7 @@ def index_stage(
 ) -> engine.Stage[IndexTask]:
     """Returns the stage that lists the images."""
     digest = selection.index_digest
-    work = IndexWork(
-        selection.source,
-        store,
-        f"{naming.WORK}/index-{digest[:16]}/members",
-        f"{UNPACKED}/{digest[:16]}" if unpack else None,
-        selection.classes,
-    )
+    folder = f"{naming.WORK}/index-{digest[:16]}"
+    unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None
+    work = IndexWork(selection.source, store, folder, unpacked, selection.classes)
     return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})

@@ -1,66 +1,69 @@
 """A plan that many workers make together: what each of them does, without Apache Beam.
 
-The members of each class come together in one place and are dealt out to shards; the members of
-some neighbouring shards come together in another, which writes their plan files. So no process
-holds all members. The files lie beside the data set, and one note, `plan.json`, completes them.
-`pipelines/graph` connects these steps.
+Whoever deals the members of a class reads them from their lists; the entries of some neighbouring
+shards come together in one place, which writes their plan files. So no process holds all members.
+The files lie beside the data set, and one note, `plan.json`, completes them. `pipelines/graph`
+connects these steps.
 """
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import io
-import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.chosen_members import ChosenMembers
-from imagenet_prep.preparation.dealing import Division, divide, held_out
+from imagenet_prep.preparation.dealing import (
+    Division,
+    Facts,
+    Rank,
+    check_classes,
+    deal_class,
+    divide,
+    split_plans,
+)
 from imagenet_prep.preparation.inventory import Inventory, check_counts, md5_of_archives
 from imagenet_prep.preparation.selection import Selection
-from imagenet_prep.shards import plan
-from imagenet_prep.sources import labels
-from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
 _FOLDER = "plan-"
-# Bytes of a list that travel as one descriptor.
-_PACKED_BYTES = 1 << 20
+# Bytes of a list that are sorted by class at once.
+_PARSED_BYTES = 1 << 20
 # Members whose plan files are written by one call: neighbouring shards with so many together.
-_BLOCK_MEMBERS = 1 << 16
-_READ_AT_ONCE = 64
+_BLOCK_MEMBERS = 1 << 14
+# Members that are dealt by one call, of neighbouring classes with so many together: entries of 26
+# MB, which wait in the memory of a worker, and of what runs it, until all are dealt.
+_SHARE_MEMBERS = 1 << 18
 
-# A split of the source and a class index; and a split and the number of a block of its shards.
+# A split of the source and a class index; a split that is made and the number of a block of its
+# shards; and such a split and the number of one shard.
 OfClass = tuple[str, int]
 OfBlock = tuple[str, int]
-# What decides who is held out, and the class index.
-Rank = tuple[int, str, int]
+OfShard = tuple[str, int]
+# A split of the source and the number of some neighbouring classes.
+OfShare = tuple[str, int]
 
 
-def lines_by_class(task: IndexTask, lines: bytes) -> Iterator[tuple[OfClass, bytes]]:
-    """Yields the list of an index task class by class, in pieces of about a megabyte."""
+def lines_by_class(split: str, lines: bytes) -> Iterator[tuple[OfClass, bytes]]:
+    """Yields a list of any classes by class, about a megabyte after the other."""
     file = io.BytesIO(lines)
-    while piece := file.readlines(_PACKED_BYTES):
-        if task.class_index is not None:
-            yield (task.split, task.class_index), b"".join(piece)
-            continue
+    while piece := file.readlines(_PARSED_BYTES):
         by_class: dict[int, bytearray] = {}
         for member in parse_members(b"".join(piece)):
             by_class.setdefault(member.class_index, bytearray()).extend(dump_member(member))
         for index, of_class in by_class.items():
-            yield (task.split, index), bytes(of_class)
+            yield (split, index), bytes(of_class)
 
 
 class Census(NamedTuple):
@@ -76,9 +79,11 @@ class Census(NamedTuple):
     divisions: dict[str, Division]
     md5: dict[str, str]
 
-    def num_shards(self, split: str) -> int:
-        """Returns the shards of a split that is made."""
-        return next(d.num_shards[split] for d in self.divisions.values() if split in d.counts)
+    def share_of(self, key: OfClass) -> OfShare:
+        """Returns the share of the work that a class belongs to."""
+        split, index = key
+        before = self.divisions[split].before.values()
+        return split, sum(each[index] for each in before) // _SHARE_MEMBERS
 
 
 def remove_plans(store: Store) -> None:
@@ -87,43 +92,6 @@ def remove_plans(store: Store) -> None:
         for name in store.list_folder(naming.WORK):
             if name.startswith(_FOLDER):
                 store.remove_tree(f"{naming.WORK}/{name}")
-
-
-def _block_size(num_shards: int, examples: int) -> int:
-    """Returns how many neighbouring shards are planned by one call."""
-    return max(1, _BLOCK_MEMBERS * num_shards // max(1, examples))
-
-
-class Facts(NamedTuple):
-    """What the one who completes the plan has to know of a class.
-
-    Attributes:
-      source: the split of the source.
-      class_index: of the class.
-      kept: members by split that are not excluded.
-      taken: as in `Inventory`.
-      excluded: keys that are left out.
-      numbers: those of images with names of ILSVRC2012's validation split.
-    """
-
-    source: str
-    class_index: int
-    kept: dict[str, int]
-    taken: Counter[str]
-    excluded: frozenset[str]
-    numbers: tuple[int, ...]
-
-
-class Block(NamedTuple):
-    """Some neighbouring shards of a split whose plan files are written.
-
-    Attributes:
-      split: made.
-      source_bytes: by shard index.
-    """
-
-    split: str
-    source_bytes: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -170,91 +138,71 @@ class SharedPlan:
         tasks = wanted.index_tasks()
         of_tasks = [receipts[task.name] for task in tasks]
         edition, used = check_counts(wanted, tasks, of_tasks)
-        divisions = {}
-        for split, counts in used.items():
-            last, out = None, [0] * len(counts)
-            if split == schema.TRAIN and wanted.holdout:
-                for place, key, index in heapq.nsmallest(held_out(wanted, counts), ranks):
-                    last = (place, key)
-                    out[index] += 1
-            divisions[split] = divide(wanted, split, counts, last, out)
+        divisions = {
+            split: divide(wanted, split, counts, lambda: heapq.nsmallest(wanted.holdout, ranks))
+            for split, counts in used.items()
+        }
         return Census(edition, divisions, md5_of_archives(wanted, tasks, of_tasks))
 
-    def ranks(self, key: OfClass, lines: Iterable[bytes]) -> list[Rank]:
+    def gather(self, key: OfClass, lines: Iterable[bytes]) -> str:
+        """Writes the lines of a class that stood in lists of several; returns the list's name."""
+        split, index = key
+        name = f"{self.folder}/members/{split}-{index}.jsonl"
+        self.store.write(name, b"".join(lines))
+        return name
+
+    def ranks(self, key: OfClass, lists: Iterable[str]) -> list[Rank]:
         """Returns the first ranks of a class, for `census`; for --holdout."""
-        wanted = self.selection
-        members = self._chosen(key[0], lines)[0] if key[0] == schema.TRAIN else []
-        ranked = ((*plan.rank(m, wanted.seed), m.class_index) for m in members)
-        return heapq.nsmallest(wanted.holdout, ranked)
+        split, seed = key[0], self.selection.seed
+        if split != schema.TRAIN or not (members := self._listed(lists)):
+            return []
+        chosen = self._members[split].chosen(members)
+        ranked = ((*plan.rank(member, seed), member.class_index) for member in chosen)
+        return heapq.nsmallest(self.selection.holdout, ranked)
 
     def deal(
-        self, key: OfClass, lines: Iterable[bytes], census: Census
-    ) -> tuple[Facts, dict[OfBlock, bytes]]:
-        """Deals the members of one class; returns entries of plans, put together by block."""
-        source, index = key
-        chosen, numbers = self._chosen(source, lines)
-        excluded, seed = self.selection.excluded_keys, self.selection.seed
-        kept: dict[str, int] = {}
-        blocks: dict[OfBlock, bytearray] = {}
-        division = census.divisions[source]
-        for name, of_split in division.of(chosen, seed).items():
-            kept[name] = 0
-            counts, num_shards = division.counts[name], division.num_shards[name]
-            size = _block_size(num_shards, sum(counts))
-            for shard, member in plan.deal_class(of_split, sum(counts[:index]), num_shards, seed):
-                if member.key in excluded:
-                    continue
-                kept[name] += 1
-                block = blocks.setdefault((name, shard // size), bytearray())
-                block += plan.entry(shard, member, seed)
-        facts = Facts(
-            source,
-            index,
-            kept,
-            self._members[source].taken([m for m in chosen if m.key not in excluded]),
-            excluded.intersection(member.key for member in chosen),
-            numbers,
-        )
-        return facts, {block: bytes(entries) for block, entries in blocks.items()}
+        self, lists: Iterable[tuple[OfClass, str]], census: Census
+    ) -> tuple[list[Facts], dict[OfBlock, bytes]]:
+        """Deals the members of some classes; returns entries of plans, put together by block."""
+        of_classes: dict[OfClass, list[str]] = {}
+        for key, name in lists:
+            of_classes.setdefault(key, []).append(name)
+        found, blocks = [], defaultdict[OfBlock, bytearray](bytearray)
+        for (source, _), names in of_classes.items():
+            division, members = census.divisions[source], self._listed(names)
+            if not members:
+                continue
+            facts, entries = deal_class(self._members[source], members, division)
+            found.append(facts)
+            for split, of_split in entries.items():
+                num_shards, examples = division.num_shards[split], division.before[split][-1]
+                size = max(1, _BLOCK_MEMBERS * num_shards // max(1, examples))
+                for entry in of_split:
+                    blocks[split, plan.shard_of(entry) // size] += entry
+        return found, {block: bytes(packed) for block, packed in blocks.items()}
 
-    def write(self, key: OfBlock, entries: Iterable[bytes], census: Census) -> Block:
-        """Writes the plan files of one block of shards."""
+    def write(self, key: OfBlock, entries: Iterable[bytes], census: Census) -> list[OfShard]:
+        """Writes the plan files of one block of shards; returns those that have members."""
         split, _ = key
-        num_shards = census.num_shards(split)
-        lines = sorted(line for part in entries for line in part.splitlines(keepends=True))
-        source_bytes = {}
-        for shard, of_shard in itertools.groupby(lines, plan.shard_of):
-            content = plan.content(of_shard)
-            source_bytes[shard] = sum(member.size for member in parse_members(content))
-            name = plan.file_name(naming.shard_name(split, shard, num_shards))
-            self.store.write(f"{self.folder}/{name}", content)
-        return Block(split, source_bytes)
+        divisions = census.divisions.values()
+        num_shards = next(d.num_shards[split] for d in divisions if split in d.num_shards)
+        lines = [line for part in entries for line in part.splitlines(keepends=True)]
+        written = []
+        for shard, name, data in plan.files(split, num_shards, runs.grouped(lines)):
+            self.store.write(f"{self.folder}/{name}", data)
+            written.append((split, shard))
+        return written
 
     def complete(
-        self, census: Census, facts: Sequence[Facts], blocks: Sequence[Block]
+        self, census: Census, facts: Sequence[Facts], filled: Collection[OfShard]
     ) -> Inventory:
         """Proves that the parts fit together, and completes the plan by its note.
 
         Raises:
           SourceError, UsageError: as for `take_inventory`.
         """
-        taken: Counter[str] = Counter()
-        excluded, unknown = self.selection.excluded, set(self.selection.excluded_keys)
-        for split in self.selection.splits:
-            of_split = [each for each in facts if each.source == split]
-            self._check_numbers(of_split)
-            taken.update(sum((each.taken for each in of_split), Counter()))
-            if excluded:
-                keys = frozenset().union(*(each.excluded for each in of_split))
-                excluded.refuse_ambiguous(keys - unknown)
-                unknown -= keys
-        if excluded:
-            excluded.refuse_unknown(unknown, f"what is taken from {self.selection.where}")
-        plans = [
-            self._summary(split, census.num_shards(split), facts, blocks)
-            for division in census.divisions.values()
-            for split in division.counts
-        ]
+        taken = check_classes(self.selection, facts)
+        plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
         content = {
             "plans": [asdict(each) for each in plans],
             "taken": taken,
@@ -281,51 +229,16 @@ class SharedPlan:
         taken = Counter(content["taken"])
         return Inventory(plans, taken, content["edition"], self.folder, content["md5"])
 
-    def _chosen(self, source: str, lines: Iterable[bytes]) -> tuple[list[Member], tuple[int, ...]]:
-        """Returns the chosen members of a class, and the numbers in the names of all."""
-        members = parse_members(b"".join(lines))
-        found = (VALIDATION_NAME.match(member.key) for member in members)
-        numbers = tuple(int(match[1]) for match in found if match)
-        return self._members[source].chosen(members), numbers
+    def _listed(self, lists: Iterable[str]) -> list[Member]:
+        return parse_members(b"".join(self.store.read_each(lists)))
 
     @cached_property
     def _members(self) -> dict[str, ChosenMembers]:
-        """What chooses and counts members, by split of the source; their lists come from Beam."""
+        """What chooses and counts members, by split of the source; `_listed` reads them."""
+        wanted = self.selection
+        tasks = [(task, Path(task.name)) for task in wanted.index_tasks()]
         found = {}
-        for split in self.selection.splits:
-            tasks = [(t, Path(t.name)) for t in self.selection.index_tasks() if t.split == split]
-            lookup = self.lookup if self.lookup and split in self.lookup.parts else None
-            found[split] = ChosenMembers(self.selection, split, tasks, (), lookup)
+        for split in wanted.splits:
+            of_split = [each for each in tasks if each[0].split == split]
+            found[split] = ChosenMembers(wanted, split, of_split, (), self.lookup)
         return found
-
-    def _check_numbers(self, facts: Sequence[Facts]) -> None:
-        where = self.selection.where
-        numbers: dict[int, int] = {}
-        for each in facts:
-            for number in each.numbers:
-                if numbers.setdefault(number, each.class_index) != each.class_index:
-                    raise SourceError(f"{where}: image {number} comes twice, in two classes")
-        labels.check_validation(self.selection.source.classes, numbers, where)
-
-    def _summary(
-        self, split: str, num_shards: int, facts: Sequence[Facts], blocks: Sequence[Block]
-    ) -> plan.SplitPlan:
-        kept = [0] * len(self.selection.source.classes.wnids)
-        for each in facts:
-            kept[each.class_index] += each.kept.get(split, 0)
-        sizes = {n: size for b in blocks if b.split == split for n, size in b.source_bytes.items()}
-        plan.refuse_empty(split, num_shards, sizes)
-        names = [naming.shard_name(split, n, num_shards) for n in range(num_shards)]
-        whole = hashlib.sha256()
-        files = [f"{self.folder}/{plan.file_name(name)}" for name in names]
-        # A bucket reads all of a call at once.
-        for start in range(0, len(files), _READ_AT_ONCE):
-            for content in self.store.read_each(files[start : start + _READ_AT_ONCE]):
-                whole.update(content)
-        return plan.SplitPlan(
-            split=split,
-            num_shards=num_shards,
-            num_per_class=tuple(kept),
-            source_bytes=sum(sizes.values()),
-            digest=whole.hexdigest(),
-        )

@@ -13,9 +13,9 @@ from imagenet_prep.codec.transform import transform
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name, read_member
-from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed
 from imagenet_prep.storage.store import Store
@@ -173,7 +173,7 @@ class Forecast:
             return
         reader = self.selection.reader(self.plans.local)
         name = plan_name(split.shard_names[0], self.folder)
-        members = plan.parse(self.plans.read(name))
+        members = parse_members(self.plans.read(name))
         for member in members[:_SAMPLE_IMAGES]:
             yield read_member(reader, member)
 

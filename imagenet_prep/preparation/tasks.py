@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member, PreparedImage, dump_member
+from imagenet_prep.dataset.member import (
+    MAX_IMAGE_BYTES,
+    Member,
+    PreparedImage,
+    dump_member,
+    parse_members,
+)
 from imagenet_prep.engine import Output, Result
 from imagenet_prep.engine.stage import AnyTask
 from imagenet_prep.shards import plan, writer
-from imagenet_prep.sources import boxes, source
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored
+from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored, sorted_by_key
 from imagenet_prep.storage.archive import ArchiveReader, Range
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
 
@@ -36,7 +41,7 @@ class IndexWork:
     Attributes:
       source: what is listed.
       store: the data set.
-      folder: where the lists go, relative to the data set.
+      folder: of the stage; the lists go below it.
       unpacked: where unpacked images go; None to count them only.
       chosen: indices of the classes that are unpacked.
     """
@@ -55,11 +60,9 @@ class IndexWork:
         outputs = []
         md5 = None
         if isinstance(self.source, Packed):
-            if self.unpacked is None:
-                members = self._unpack(task, None)
-            else:
-                images = self.store.temporary()
-                members = self._unpack(task, images)
+            images = self.store.temporary() if self.unpacked else None
+            members = self._unpack(self.source, task, images)
+            if images:
                 outputs.append(Output(images, f"{self.unpacked}/{task.name}"))
         else:
             assert isinstance(self.source, Stored)
@@ -70,66 +73,33 @@ class IndexWork:
         with storage_errors("write", temporary):
             temporary.write_bytes(b"".join(map(dump_member, members)))
         # The list comes last: when it can be seen, the images that it lists are there.
-        outputs.append(Output(temporary, self.member_list(task)))
+        outputs.append(Output(temporary, member_list(self.folder, task)))
         content = {"num_per_class": num_per_class, **({"md5": md5} if md5 else {})}
         return Result(content, tuple(outputs))
 
-    def member_list(self, task: IndexTask) -> str:
-        """Returns the name of a task's list, relative to the data set."""
-        return f"{self.folder}/{task.name}.jsonl"
-
-    def _unpack(self, task: IndexTask, images: Path | None) -> list[Member]:
+    def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
         """Writes the images of a piece one after the other into the file `images`; lists them."""
-        assert isinstance(self.source, Packed)
         members: list[Member] = []
         offset = 0
         # One image at a time: a Parquet file may be larger than memory.
         path = images or Path(os.devnull)
-        try:
-            with storage_errors("write", path), open(path, "wb", buffering=1 << 20) as file:
-                for key, class_index, data in self.source.images(task):
-                    if class_index not in self.chosen:
-                        continue
-                    file.write(data)
-                    members.append(Member(key, task.name, offset, len(data), class_index))
-                    offset += len(data)
-                file.flush()
-                if images is not None:
-                    os.fsync(file.fileno())
-        except BaseException:
-            if images is not None:
-                images.unlink(missing_ok=True)
-            raise
-        return source.sorted_by_key(members, task.part)
+        with (
+            removed_on_failure(*filter(None, [images])),
+            storage_errors("write", path),
+            open(path, "wb", buffering=1 << 20) as file,
+        ):
+            for key, class_index, data in packed.images(task):
+                if class_index not in self.chosen:
+                    continue
+                file.write(data)
+                members.append(Member(key, task.name, offset, len(data), class_index))
+                offset += len(data)
+        return sorted_by_key(members, task.part)
 
 
-@dataclass(frozen=True)
-class BoxWork:
-    """Reads annotations into files of lines, one a class of train and one for validation.
-
-    Attributes:
-      store: the data set.
-      folder: where the lists go, relative to the data set.
-    """
-
-    store: Store
-    folder: str
-
-    def __call__(self, task: boxes.BoxTask) -> Result:
-        """Returns how many annotations and boxes there are."""
-        found = boxes.read(task)
-        outputs = []
-        for group, lines in found.lines.items():
-            temporary = self.store.temporary()
-            with storage_errors("write", temporary):
-                temporary.write_bytes(lines)
-            outputs.append(Output(temporary, self.box_list(task.split, group)))
-        counts = {"images": found.images, "boxes": found.boxes, "dropped": found.dropped}
-        return Result(counts, tuple(outputs))
-
-    def box_list(self, split: str, group: str) -> str:
-        """Returns the name of a list, relative to the data set."""
-        return f"{self.folder}/{split}/{group}.jsonl"
+def member_list(folder: str, task: IndexTask) -> str:
+    """Returns the name of the list that a task makes, below the folder of its stage."""
+    return f"{folder}/members/{task.name}.jsonl"
 
 
 class HashTask(NamedTuple):
@@ -210,7 +180,7 @@ def planned_images(
       plans: where the plan lies: beside the data set, or on this machine alone.
       folder: of the plan.
     """
-    members = plan.parse(plans.read(plan_name(task.name, folder)))
+    members = parse_members(plans.read(plan_name(task.name, folder)))
     # Records are in hash order, and a disk is fast in offset order. So the kernel, or whoever
     # reads from a server, is told all ranges beforehand, and nothing has to be copied.
     reader.will_need(map(_range_of, members))
@@ -227,50 +197,34 @@ def _range_of(member: Member) -> Range:
     return member.archive, member.offset, min(member.size, MAX_IMAGE_BYTES + 1)
 
 
-def hash_archive(
-    task: HashTask, archives: ArchiveReader | RemoteArchives, expected_md5: str | None
-) -> Result:
-    """Reads a whole archive and returns its receipt.
+def refuse_other_md5(archive: str, md5: str, expected_md5: Mapping[str, str]) -> None:
+    """Makes sure that an archive is the official one, where one of its name is expected.
 
     Raises:
       SourceError: its md5 is not the one expected.
     """
-    md5 = archives.md5(task.archive)
-    refuse_other_md5(task.archive, md5, expected_md5)
-    size = archives.size(task.archive)
-    return Result({"archive": task.archive, "num_bytes": size, "md5": md5})
-
-
-def refuse_other_md5(archive: str, md5: str, expected_md5: str | None) -> None:
-    """Makes sure that an archive is the official one; None accepts any.
-
-    Raises:
-      SourceError: its md5 is not the one expected.
-    """
-    if expected_md5 is not None and md5 != expected_md5:
+    if md5 != (expected := expected_md5.get(archive, md5)):
         raise SourceError(
-            f"{archive}: md5 {md5}, expected {expected_md5}. The archive is "
+            f"{archive}: md5 {md5}, expected {expected}. The archive is "
             "damaged: download it again. If it was repacked on purpose, --allow-subset "
             "accepts it and the manifest says so."
         )
 
 
-@dataclass(frozen=True)
-class WriteOrHash:
-    """Writes shards and hashes archives.
+def write_or_hash(
+    task: HashTask | ShardTask,
+    *,
+    write: Callable[[ShardTask], Result],
+    archives: ArchiveReader | RemoteArchives,
+    expected_md5: Mapping[str, str],
+) -> Result:
+    """Returns the receipt of a shard that `write` makes, or of an archive that is read whole.
 
-    Attributes:
-      write: writes a shard.
-      archives: reads the archives.
-      expected_md5: by name of an official archive.
+    Raises:
+      SourceError: the md5 of the archive is not the one expected of its name.
     """
-
-    write: WriteWork[ShardTask]
-    archives: ArchiveReader | RemoteArchives
-    expected_md5: dict[str, str]
-
-    def __call__(self, task: HashTask | ShardTask) -> Result:
-        """Returns the receipt of an archive or of a shard."""
-        if isinstance(task, ShardTask):
-            return self.write(task)
-        return hash_archive(task, self.archives, self.expected_md5.get(task.archive))
+    if isinstance(task, ShardTask):
+        return write(task)
+    md5 = archives.md5(task.archive)
+    refuse_other_md5(task.archive, md5, expected_md5)
+    return Result({"archive": task.archive, "num_bytes": archives.size(task.archive), "md5": md5})

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _DRAWS, _COLOURS = 3, 4  # other streams than those of read.order
-_ATTEMPTS = 10  # torchvision's RandomResizedCrop; then the largest crop in the middle
+# torchvision's RandomResizedCrop: the least and largest share of the picture's area, and width over
+# height, of a training crop; and how many are tried before the largest one in the middle.
+_AREA, _ASPECT, _ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 # train_imagenet_resnet_hvd.py with --increased_aug. It adds up to 0.3 to pixels of 0 to 255, as its
 # 256 GPUs did: its brightness is not seen. Its hue of 0.13 is times pi.
@@ -31,24 +33,20 @@ class Recipe:
     """Constants of one way to show images.
 
     Attributes:
-      area: least and largest share of the picture's area that a training crop shows.
-      aspect: least and largest width / height of a training crop.
+      mean, std: of R, G, B in [0, 255], for normalised output.
       keep_aspect: crops are squares of the picture; False draws them for a square and
         stretches, as the 2018 tutorial did for training and evaluation alike.
       evaluation: share of the shorter side (of both sides without keep_aspect) that the
         central crop of evaluation shows.
-      mean, std: of R, G, B in [0, 255], for normalised output.
       padding: training shows the whole picture, moved by up to this many pixels over black, and
         evaluation the whole picture; None: crops.
       mirrors: whether half of the training pictures are mirrored.
     """
 
-    area: tuple[float, float]
-    aspect: tuple[float, float]
-    keep_aspect: bool
-    evaluation: float
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    keep_aspect: bool = False
+    evaluation: float = 1.0
     padding: int | None = None
     mirrors: bool = True
 
@@ -57,38 +55,25 @@ RECIPES = {
     # Inception crops (Szegedy et al. 2015, as in torchvision); evaluation is the central 224 of
     # a shorter side of 256; ImageNet's mean and deviation as everyone quotes them, times 255.
     "resnet": Recipe(
-        area=(0.08, 1.0),
-        aspect=(3 / 4, 4 / 3),
-        keep_aspect=True,
-        evaluation=224 / 256,
         mean=(123.675, 116.28, 103.53),
         std=(58.395, 57.12, 57.375),
+        keep_aspect=True,
+        evaluation=224 / 256,
     ),
     # train_imagenet_resnet_hvd.py of AWS's tutorial: crop_and_resize_image and cnn_model_function.
     "tutorial": Recipe(
-        area=(0.08, 1.0),
-        aspect=(3 / 4, 4 / 3),
-        keep_aspect=False,
-        evaluation=0.8,
         mean=(121.0, 115.0, 100.0),
         std=(70.0, 68.0, 71.0),
+        evaluation=0.8,
     ),
     # train_preprocess_fn of the SageMaker guide; mean and deviation of CIFAR-10's train images.
     "cifar10": Recipe(
-        area=(1.0, 1.0),
-        aspect=(1.0, 1.0),
-        keep_aspect=False,
-        evaluation=1.0,
         mean=(125.3, 123.0, 113.9),
         std=(63.0, 62.1, 66.7),
         padding=4,
     ),
     # Digits have a place and a side; mean and deviation of MNIST's train images.
     "mnist": Recipe(
-        area=(1.0, 1.0),
-        aspect=(1.0, 1.0),
-        keep_aspect=False,
-        evaluation=1.0,
         mean=(33.3, 33.3, 33.3),
         std=(78.6, 78.6, 78.6),
         padding=0,
@@ -190,8 +175,8 @@ def _crops(
     widths: npt.NDArray[np.int64],
     draws: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int32]:
-    area = recipe.area[0] + draws[:, :_ATTEMPTS] * (recipe.area[1] - recipe.area[0])
-    low, high = recipe.aspect
+    area = _AREA[0] + draws[:, :_ATTEMPTS] * (_AREA[1] - _AREA[0])
+    low, high = _ASPECT
     aspect = low * (high / low) ** draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
     whole_height, whole_width = heights.astype(np.float64), widths.astype(np.float64)
     # Without keep_aspect a crop is drawn from a square and stretched with the picture.

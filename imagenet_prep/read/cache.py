@@ -15,20 +15,19 @@ import fcntl
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from imagenet_prep.core.errors import IncompleteError, UsageError
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
-from imagenet_prep.read.held import HeldFile
-from imagenet_prep.storage.fetch import bring
+from imagenet_prep.read.held import HeldFile, only_one
+from imagenet_prep.storage.fetch import bring, stream
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
-_LOCKS = f"{naming.WORK}/locks"
 _REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
 _CONNECTIONS = 8
 _RETRIES = 20
@@ -39,7 +38,6 @@ class NodeCache:
     """The local copy of a remote data set, as far as it is needed.
 
     Attributes:
-      manifest: of the data set.
       root: folder of the copy; laid out like the data set itself.
     """
 
@@ -49,9 +47,8 @@ class NodeCache:
         Args:
           address: http(s):// or s3:// of the data set.
           folder: on this node; each data set gets its own below it.
-          limit_bytes: what the shards may take; None for as much as the disk holds. It is
-            exceeded only by what readers of this node hold at that moment: nobody waits for
-            room, since the one who would make it may be waiting for this one's next step.
+          limit_bytes: what the shards may take, and as much more as readers of this node hold at
+            that moment; None for as much as the disk holds.
 
         Raises:
           ManifestError: what lies there is no manifest of ours.
@@ -73,15 +70,16 @@ class NodeCache:
         self._window_of: dict[str, int] = {}
         self._window = 0
         self._num_threads = 0
-        content = self._content(naming.MANIFEST)
-        self.manifest = manifest.loads(content, self._remote.where(naming.MANIFEST))
-        self.root = folder / self.manifest.digest[:16]
+        budget = self._budget(naming.MANIFEST)
+        stat = with_retries(lambda: self._remote.stat(naming.MANIFEST), budget)
+        content = b"".join(stream(self._remote, naming.MANIFEST, stat, budget))
+        facts = manifest.loads(content, self._remote.where(naming.MANIFEST))
+        self.root = folder / facts.digest[:16]
         self._store = LocalStore(self.root)
-        self._all_shards = [s for split in self.manifest.splits.values() for s in split.shards]
-        for file in self.manifest.files:
-            if file.name == naming.LABELS:
-                with storage_errors("fetch", self.root / file.name), self._only_one(file.name):
-                    self._bring([file])
+        self._all_shards = [shard for split in facts.splits.values() for shard in split.shards]
+        labels = next(file for file in facts.files if file.name == naming.LABELS)
+        with storage_errors("fetch", self.root / labels.name), only_one(self._store, labels.name):
+            self._bring([labels])
         self._store.write(naming.MANIFEST, content)
 
     def follow(self, windows: Sequence[Sequence[Shard]]) -> None:
@@ -191,17 +189,16 @@ class NodeCache:
                     return
                 shard = self._wanted.popleft()
                 self._in_work.add(shard.name)
-            held: HeldFile | None = None
-            error: Exception | None = None
+            held: HeldFile | Exception
             try:
                 held = self._hold(shard)
-            except Exception as raised:  # noqa: BLE001 - `need` raises it, where it is waited for
-                error = raised
+            except Exception as error:  # noqa: BLE001 - `need` raises it, where it is waited for
+                held = error
             with self._news:
                 self._in_work.discard(shard.name)
-                if error is not None:
-                    self._failed[shard.name] = error
-                elif held is not None and shard.name in self._near() and not self._closed:
+                if isinstance(held, Exception):
+                    self._failed[shard.name] = held
+                elif shard.name in self._near() and not self._closed:
                     self._held[shard.name] = held
                 del held  # or this thread would hold it while it waits
                 self._news.notify_all()
@@ -209,7 +206,7 @@ class NodeCache:
     def _hold(self, shard: Shard) -> HeldFile:
         """Returns a shard, open under a shared lock, once it and its index are in `root`."""
         path = self.root / shard.name
-        with storage_errors("fetch", path), self._only_one(shard.name):
+        with storage_errors("fetch", path), only_one(self._store, shard.name):
             self._bring(shard.files)
             # Nobody has it to themselves: they would hold the lock of its name.
             return HeldFile(path, fcntl.LOCK_SH)
@@ -220,22 +217,15 @@ class NodeCache:
         if missing:
             self._make_room(missing)
         for file in missing:
-            bring(
-                self._remote,
-                file,
-                self._store,
-                _temporary(file.name),
-                self._budget(file.name),
-                _REMEDY,
-                reserved=True,
-            )
+            name, budget = _temporary(file.name), self._budget(file.name)
+            bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
 
     def _make_room(self, files: Sequence[File]) -> None:
         """Removes what nobody reads, as far as needed, and makes temporary files of full size.
 
         One at a time on a node, so that what others are about to fetch counts too.
         """
-        with self._only_one("room"):
+        with only_one(self._store, "room"):
             if self._limit is not None:
                 self._remove_down_to(self._limit - sum(file.num_bytes for file in files))
             self._store.make_folder(TEMPORARY)
@@ -254,7 +244,8 @@ class NodeCache:
         far: list[tuple[float, Shard]] = []
         for shard in self._all_shards:
             for file in shard.files:
-                taken += sum(map(self._num_bytes, (file.name, _temporary(file.name))))
+                for name in (file.name, _temporary(file.name)):
+                    taken += self._store.size(name) or 0
             if shard.name not in near:
                 with contextlib.suppress(FileNotFoundError):
                     far.append(((self.root / shard.name).stat().st_mtime, shard))
@@ -267,7 +258,7 @@ class NodeCache:
     def _remove(self, shard: Shard) -> bool:
         """Removes a shard; returns False, and leaves it, where somebody fetches or reads it."""
         try:
-            with self._only_one(shard.name, fcntl.LOCK_NB):
+            with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The index goes too: a shard counts with it, and comes back with it.
                 for file in shard.files:
@@ -276,35 +267,6 @@ class NodeCache:
         except BlockingIOError:
             return False
         return True
-
-    def _num_bytes(self, name: str) -> int:
-        return self._store.size(name) or 0
-
-    @contextlib.contextmanager
-    def _only_one(self, name: str, flags: int = 0) -> Iterator[None]:
-        """Holds a lock among all ranks of the node; the kernel frees a dead holder's.
-
-        Args:
-          name: of the file that may be fetched or removed meanwhile.
-          flags: LOCK_NB, for BlockingIOError where it is held.
-        """
-        self._store.make_folder(_LOCKS)
-        lock = f"{_LOCKS}/{name.replace('/', '-')}"
-        descriptor = self._store.open(lock, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
-            yield
-        finally:
-            # Closing does not free it while a process that was forked meanwhile has a copy.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
-
-    def _content(self, name: str) -> bytes:
-        def read() -> bytes:
-            stat = self._remote.stat(name)
-            return b"".join(self._remote.read(name, 0, stat.size, stat))
-
-        return with_retries(read, self._budget(name))
 
     def _budget(self, name: str) -> RetryBudget:
         return RetryBudget(self._remote.where(name), _RETRIES, self._ended)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import itertools
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,9 @@ import numpy as np
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import StoreError, UsageError, some
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.keys import KeyList, read_list
+from imagenet_prep.dataset.keys import read_list
 from imagenet_prep.read.config import FOLDER_VARIABLE, ReadConfig
+from imagenet_prep.read.held import only_one
 from imagenet_prep.read.order import mix, stream
 from imagenet_prep.storage.folder import LocalStore
 
@@ -32,27 +31,11 @@ _NAME = np.dtype([("class_index", "<i4"), ("hashed", "<u8")])
 _SHA256_BYTES = 32
 
 
-@dataclass(frozen=True)
 class Choice:
-    """What was asked for; an example is read if all of it holds.
+    """What a reader is asked for; an example is read if all of it holds."""
 
-    Attributes:
-      classes: class indices; empty for all.
-      keys: a list of keys; None for all.
-      fraction: share of the examples, as their keys' hashes fall; 1 for all.
-      fold: (k, n): part k, from 0, of n that hashes deal out; (0, 1) for all.
-      seed: of the hashes.
-    """
-
-    classes: frozenset[int] = frozenset()
-    keys: KeyList | None = None
-    fraction: float = 1.0
-    fold: tuple[int, int] = (0, 1)
-    seed: int = 0
-
-    @classmethod
-    def of(cls, config: ReadConfig, wnids: Sequence[str]) -> Choice:
-        """Returns what a reader is asked for.
+    def __init__(self, config: ReadConfig, wnids: Sequence[str]) -> None:
+        """Looks classes up, and reads the list of keys.
 
         Raises:
           UsageError: the list of keys cannot be read, or a class is not in the class list.
@@ -66,21 +49,22 @@ class Choice:
                 f"classes: {some(unknown)} not in the class list, which has {len(wnids):,} classes "
                 f"from {wnids[0]} (0) to {wnids[-1]} ({len(wnids) - 1})"
             )
-        keys = None if config.keys is None else read_list(config.keys)
-        classes = frozenset(index[each] for each in asked)
-        return cls(classes, keys, config.fraction, config.fold, config.choice_seed)
+        self._config = config
+        self._classes = sorted({index[each] for each in asked})
+        self._keys = None if config.keys is None else read_list(config.keys)
 
     def asked(self) -> dict[str, Any]:
         """Returns what was asked for as JSON; lists as their digests; empty for everything."""
         asked: dict[str, Any] = {}
-        if self.classes:
-            asked["classes"] = canonical.digest(sorted(self.classes))
-        if self.keys is not None:
-            asked["keys"] = self.keys.sha256
-        if self.fraction < 1:
-            asked |= {"fraction": self.fraction, "choice_seed": self.seed}
-        if self.fold[1] > 1:
-            asked |= {"fold": [*self.fold], "choice_seed": self.seed}
+        if self._classes:
+            asked["classes"] = canonical.digest(self._classes)
+        if self._keys is not None:
+            asked["keys"] = self._keys.sha256
+        seed = {"choice_seed": self._config.choice_seed}
+        if self._config.fraction < 1:
+            asked |= {"fraction": self._config.fraction, **seed}
+        if self._config.fold[1] > 1:
+            asked |= {"fold": [*self._config.fold], **seed}
         return asked
 
     def numbers(self, records: Records, kept: Path) -> npt.NDArray[np.int64]:
@@ -101,18 +85,19 @@ class Choice:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
         names = _names(records, kept, in_turn=True)
         chosen = np.ones(len(names), bool)
-        if self.classes:
-            chosen &= np.isin(names["class_index"], list(self.classes))
-        if self.keys is not None:
-            hashed = {_hash(key): key for key in self.keys.keys}
+        if self._classes:
+            chosen &= np.isin(names["class_index"], self._classes)
+        if self._keys is not None:
+            hashed = {_hash(key): key for key in self._keys.keys}
             listed = np.fromiter(hashed, np.uint64, len(hashed))
             unknown = listed[~np.isin(listed, names["hashed"])]
-            self.keys.refuse_unknown([hashed[each] for each in unknown.tolist()], where)
+            self._keys.refuse_unknown([hashed[each] for each in unknown.tolist()], where)
             chosen &= np.isin(names["hashed"], listed)
-        uniform = mix(names["hashed"] ^ stream(self.seed, _FRACTION))
-        chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self.fraction
-        part, parts = self.fold
-        chosen &= mix(names["hashed"] ^ stream(self.seed, _FOLD)) % np.uint64(parts) == part
+        uniform = mix(names["hashed"] ^ stream(self._config.choice_seed, _FRACTION))
+        chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._config.fraction
+        part, parts = self._config.fold
+        dealt = mix(names["hashed"] ^ stream(self._config.choice_seed, _FOLD))
+        chosen &= dealt % np.uint64(parts) == part
         if not chosen.any():
             raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
         return np.flatnonzero(chosen)
@@ -129,12 +114,7 @@ class Finder:
         self._hashed = hashed[self._numbers]
 
     def find(self, key: str) -> int:
-        """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
-
-        Raises:
-          KeyError: there is none.
-          DataDamagedError: the name in a record is damaged.
-        """
+        """As `Reader.find`."""
         wnids = self._records.wnids
         # An example is kept under one of them, and asked for under either.
         spelled = itertools.chain((key, key.partition("/")[2]), (f"{wnid}/{key}" for wnid in wnids))
@@ -157,38 +137,26 @@ def _hash(key: str) -> int:
 def _names(records: Records, kept: Path, *, in_turn: bool) -> npt.NDArray[Any]:
     """Returns class index and hash of the key of each example; they are read once a machine.
 
-    Args:
-      records: of the split.
-      kept: folder where they are kept.
-      in_turn: whether a cache may fetch the shards ahead, which no epoch is reading then.
+    In turn: a cache may fetch the shards ahead, since no epoch is reading them.
     """
     store, name = LocalStore(kept), f"{naming.WORK}/names-{records.split}"
-    try:
-        store.make_folder(naming.WORK)
-        lock = store.open(f"{name}.lock", os.O_RDWR | os.O_CREAT)
-    except StoreError as error:
-        raise StoreError(
-            f"{error}. The names of all examples are kept there: let {FOLDER_VARIABLE} name a "
-            "folder that can be written to."
-        ) from error
-    try:
-        # One of the ranks reads them, the others wait.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        try:
+            # One of the ranks reads them, the others wait.
+            held.enter_context(only_one(store, f"names-{records.split}"))
+        except StoreError as error:
+            raise StoreError(
+                f"{error}. The names of all examples are kept there: let {FOLDER_VARIABLE} name a "
+                "folder that can be written to."
+            ) from error
         content = store.read(name) if store.size(name) is not None else b""
         proof, table = content[:_SHA256_BYTES], content[_SHA256_BYTES:]
         if len(table) != len(records) * _NAME.itemsize or hashlib.sha256(table).digest() != proof:
             if in_turn:
                 # A remote set comes through the cache, shard by shard.
                 records.follow([[shard] for shard in range(len(records.examples_per_shard))])
-            table = _read_names(records).tobytes()
+            read = map(records.name, range(len(records)))
+            rows = ((class_index, _hash(key)) for class_index, key in read)
+            table = np.fromiter(rows, _NAME, len(records)).tobytes()
             store.write(name, hashlib.sha256(table).digest() + table)
-    finally:
-        os.close(lock)
     return np.frombuffer(table, _NAME)
-
-
-def _read_names(records: Records) -> npt.NDArray[Any]:
-    names = (records.name(number) for number in range(len(records)))
-    return np.fromiter(
-        ((class_index, _hash(key)) for class_index, key in names), _NAME, len(records)
-    )

@@ -11,7 +11,7 @@ from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
 from imagenet_prep.read.augment import Views
-from imagenet_prep.read.config import Decoding
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
 # Batches that DALI makes ahead.
@@ -27,11 +27,11 @@ class DaliBackend:
     ranks, and would not agree with the other backends.
     """
 
-    def __init__(self, wanted: Decoding, device_id: int | None, largest: tuple[int, int]) -> None:
+    def __init__(self, wanted: ReadConfig, device_id: int | None, largest: tuple[int, int]) -> None:
         """Builds the pipeline.
 
         Args:
-          wanted: what to make of each batch.
+          wanted: what is asked for; antialias and the number of threads are decided.
           device_id: of the GPU; None decodes on the CPU.
           largest: height and width of the data set's largest image, for nvJPEG's buffers.
         """
@@ -83,7 +83,7 @@ class DaliBackend:
         # Given to DALI as they are, a list of arrays would be gone through three times in Python.
         images = [TensorCPU(encoded) for encoded in batch.encoded]
         encoded = TensorListCPU(images, contiguous=False)
-        given = encoded, *(array for each in batch.all_views for array in _arrays(each))
+        given = encoded, *(array for each in batch.views for array in _arrays(each))
         self._given.append(given)
         return given
 
@@ -102,15 +102,9 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
-def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline.
-
-    Args:
-      source: returns what `DaliBackend._next` returns.
-      wanted: what to make of each batch.
-      decoder: where and how DALI decodes.
-    """
-    each = 5 if wanted.colour else 3  # arrays of a view
+def _show(source: Callable[[], Any], wanted: ReadConfig, decoder: dict[str, Any]) -> Any:
+    """Defines the pipeline: `source` is `DaliBackend._next`, `decoder` where and how it decodes."""
+    each = 5 if wanted.is_coloured else 3  # arrays of a view
     encoded, *views = fn.external_source(
         source=source, num_outputs=1 + wanted.views * each, batch=True, no_copy=True
     )
@@ -122,7 +116,7 @@ def _show(source: Callable[[], Any], wanted: Decoding, decoder: dict[str, Any]) 
 
 
 def _view(
-    wanted: Decoding,
+    wanted: ReadConfig,
     decoder: dict[str, Any],
     encoded: Any,
     anchor: Any,
@@ -132,7 +126,7 @@ def _view(
 ) -> Any:
     """Defines how one view of the images is made."""
     crop = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
-    if wanted.recipe.padding is None:
+    if wanted.constants.padding is None:
         pixels = fn.decoders.image_slice(
             encoded, anchor, shape, output_type=types.RGB, **crop, **decoder
         )
@@ -148,9 +142,9 @@ def _view(
         interp_type=types.INTERP_LINEAR,
         antialias=wanted.antialias,
         # Colours are computed from what the resize has not rounded.
-        dtype=types.FLOAT if wanted.colour else types.UINT8,
+        dtype=types.FLOAT if wanted.is_coloured else types.UINT8,
     )
-    if wanted.colour:
+    if wanted.is_coloured:
         of_pixel, of_mean = colours
         mean = fn.reductions.mean(pixels, axes=[0, 1], keep_dims=True)
         pixels = fn.coord_transform(pixels, M=of_pixel) + fn.coord_transform(mean, MT=of_mean)
@@ -159,8 +153,8 @@ def _view(
     return fn.crop_mirror_normalize(
         pixels,
         mirror=mirrored,
-        mean=list(wanted.recipe.mean) if normalise else [0.0] * 3,
-        std=list(wanted.recipe.std) if normalise else [1.0] * 3,
+        mean=list(wanted.constants.mean) if normalise else [0.0] * 3,
+        std=list(wanted.constants.std) if normalise else [1.0] * 3,
         dtype=_DTYPES[wanted.dtype],
         output_layout=wanted.layout[1:],
     )

@@ -6,40 +6,25 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.manifest import Split
-from imagenet_prep.read.augment import RECIPES
-from imagenet_prep.read.config import Decoding, ReadConfig
+from imagenet_prep.read import native
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
 Convert = Callable[[Any], Any]
+# Decodes, crops, resizes: the batches and how many -> the images of each.
+Decode = Callable[[Callable[[], Iterator[EncodedBatch]], int], Iterator[Any]]
 
 
-class Decoder(Protocol):
-    """Decodes, crops, resizes."""
+def open_decoder(config: ReadConfig, world: World, split: Split) -> tuple[Decode, Convert, Convert]:
+    """Returns what decodes as was asked for, and what turns arrays into the framework's.
 
-    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
-        """Yields the images of each step."""
-
-
-class Undecoded:
-    """Decodes nothing: for batches without images."""
-
-    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[None]:
-        """Yields nothing of each step."""
-        for _ in itertools.islice(feed(), steps):
-            yield None
-
-
-def open_decoder(
-    config: ReadConfig, world: World, split: Split
-) -> tuple[Decoder, Convert, Convert]:
-    """Returns the decoder that was asked for, and what turns arrays into the framework's.
-
-    The first of the two is for the decoder's images, the second for NumPy's arrays.
+    The first of the two is for the decoded images, the second for NumPy's arrays.
 
     Args:
       config: the request, its backend that of `choose_backend`.
@@ -49,33 +34,32 @@ def open_decoder(
     Raises:
       UsageError: it is not installed, or cannot do what was asked for.
     """
-    cores = len(os.sched_getaffinity(0))
-    wanted = Decoding(
-        batch_size=config.batch_size,
-        image_size=config.image_size,
-        recipe=RECIPES[config.recipe],
-        colour=config.is_coloured,
-        dtype=config.dtype,
-        layout=config.layout,
-        antialias=not config.is_training if config.antialias is None else config.antialias,
-        num_threads=config.num_threads or max(1, cores // world.local_size),
-        views=config.views,
-    )
-    if config.out and config.backend != "native":
-        raise UsageError(f"out= needs backend='native', but the backend is {config.backend!r}")
-    if config.out and "images" not in config.fields:
-        raise UsageError("out= gives memory for images, which fields= leaves out")
-    from imagenet_prep.read import native
-
     framework = config.framework or ("numpy" if config.backend == "native" else "tensorflow")
     wrap = native.CONVERTERS[framework]
+    _refuse_contradictions(config)
     if "images" not in config.fields:
-        return Undecoded(), wrap, wrap
-    if config.backend == "tfdata":
-        return *_tfdata(config, wanted), wrap
+        return _undecoded, wrap, wrap
+    cores = len(os.sched_getaffinity(0))
+    config = replace(
+        config,
+        antialias=not config.is_training if config.antialias is None else config.antialias,
+        num_threads=config.num_threads or max(1, cores // world.local_size),
+    )
     if config.backend == "native":
-        return *_native(config, wanted), wrap
-    return *_dali(config, wanted, world, (split.max_height, split.max_width)), wrap
+        # What the user has given comes back as it is.
+        return native.NativeBackend(config).batches, _unchanged if config.out else wrap, wrap
+    if config.backend == "tfdata":
+        from imagenet_prep.read.tfdata import TfDataBackend
+
+        numpy = framework == "numpy"
+        convert: Convert = (lambda tensor: tensor.numpy()) if numpy else _unchanged
+        return TfDataBackend(config).batches, convert, wrap
+    from imagenet_prep.read.dali import DaliBackend, to_numpy, to_tensorflow
+
+    device_id = world.local_rank if config.device == "gpu" else None
+    decoder = DaliBackend(config, device_id, (split.max_height, split.max_width))
+    convert = {"dlpack": _unchanged, "numpy": to_numpy, "tensorflow": to_tensorflow}[framework]
+    return decoder.batches, convert, wrap
 
 
 def choose_backend(config: ReadConfig) -> str:
@@ -102,38 +86,29 @@ def choose_backend(config: ReadConfig) -> str:
     return backend
 
 
-def _tfdata(config: ReadConfig, wanted: Decoding) -> tuple[Decoder, Convert]:
-    if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
-        raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
-    from imagenet_prep.read.tfdata import TfDataBackend
-
-    numpy = config.framework == "numpy"
-    return TfDataBackend(wanted), (lambda tensor: tensor.numpy()) if numpy else _unchanged
-
-
-def _native(config: ReadConfig, wanted: Decoding) -> tuple[Decoder, Convert]:
-    if config.device == "gpu":
+def _refuse_contradictions(config: ReadConfig) -> None:
+    """Raises UsageError where the backend cannot do what was asked for."""
+    backend = config.backend
+    if config.out and backend != "native":
+        raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
+    if "images" not in config.fields:
+        if config.out:
+            raise UsageError("out= gives memory for images, which fields= leaves out")
+    elif backend == "tfdata":
+        if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
+            raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
+    elif backend == "dali":
+        if config.dtype == "bfloat16":
+            raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
+    elif config.device == "gpu":
         raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
-    from imagenet_prep.read import native
-
-    if config.out and config.framework:
+    elif config.out and config.framework:
         raise UsageError("out= decides what batches hold: leave framework= away")
-    # What the user has given comes back as it is.
-    convert = _unchanged if config.out else native.CONVERTERS[config.framework or "numpy"]
-    return native.NativeBackend(wanted, config.out), convert
 
 
-def _dali(
-    config: ReadConfig, wanted: Decoding, world: World, largest: tuple[int, int]
-) -> tuple[Decoder, Convert]:
-    if config.dtype == "bfloat16":
-        raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
-    from imagenet_prep.read.dali import DaliBackend, to_numpy, to_tensorflow
-
-    device_id = world.local_rank if config.device == "gpu" else None
-    converters = {"dlpack": _unchanged, "numpy": to_numpy, "tensorflow": to_tensorflow}
-    decoder = DaliBackend(wanted, device_id, largest)
-    return decoder, converters[config.framework or "tensorflow"]
+def _undecoded(feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[None]:
+    for _ in itertools.islice(feed(), steps):
+        yield None
 
 
 def _unchanged(tensor: Any) -> Any:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
+from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.read.feed import EncodedBatch, Feed
@@ -16,18 +17,9 @@ class Diagnosis:
     """Remembers the batches that a decoder holds, and reads their images again if it fails."""
 
     def __init__(self, feed: Feed, epoch: int, start: int, steps: int) -> None:
-        """Takes the feed of the decoder.
-
-        Args:
-          feed: of this rank.
-          epoch: to read.
-          start: examples of the epoch that all ranks have already read.
-          steps: how many of those that are left.
-        """
+        """Takes the feed of the decoder, and what its `batches` takes."""
         self._feed = feed
-        self._epoch = epoch
-        self._start = start
-        self._steps = steps
+        self._part = epoch, start, steps
         self._fed: deque[EncodedBatch] = deque()
         self._error: ImagenetPrepError | None = None
 
@@ -37,7 +29,7 @@ class Diagnosis:
         The images of a dozen steps would take 100 MB, and they can be read again.
         """
         try:
-            for batch in self._feed.batches(self._epoch, self._start, self._steps):
+            for batch in self._feed.batches(*self._part):
                 self._fed.append(batch._replace(encoded=[]))
                 yield batch
         except ImagenetPrepError as error:
@@ -62,34 +54,23 @@ class Diagnosis:
         if self._error is not None:
             raise self._error from None
         found = False
-        for number, problem in self._problems():
-            where = f"{self._feed.records.where(number)}: {problem}"
-            if not self._feed.skip_bad:
-                raise DataDamagedError(where) from error
-            self._feed.skip(number, where)
-            found = True
-        if not found:
-            raise error
-
-    def _problems(self) -> Iterator[tuple[int, str]]:
-        """Yields (number, problem) of the remembered examples that cannot be shown."""
+        records = self._feed.records
         for batch in tuple(self._fed):
-            boxes = np.stack([views.boxes for views in batch.all_views], axis=1)
-            if self._feed.recipe.padding is not None:
+            boxes = np.stack([views.boxes for views in batch.views], axis=1)
+            if self._feed.config.constants.padding is not None:
                 boxes[..., :2] = 0  # whole pictures, moved over black: only their sides must fit
             for number, of_example in zip(batch.numbers.tolist(), boxes.tolist(), strict=True):
                 # Where there is no example, the number is negative.
-                if number < 0:
-                    continue
-                problem = _problem(self._feed.records.read(number).encoded, of_example)
-                if problem is not None:
-                    yield number, problem
+                if number >= 0 and (problem := _problem(records.read(number).encoded, of_example)):
+                    damage = DataDamagedError(f"{records.where(number)}: {problem}")
+                    self._feed.skip(number, damage)
+                    found = True
+        if not found:
+            raise error
 
 
 def _problem(encoded: bytes, boxes: list[list[int]]) -> str | None:
     """Returns why boxes (top, left, height, width; pixels) of a JPEG cannot be shown, or None."""
-    from PIL import Image
-
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
             image.load()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,31 +14,44 @@ if TYPE_CHECKING:
 # DLDataType begins with a byte of its kind.
 _KIND_AT = 20
 _UINT, _BFLOAT = 1, 4
-_CPU = (1, 0)
 
 
-@dataclass(frozen=True)
-class Bfloat16:
-    """An array that frameworks take as bfloat16, e.g. by torch.from_dlpack; no copy.
+class _Renamed:
+    """An array whose numbers of one kind are called another; no copy."""
+
+    def __init__(self, array: Any, kind: int, other: int) -> None:
+        self._array = array
+        self._kind = kind
+        self._other = other
+
+    def __dlpack__(self, **_: Any) -> Any:
+        """Returns the array's capsule, changed."""
+        capsule = self._array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        found = ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + _KIND_AT)
+        if found.value == self._kind:
+            found.value = self._other
+        return capsule
+
+    def __dlpack_device__(self) -> Any:
+        """Returns (kind, number) of the array's device."""
+        return self._array.__dlpack_device__()
+
+
+class Bfloat16(_Renamed):
+    """An array that frameworks take as bfloat16, e.g. by torch.from_dlpack.
 
     Attributes:
       bits: the numbers, as uint16.
+      shape: of the array.
     """
 
-    bits: npt.NDArray[np.uint16]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the array."""
-        return self.bits.shape
-
-    def __dlpack__(self, **_: Any) -> Any:
-        """Returns NumPy's capsule, which says uint16, changed to say bfloat16."""
-        return _renamed(self.bits.__dlpack__(), _UINT, _BFLOAT)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Returns (kind, number) of the device: memory of this machine."""
-        return _CPU
+    def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
+        """Takes the numbers."""
+        super().__init__(bits, _UINT, _BFLOAT)
+        self.bits = bits
+        self.shape = bits.shape
 
 
 class Memory:
@@ -62,31 +74,8 @@ def array_over(buffer: Any) -> npt.NDArray[Any]:
     """
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
         # DLPack does not say whether memory may be written to, so NumPy takes it for read-only.
-        return np.asarray(Memory(np.from_dlpack(_Uint16(buffer))))
+        return np.asarray(Memory(np.from_dlpack(_Renamed(buffer, _BFLOAT, _UINT))))
     array = buffer if isinstance(buffer, np.ndarray) else np.asarray(memoryview(buffer))
     if not array.flags.writeable:
         raise ValueError("it is read-only")
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-
-
-@dataclass(frozen=True)
-class _Uint16:
-    """A framework's array, of which NumPy takes bfloat16 as uint16."""
-
-    tensor: Any
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return _renamed(self.tensor.__dlpack__(), _BFLOAT, _UINT)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
-
-
-def _renamed(capsule: Any, kind: int, other: int) -> Any:
-    """Returns DLPack's capsule with numbers of one kind called another."""
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    found = ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + _KIND_AT)
-    if found.value == kind:
-        found.value = other
-    return capsule

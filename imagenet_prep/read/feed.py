@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import dropwhile
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.read.augment import Recipe, Views, central_views, random_views
-from imagenet_prep.read.fields import DECODED, describe, sides_of
+from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
+from imagenet_prep.read.config import DECODED, ReadConfig
 from imagenet_prep.read.order import Order, Steps
 
 if TYPE_CHECKING:
@@ -27,6 +24,8 @@ if TYPE_CHECKING:
 
 # Steps that are read ahead.
 _STEPS_AHEAD = 3
+# Of one image. A batch has room for as many boxes of each image as one of them has.
+MOST_BOXES = 5_000
 
 # A grey JPEG of 8 x 8 pixels. It is decoded in places that the mask marks as empty.
 PLACEHOLDER = bytes.fromhex(
@@ -49,27 +48,19 @@ class EncodedBatch(NamedTuple):
         False.
       class_index: [batch] int32; 0 where the mask is False.
       mask: [batch] bool: whether there is an example.
-      views: crop of each image.
+      views: the crop of each image; another one for each further view.
       numbers: [batch] int64 example numbers; -1 where the mask is False.
-      further_views: crops of a second view of each image, of a third and so on.
       details: the fields that were asked for and are not decoded.
     """
 
     encoded: list[bytes | memoryview]
     class_index: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
-    views: Views
+    views: tuple[Views, ...]
     numbers: npt.NDArray[np.int64]
-    further_views: tuple[Views, ...] = ()
-    details: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
-
-    @property
-    def all_views(self) -> tuple[Views, ...]:
-        """The crops of all views, the first one's first."""
-        return (self.views, *self.further_views)
+    details: Mapping[str, npt.NDArray[Any]]
 
 
-@dataclass
 class Feed:
     """Reads the batches of one rank ahead of the backend that decodes them.
 
@@ -77,55 +68,37 @@ class Feed:
       records: of the split.
       order: of the examples.
       world: this rank.
-      batch_size: examples a step.
-      training: random views and no padding; else central views, and the last step padded.
-      recipe: constants of the views.
-      seed: of the views.
-      skip_bad: mask damaged records and list them, instead of raising.
-      colour: draw colours for training.
-      num_views: crops of each image.
-      fields: what batches hold.
-      image_size: height and width of what is shown, for boxes.
+      config: what batches hold, and what they show. Training has random views and no padding;
+        else views are central, and the last step is padded.
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
-    records: Records
-    order: Order
-    world: World
-    batch_size: int
-    training: bool
-    recipe: Recipe
-    seed: int
-    skip_bad: bool
-    colour: bool = False
-    num_views: int = 1
-    fields: tuple[str, ...] = DECODED
-    image_size: int = 0
-    skipped: dict[int, str] = field(default_factory=dict)
-    # One thread is enough, since the kernel knows what comes next and reads it ahead. More threads
-    # would only wait for each other's interpreter lock.
-    _thread: ThreadPoolExecutor = field(
-        default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="read"),
-        init=False,
-        repr=False,
-    )
-
-    # Epoch, its order and its windows: of ImageNet they take 0.2 s.
-    _planned: tuple[int, npt.NDArray[np.int64], list[list[int]]] | None = field(
-        default=None, init=False, repr=False
-    )
+    def __init__(self, records: Records, order: Order, world: World, config: ReadConfig) -> None:
+        """Takes what to read; nothing is read yet."""
+        self.records = records
+        self.order = order
+        self.world = world
+        self.config = config
+        self.skipped: dict[int, str] = {}
+        # One thread is enough, since the kernel knows what comes next and reads it ahead. More
+        # threads would only wait for each other's interpreter lock.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
+        # Epoch, its order and its windows: of ImageNet they take 0.2 s.
+        self._planned: tuple[int, npt.NDArray[np.int64], list[list[int]]] | None = None
 
     def steps(self, start: int) -> Steps:
         """Returns how the rest of an epoch is divided, from its `start`-th example on."""
         nodes = self.order.placement.nodes
         total = self.order.num_examples
-        return Steps(start, total, self.world.size, self.batch_size, self.training, nodes)
+        size, training = self.config.batch_size, self.config.is_training
+        return Steps(start, total, self.world.size, size, training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
         """Yields this rank's steps of the rest of an epoch, or the first `most` of them.
 
         Raises:
-          DataDamagedError: a record is damaged and `skip_bad` is False, or a whole shard is.
+          DataDamagedError: a record is damaged and may not be skipped, or a whole shard is.
+          UsageError: boxes are asked for, and an image has more than a batch has room for.
           ImagenetPrepError: a disk fails, or a shard cannot be fetched.
         """
         steps = self.steps(start)
@@ -161,9 +134,11 @@ class Feed:
         # Once more after the thread's present work, which may have opened a shard again.
         self._thread.submit(self.records.close).result()
 
-    def skip(self, number: int, reason: str) -> None:
-        """Masks a record from now on."""
-        self.skipped[number] = reason
+    def skip(self, number: int, error: DataDamagedError) -> None:
+        """Masks a record from now on; raises its error if none may be skipped."""
+        if self.config.on_bad_record != "skip":
+            raise error
+        self.skipped[number] = str(error)
 
     def _read(self, numbers: list[int]) -> list[ImageExample | None]:
         images = self.records.read_many(numbers)
@@ -180,42 +155,69 @@ class Feed:
         try:
             return self.records.read(number)
         except DataDamagedError as error:
-            if not self.skip_bad:
-                raise
-            self.skip(number, str(error))
+            self.skip(number, error)
             return None
 
     def _assemble(
         self, of_rank: list[int], images: list[ImageExample | None], epoch: int
     ) -> EncodedBatch:
-        images = images + [None] * (self.batch_size - len(images))
-        there = [image is not None for image in images]
-        numbers = np.full(self.batch_size, -1, np.int64)
+        config = self.config
+        images = images + [None] * (config.batch_size - len(images))
+        there = np.array([image is not None for image in images])
+        numbers = np.full(config.batch_size, -1, np.int64)
         numbers[: len(of_rank)] = of_rank
-        numbers[~np.array(there)] = -1
-        views = self._views(*sides_of(images, _PLACEHOLDER_SIDE), numbers, epoch)
-        asked = set(self.fields) - set(DECODED)
-        named = images if "key" in asked else []
-        keys = [self.records.key(image) if image else "" for image in named]
+        numbers[~there] = -1
+        heights = np.array([i.height if i else _PLACEHOLDER_SIDE for i in images], np.int64)
+        widths = np.array([i.width if i else _PLACEHOLDER_SIDE for i in images], np.int64)
+        if config.is_training:
+            which = (config.constants, heights, widths, numbers, config.seed, epoch)
+            views = tuple(
+                random_views(*which, colour=config.colour, view=view)
+                for view in range(config.views)
+            )
+        else:
+            views = (central_views(config.constants, heights, widths),)
+        asked = set(config.fields) - set(DECODED)
         offset = self.records.manifest.label_offset
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],
             np.array([i.stored_label - offset if i else 0 for i in images], np.int32),
-            np.array(there),
-            views[0],
+            there,
+            views,
             numbers,
-            tuple(views[1:]),
-            {f: describe(f, images, keys, numbers, views, self.image_size) for f in asked},
+            {f: self._describe(f, images, numbers, heights, widths, views) for f in asked},
         )
 
-    def _views(
+    def _describe(
         self,
+        field: str,
+        images: Sequence[ImageExample | None],
+        numbers: npt.NDArray[np.int64],
         heights: npt.NDArray[np.int64],
         widths: npt.NDArray[np.int64],
-        numbers: npt.NDArray[np.int64],
-        epoch: int,
-    ) -> list[Views]:
-        if not self.training:
-            return [central_views(self.recipe, heights, widths)]
-        which = (self.recipe, heights, widths, numbers, self.seed, epoch)
-        return [random_views(*which, colour=self.colour, view=v) for v in range(self.num_views)]
+        views: Sequence[Views],
+    ) -> npt.NDArray[Any]:
+        """Returns a field that is not decoded; empty keys, -1 and zeros where there is no image."""
+        if field == "key":
+            return np.array([self.records.key(i) if i else "" for i in images], np.str_)
+        if field == "number":
+            return numbers
+        if field != "boxes":
+            sides = heights if field == "height" else widths
+            return np.where(numbers < 0, 0, sides).astype(np.int32)
+        counts = [len(image.boxes.xmin) if image else 0 for image in images]
+        most = max(counts)
+        if most > MOST_BOXES:
+            raise UsageError(
+                f"example {numbers[counts.index(most)]} has {most:,} boxes, and a batch has room "
+                f"for {MOST_BOXES:,} of each image: leave boxes out of fields=, or leave that "
+                "example out"
+            )
+        boxes = np.zeros((len(images), most, 4))
+        for of_image, image in zip(boxes, images, strict=True):
+            if image:
+                found = image.boxes
+                of_image[: len(found.xmin)].T[:] = found.xmin, found.ymin, found.xmax, found.ymax
+        side = self.config.image_size
+        shown = [boxes_in(each, boxes, heights, widths, side) for each in views]
+        return shown[0] if len(shown) == 1 else np.stack(shown, axis=1)

@@ -6,10 +6,17 @@ the file. So it closes the locked ones at once, of which it must use none.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
+
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage.folder import LocalStore
+
+_LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
@@ -48,6 +55,23 @@ def _let_go() -> None:
         if file._closing.detach():
             os.close(file.descriptor)
             file.descriptor = -1
+
+
+@contextlib.contextmanager
+def only_one(store: LocalStore, name: str, flags: int = 0) -> Iterator[None]:
+    """Holds a lock among all ranks of the node; the kernel frees a dead holder's.
+
+    With LOCK_NB, BlockingIOError where it is held.
+    """
+    store.make_folder(_LOCKS)
+    descriptor = store.open(f"{_LOCKS}/{name.replace('/', '-')}", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+        yield
+    finally:
+        # Closing does not free it while a process that was forked meanwhile has a copy.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -16,10 +16,10 @@ from PIL import Image
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.libraries import UnavailableError
-from imagenet_prep.codec.planes import Look, Values, Window
+from imagenet_prep.codec.planes import Look, Values
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.augment import Views
-from imagenet_prep.read.config import Decoding
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.dlpack import Bfloat16, Memory, array_over
 from imagenet_prep.read.feed import EncodedBatch
 
@@ -49,19 +49,18 @@ class NativeBackend:
     Pillow: slower, and with less than one grey level of difference on average over an image.
     """
 
-    def __init__(self, wanted: Decoding, out: Callable[[], Any] | None = None) -> None:
-        """Takes what to make of each batch, and what gives memory for its images, if anything."""
+    def __init__(self, wanted: ReadConfig) -> None:
+        """Takes what is asked for; antialias and the number of threads are decided."""
         side = wanted.image_size
         self._wanted = wanted
-        self._out = out
         shape = (3, side, side) if wanted.layout == "NCHW" else (side, side, 3)
         views = () if wanted.views == 1 else (wanted.views,)
         self._shape = (wanted.batch_size, *views, *shape)
         # Memory that batches have had. New memory the kernel must clear, at 5 % of the time.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
-        self._values = Values(wanted.dtype, wanted.recipe.mean, wanted.recipe.std)
+        self._values = Values(wanted.dtype, wanted.constants.mean, wanted.constants.std)
         # What is not made in one go is made from bytes.
-        self._in_one_go = not wanted.colour and wanted.recipe.padding is None
+        self._in_one_go = not wanted.is_coloured and wanted.constants.padding is None
         channels_first = self._in_one_go and wanted.layout == "NCHW"
         values = self._values if self._in_one_go else planes.BYTES
         kernel = planes.LINEAR if wanted.antialias else planes.NEIGHBOURS
@@ -79,6 +78,7 @@ class NativeBackend:
         """Yields the images of each step.
 
         Raises:
+          UsageError: what `out` gives is no memory for them.
           Exception: of Pillow, for an image that neither decodes.
         """
         # What an epoch that was left still writes must not meet this one's images in `out`.
@@ -110,23 +110,19 @@ class NativeBackend:
         parts = [range(first, size, count) for first in range(count)]
         shown = [
             self._pool.submit(self._show, batch, views, of_view[:, view], part)
-            for view, views in enumerate(batch.all_views)
+            for view, views in enumerate(batch.views)
             for part in parts
         ]
         return given, shown
 
     def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
-        """Returns what the batch's images are for the user, and the array to write them into.
-
-        Raises:
-          UsageError: what the user gives is something else.
-        """
+        """Returns what the batch's images are for the user, and the array to write them into."""
         dtype = self._values.table.dtype
-        if self._out is None:
+        if self._wanted.out is None:
             array = self._free.pop() if self._free else np.empty(self._shape, dtype)
             leased = np.asarray(_Lease(array, self._free))
             return leased, leased
-        given = self._out()
+        given = self._wanted.out()
         name = self._wanted.dtype + (" (or uint16)" if dtype == np.uint16 else "")
         expected = (
             f"expected contiguous, aligned {name} {list(self._shape)} in memory of this machine"
@@ -156,7 +152,7 @@ class NativeBackend:
         self, data: bytes | memoryview, box: list[int], mirrored: bool, to: npt.NDArray[Any]
     ) -> bool:
         """Lets the codec write a view; returns whether it did."""
-        return self._has_planes and self._look.decode(data, Window(*box), to, mirrored=mirrored)
+        return self._has_planes and self._look.decode(data, box, to, mirrored=mirrored)
 
     def _pixels(
         self, data: bytes | memoryview, box: list[int], mirrored: bool
@@ -164,7 +160,7 @@ class NativeBackend:
         """Returns a view as bytes [side, side, 3]."""
         side = self._wanted.image_size
         pixels = np.empty((side, side, 3), np.uint8)
-        inside = self._wanted.recipe.padding is None
+        inside = self._wanted.constants.padding is None
         if inside and not self._in_one_go and self._decode(data, box, mirrored, pixels):
             return pixels
         crop = _crop(data, box, inside=inside)

@@ -1,4 +1,4 @@
-"""Which rank reads which example, and when. Pure: it depends only on counts, seed and epoch.
+"""Which rank reads which example, and when. It depends only on counts, seed and epoch.
 
 All ranks share one order of an epoch's examples. Step s takes the next world_size *
 batch_size of them, and rank r the r-th part of that. So every example comes exactly once, and
@@ -11,9 +11,9 @@ examples that this node reads in the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # Independent streams of random numbers from one seed.
 _EXAMPLES, _SHARDS, _TURN = 1, 2, 3
 _IN_TURN = 8
+
+# An epoch, and how many of its examples all ranks have read before.
+Position = tuple[int, int]
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -59,9 +62,7 @@ class Order:
       examples_per_shard: records of each shard.
       seed: decides every epoch's order; None keeps the order of the records.
       window: shards whose examples are shuffled with each other; 0 is all of them, a full
-        permutation. A window of a few shards keeps reads near each other, for disks that
-        seek and for caches smaller than the data set; shards are fair samples of all
-        classes, so that batches stay mixed.
+        permutation.
       placement: what the node holds; by default all of the split.
       chosen: numbers of the examples that are read, sorted; None for all.
     """
@@ -141,17 +142,6 @@ class Steps:
     drop_tail: bool
     nodes: int = 1
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for impossible numbers."""
-        if not 0 <= self.start <= self.num_examples:
-            raise ValueError(f"start {self.start}: expected 0 to {self.num_examples}")
-        if self.world_size < 1 or self.batch_size < 1:
-            raise ValueError("world size and batch size: expected at least 1")
-        if self.nodes < 1 or self.world_size % self.nodes:
-            raise ValueError(
-                f"{self.world_size} ranks on {self.nodes} nodes: expected equally many on each"
-            )
-
     @property
     def global_batch(self) -> int:
         """Examples a step over all ranks."""
@@ -182,3 +172,66 @@ class Steps:
     def after(self, steps: int) -> int:
         """Returns how many examples of the epoch are read after so many steps."""
         return min(self.start + steps * self.global_batch, self.num_examples)
+
+
+class StepSampler:
+    """The sampler of PyTorch's DataLoader over a reader: hands each step out to one worker.
+
+    Every `for` over the DataLoader is one epoch, or the rest of the one that was restored; the
+    next is the next epoch. One that is left before all steps are handed out is begun again.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[int], Steps],
+        position: Callable[[dict[str, Any]], Position],
+        state: dict[str, Any],
+    ) -> None:
+        """Use `Reader.sampler`."""
+        self._steps = steps
+        self._position = position
+        self._handed_out = 0
+        self.load_state_dict(state)
+
+    @property
+    def epoch(self) -> int:
+        """Of the next `for`, from 0."""
+        return self._after(self._handed_out)[0]
+
+    def __len__(self) -> int:
+        return self._steps(0).count
+
+    def __iter__(self) -> Iterator[Position]:
+        """Yields the position of each step that is left of the epoch."""
+        epoch, read = self._after(self._handed_out)
+        if not read:
+            self._began = epoch, 0
+        epoch, start = self._began
+        steps = self._steps(start)
+        for step in range(steps.count):
+            self._handed_out = step + 1
+            yield epoch, steps.after(step)
+
+    def state_dict(self, steps: int | None = None) -> dict[str, Any]:
+        """Returns the state of the reader after some steps of the present `for`.
+
+        Args:
+          steps: those that were trained on. By default all that were handed out, which is what
+            torchdata's StatefulDataLoader asks for; a DataLoader's workers are ahead of it.
+        """
+        epoch, read = self._after(self._handed_out if steps is None else steps)
+        return self._state | {"epoch": epoch, "examples_read": read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues at the position of a state, of this or of `Reader.state`.
+
+        Raises as `Reader.restore`.
+        """
+        self._began = self._position(state)
+        self._state = state
+        self._handed_out = 0
+
+    def _after(self, steps: int) -> Position:
+        epoch, start = self._began
+        left = self._steps(start)
+        return (epoch, left.after(steps)) if steps < left.count else (epoch + 1, 0)

@@ -15,15 +15,13 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.choice import Choice, Finder
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.decoder import Convert, Decoder, choose_backend, open_decoder
+from imagenet_prep.read.decoder import Convert, Decode, choose_backend, open_decoder
 from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
-from imagenet_prep.read.order import Order
+from imagenet_prep.read.order import Order, Position, StepSampler
 from imagenet_prep.read.records import Records
-from imagenet_prep.read.sampler import Position, StepSampler
 
 _STATE_VERSION = 1
 # Default for remote sets: shards whose examples are shuffled with each other.
@@ -50,17 +48,15 @@ class Reader:
 
     def __init__(
         self,
-        config: ReadConfig,
         feed: Feed,
-        decoder: Decoder,
+        decode: Decode,
         convert: Convert,
         wrap: Convert,
         choice: dict[str, Any],
     ) -> None:
         """Use make_dataset."""
-        self._config = config
         self._feed = feed
-        self._decoder = decoder
+        self._decode = decode
         self._convert = convert
         self._wrap = wrap
         self.choice = choice
@@ -129,7 +125,7 @@ class Reader:
         while count:
             steps = self._feed.steps(start)
             diagnosis = Diagnosis(self._feed, epoch, start, count)
-            batches = self._decoder.batches(diagnosis.batches, count)
+            batches = self._decode(diagnosis.batches, count)
             for step in range(1, count + 1):
                 try:
                     images = next(batches)
@@ -148,7 +144,7 @@ class Reader:
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
         return {
             name: self._convert(images) if name == "images" else self._wrap(other[name])
-            for name in self._feed.fields
+            for name in self._feed.config.fields
         }
 
     def _begin_epoch(self) -> None:
@@ -167,7 +163,7 @@ class Reader:
             "dataset": self.manifest.digest,
             **({"edition": edition} if edition else {}),
             "split": self._feed.records.split,
-            "seed": self._feed.seed,
+            "seed": self._feed.config.seed,
             "window": self._feed.order.window,
             "nodes": self._feed.order.placement.nodes,
             "copies": self._feed.order.placement.copies,
@@ -225,12 +221,13 @@ class Reader:
         Raises:
           UsageError: the backend is not "native", or its images go where `out` says.
         """
-        if self._config.backend != "native":
+        config = self._feed.config
+        if config.backend != "native":
             raise UsageError(
-                f"backend {self._config.backend!r} has processes or threads that a DataLoader's "
+                f"backend {config.backend!r} has processes or threads that a DataLoader's "
                 "workers cannot have too: choose backend='native'"
             )
-        if self._config.out is not None:
+        if config.out is not None:
             raise UsageError(
                 "out= gives memory of this process, and a DataLoader's workers are others: leave "
                 "it out, and let the DataLoader pin what it gets by pin_memory=True"
@@ -272,7 +269,7 @@ class Reader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are opened anew at the same position, with one thread by default."""
-        config = replace(self._config, num_threads=self._config.num_threads or 1)
+        config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
         return open_reader, (config,), self.state()
 
     __setstate__ = restore
@@ -309,7 +306,7 @@ class Reader:
 
     @cached_property
     def _finder(self) -> Finder:
-        return Finder(self._feed.records, _kept(self._config, self._feed.records))
+        return Finder(self._feed.records, _kept(self._feed.config, self._feed.records))
 
     def close(self) -> None:
         """Closes the shards that this process has opened."""
@@ -353,7 +350,7 @@ def open_reader(config: ReadConfig) -> Reader:
     config = replace(config, world=world, backend=choose_backend(config))
     records = _open_records(config)
     records.placement.check_ranks(world, config.data_dir)
-    choice = Choice.of(config, records.wnids)
+    choice = Choice(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
         chosen = choice.numbers(records, _kept(config, records))
@@ -363,27 +360,15 @@ def open_reader(config: ReadConfig) -> Reader:
     if window is None:
         window = _REMOTE_WINDOW if config.is_remote else 0
     order_seed = config.seed if config.is_training else None
-    feed = Feed(
-        records=records,
-        order=Order(records.examples_per_shard, order_seed, window, records.placement, chosen),
-        world=world,
-        batch_size=config.batch_size,
-        training=config.is_training,
-        recipe=RECIPES[config.recipe],
-        colour=config.is_coloured,
-        num_views=config.views,
-        fields=tuple(config.fields),
-        image_size=config.image_size,
-        seed=config.seed,
-        skip_bad=config.on_bad_record == "skip",
-    )
+    order = Order(records.examples_per_shard, order_seed, window, records.placement, chosen)
+    feed = Feed(records, order, world, config)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
             f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
     opened = open_decoder(config, world, records.manifest.splits[config.split])
-    return Reader(config, feed, *opened, asked)
+    return Reader(feed, *opened, asked)
 
 
 def _kept(config: ReadConfig, records: Records) -> Path:

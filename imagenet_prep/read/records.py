@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import resource
 import threading
 import weakref
 from collections.abc import Sequence
@@ -30,6 +29,8 @@ from imagenet_prep.dataset import (
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
+from imagenet_prep.storage import open_files
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Records:
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
             weakref.finalize(self, cache.leave)
-        _allow_open_files(len(self._shards))
+        open_files.allow(len(self._shards))
 
     def __len__(self) -> int:
         return self._first[-1]
@@ -265,18 +266,15 @@ class Records:
         return shard, number - self._first[shard]
 
     def _check_sizes(self) -> None:
-        problems = []
+        store, problems = LocalStore(self.root), []
         for shard in self.placement.shards(self.manifest, self.split):
             for file in reversed(shard.files):
-                name, num_bytes = file.name, file.num_bytes
-                with storage_errors("read", self.root / name):
-                    try:
-                        size = (self.root / name).stat().st_size
-                    except FileNotFoundError:
-                        problems.append(f"{name} is missing")
-                        continue
-                if size != num_bytes:
-                    problems.append(f"{name} has {size:,} bytes, expected {num_bytes:,}")
+                with storage_errors("read", self.root / file.name):
+                    size = store.size(file.name)
+                if size is None:
+                    problems.append(f"{file.name} is missing")
+                elif size != file.num_bytes:
+                    problems.append(f"{file.name} has {size:,} bytes, expected {file.num_bytes:,}")
         if problems:
             more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise DataDamagedError(
@@ -318,8 +316,9 @@ class Records:
         if index is not None and len(index):
             stops = index.sum(axis=1)
             starts = np.concatenate(([0], stops[:-1]))
-            small = (index[:, 1] <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES).all()
-            if small and (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
+            payloads = index[:, 1] - tfrecord.FRAMING_BYTES
+            possible = ((payloads >= 0) & (payloads <= tfrecord.MAX_PAYLOAD_BYTES)).all()
+            if possible and (index[:, 0] == starts).all() and stops[-1] == there.num_bytes:
                 return index
         raise DataDamagedError(
             f"{self.root / name}: does not fit {there.name} with its {there.examples:,} records in "
@@ -342,6 +341,8 @@ class Records:
 def _size_of(encoded: bytes) -> tuple[int, int]:
     """Returns (height, width) in pixels of a JPEG whose record lacks them.
 
+    Readers need no codec: `probe` would ask for simplejpeg where TensorFlow or DALI decodes.
+
     Raises:
       DataDamagedError: it is no JPEG.
     """
@@ -355,12 +356,3 @@ def _size_of(encoded: bytes) -> tuple[int, int]:
     except Exception as error:
         # Pillow raises many kinds for broken files.
         raise DataDamagedError(f"its image cannot be read: {error}") from error
-
-
-def _allow_open_files(count: int) -> None:
-    """Lets this process hold all shards open; 1,152 are more than the usual 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + 512
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from imagenet_prep.read.config import Decoding
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
 
-@dataclass
 class TfDataBackend:
-    """Turns encoded batches into tensors.
+    """Turns encoded batches into tensors."""
 
-    Attributes:
-      wanted: what to make of each batch.
-    """
-
-    wanted: Decoding
-    _feed: Callable[[], Iterator[EncodedBatch]] | None = field(default=None, init=False)
+    def __init__(self, wanted: ReadConfig) -> None:
+        """Takes what is asked for; antialias and the number of threads are decided."""
+        self.wanted = wanted
+        self._feed: Callable[[], Iterator[EncodedBatch]] | None = None
 
     def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
@@ -45,7 +41,7 @@ class TfDataBackend:
         def arrays() -> Iterator[tuple[Any, ...]]:
             assert self._feed is not None
             for batch in self._feed():
-                views = batch.all_views
+                views = batch.views
                 colours = [each.colours for each in views if each.colours is not None]
                 yield (
                     [bytes(each) for each in batch.encoded],
@@ -60,7 +56,7 @@ class TfDataBackend:
             *[tf.TensorSpec([size, 4], tf.int32)] * views,
             *[tf.TensorSpec([size], tf.bool)] * views,
         )
-        if self.wanted.colour:
+        if self.wanted.is_coloured:
             signature += (tf.TensorSpec([size, 3, 7], tf.float32),) * views
         options = tf.data.Options()
         options.deterministic = True
@@ -106,7 +102,7 @@ class TfDataBackend:
         # TensorFlow's default transform is less exact: one grey level off Pillow and DALI. This one
         # takes 2 % more time.
         exact = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
-        padding = self.wanted.recipe.padding
+        padding = self.wanted.constants.padding
         if padding is None:
             return tf.image.decode_and_crop_jpeg(encoded, box, **exact)
         padded = tf.pad(
@@ -121,10 +117,9 @@ class TfDataBackend:
         Broadcast over three channels only, the same arithmetic takes four times as long.
         """
         side = self.wanted.image_size
-        scale = [1 / std for std in self.wanted.recipe.std] * side
-        shift = [
-            -m / std for m, std in zip(self.wanted.recipe.mean, self.wanted.recipe.std, strict=True)
-        ] * side
+        constants = self.wanted.constants
+        scale = [1 / std for std in constants.std] * side
+        shift = [-m / std for m, std in zip(constants.mean, constants.std, strict=True)] * side
         rows = tf.reshape(image, [side, side * 3])
         return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [side, side, 3])
 

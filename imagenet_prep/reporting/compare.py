@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from PIL import Image
@@ -31,7 +31,7 @@ _SIDE, _QUALITY = 256, 80
 _SSIM = 1024
 
 
-@dataclass(frozen=True)
+@dataclass
 class Match:
     """One image in both sets.
 
@@ -86,9 +86,9 @@ def compare(one: Facts, other: Facts, seed: int) -> Comparison:
         if match is not None:
             comparison.matches.append(match)
     comparison.matches.sort(key=lambda match: (match.ssim, match.key))
-    for number, match in enumerate(comparison.matches[:_WORST]):
+    for match in comparison.matches[:_WORST]:
         if match.psnr is not None:
-            comparison.matches[number] = _with_pictures(match, *pairs[match.key])
+            match.pictures = _pictures(*pairs[match.key])
     return comparison
 
 
@@ -110,12 +110,12 @@ def _pairs(one: Facts, other: Facts, seed: int) -> dict[str, tuple[ImageExample,
     return dict(itertools.islice(found.items(), _PAIRS))
 
 
-def _with_pictures(match: Match, one: ImageExample, other: ImageExample) -> Match:
-    """Returns a match with the middle of both images at the smaller size."""
+def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:
+    """Returns the middle of both images at the smaller size, as data URIs."""
     decoded = _at_one_size(one, other)
     assert decoded is not None
     first, second = (pictures.data_uri(pictures.middle(d, _SIDE, _SIDE), _QUALITY) for d in decoded)
-    return replace(match, pictures=(first, second))
+    return first, second
 
 
 def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:

@@ -6,7 +6,6 @@ error: the page shows it as a problem. Only receipts that name a shard of this d
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import measures, naming, placement, tfrecord
+from imagenet_prep.dataset import measures, naming, placement
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Origin
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
@@ -33,8 +32,28 @@ _MAX_LIST_BYTES = 64 << 20
 # Larger values in a receipt would make a plot without end: no task takes a year, none began after
 # the year 2099, and measured values lie between 2^-16 and 2^63.
 _MAX_SECONDS, _LAST_S = 366 * 86_400.0, 4_102_444_800.0
-_BINS = range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)
-_MAX_COUNT = 1 << 53
+_BINS = set(map(str, range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)))
+_MAX_COUNT, _MAX_SUM = 1 << 53, 1e300
+# Receipts, as for `canonical.fits`, and what those of older versions or other stages leave out.
+_RECEIPT = {
+    **dict.fromkeys(("start_s", "seconds", "transform_s"), float),
+    **dict.fromkeys(("shard", "sha256", "archive"), (str, type(None))),
+    "worker": str,
+    "examples": int,
+    "num_classes": (int, type(None)),
+    "origins": [[int, str, str, int, int, int, int]],
+    "sums": {str: float},
+    "histograms": {str: {str: int}},
+}
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("shard", "sha256", "archive", "num_classes")),
+    "transform_s": 0.0,
+    "worker": "",
+    "examples": 0,
+    "origins": [],
+    "sums": {},
+    "histograms": {},
+}
 _INCIDENT_NUMBERS = ("class_index", "offset", "size")
 # Lines of the lists, as for `canonical.fits`.
 _INCIDENT = {
@@ -127,6 +146,14 @@ class Facts:
         """Records over all splits."""
         return sum(split.examples for split in self.manifest.splits.values())
 
+    @cached_property
+    def examples_per_class(self) -> dict[int, int]:
+        """Records over all splits, by index of those classes that have any."""
+        found: Counter[int] = Counter()
+        for split in self.manifest.splits.values():
+            found.update({index: n for index, n in enumerate(split.examples_per_class) if n})
+        return found
+
     @property
     def shards(self) -> list[Shard]:
         """The shards that lie here, of all splits."""
@@ -188,7 +215,7 @@ def gather(
         problems=list(problems),
         replicas=_replicas(store),
     )
-    origin = _json(store, naming.ORIGIN)
+    origin = _parsed(_bytes(store, naming.ORIGIN, _MAX_JSON_BYTES))
     files = origin.get("files")
     if source is not None:
         facts.source = source
@@ -200,37 +227,17 @@ def gather(
     return facts
 
 
-def ahead(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """Yields function(item) in order, while the next few are under way: servers answer slowly."""
+def ahead(
+    function: Callable[[Item], Answer], items: Iterable[Item]
+) -> Iterator[tuple[Item, Future[Answer]]]:
+    """Yields each item, with function(item) under way, and the next few: servers answer slowly."""
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="ahead") as pool:
-        waiting: deque[Future[Answer]] = deque()
+        waiting: deque[tuple[Item, Future[Answer]]] = deque()
         for item in items:
-            waiting.append(pool.submit(function, item))
+            waiting.append((item, pool.submit(function, item)))
             if len(waiting) == _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def record_at(facts: Facts, shard: str, index: list[str], number: int) -> bytes:
-    """Returns the framed bytes of one record.
-
-    Args:
-      facts: of the data set.
-      shard: its name.
-      index: lines of the shard's index.
-      number: of the record.
-
-    Raises:
-      DataDamagedError: the index or the shard is not what it should be there.
-    """
-    try:
-        offset, size = map(int, index[number].split())
-        if offset < 0 or not 0 <= size <= tfrecord.MAX_PAYLOAD_BYTES + tfrecord.FRAMING_BYTES:
-            raise ValueError("its index claims a record where there can be none")
-        return facts.store.read(shard, offset, size)
-    except (StoreError, OverflowError, ValueError, IndexError) as error:
-        raise DataDamagedError(f"{shard}: record {number}: cannot be read: {error}") from error
+                yield waiting.popleft()
+        yield from waiting
 
 
 def index_of(facts: Facts, shard: str) -> list[str]:
@@ -247,45 +254,52 @@ def index_of(facts: Facts, shard: str) -> list[str]:
 
 
 def _read_receipts(facts: Facts) -> None:
-    sha256 = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
     archives = {source.name for source in facts.manifest.sources}
-    histograms: dict[str, Counter[int]] = {}
     stages: defaultdict[str, float] = defaultdict(float)
     # One receipt of each shard counts, also if a shard was made twice, e.g. repaired.
-    left = dict(sha256)
-    for folder, receipt in _receipts(facts.store):
-        stage = _STAGE.fullmatch(folder)
-        try:
-            task = Task(
-                _number(receipt["start_s"], _LAST_S),
-                _number(receipt["seconds"], _MAX_SECONDS),
-                str(receipt.get("worker", "")),
-                _count(receipt.get("examples", 0)),
-            )
-            shard = receipt.get("shard")
-            if shard is None:
-                is_proof = receipt.get("archive") in archives
-                if is_proof or stage:
-                    stages[_PROOF if is_proof or not stage else stage[1]] += task.seconds
-                continue
-            if left.get(shard) != receipt["sha256"]:
-                continue
-            content = _ShardReceipt.of(receipt)
-        except (KeyError, TypeError, ValueError, AttributeError):
+    left = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
+    for folder, content in _receipts(facts.store):
+        receipt = _DEFAULTS | content
+        if not _makes_sense(receipt):
             # The data set itself is not damaged: only a plot lacks this receipt's figures.
             continue
-        del left[shard]
-        stages[_CODEC] += content.transform_s
-        stages[_READ] += max(task.seconds - content.transform_s, 0.0)
-        facts.tasks.append(task)
-        facts.origins += [(shard, origin) for origin in content.origins]
-        if content.num_classes is not None:
-            facts.num_classes[shard] = content.num_classes
-        facts.sums.update(content.sums)
-        for name, counts in content.histograms.items():
-            histograms.setdefault(name, Counter()).update(counts)
-    facts.histograms = histograms
+        shard, seconds = receipt["shard"], receipt["seconds"]
+        if shard is None:
+            stage = _STAGE.fullmatch(folder)
+            if receipt["archive"] in archives:
+                stages[_PROOF] += seconds
+            elif stage:
+                stages[stage[1]] += seconds
+        elif shard in left and left[shard] == receipt["sha256"]:
+            del left[shard]
+            stages[_CODEC] += receipt["transform_s"]
+            stages[_READ] += max(seconds - receipt["transform_s"], 0.0)
+            facts.tasks.append(Task(*(receipt[name] for name in Task._fields)))
+            facts.origins += [(shard, Origin(*row)) for row in receipt["origins"]]
+            if receipt["num_classes"] is not None:
+                facts.num_classes[shard] = receipt["num_classes"]
+            facts.sums.update(receipt["sums"])
+            for name, counts in receipt["histograms"].items():
+                merged = facts.histograms.setdefault(name, Counter())
+                merged.update({int(key): count for key, count in counts.items()})
     facts.seconds_of = dict(stages)
+
+
+def _makes_sense(receipt: dict[str, Any]) -> bool:
+    """Returns whether all figures of a receipt are there, and within their bounds."""
+    if not canonical.fits(receipt, _RECEIPT):
+        return False
+    origins, histograms = receipt["origins"], receipt["histograms"].values()
+    counts = [receipt["examples"], receipt["num_classes"] or 0]
+    counts += [number for record, _, _, *numbers in origins for number in (record, *numbers)]
+    counts += [count for histogram in histograms for count in histogram.values()]
+    return (
+        0 <= receipt["start_s"] <= _LAST_S
+        and all(0 <= receipt[name] <= _MAX_SECONDS for name in ("seconds", "transform_s"))
+        and all(0 <= value <= _MAX_SUM for value in receipt["sums"].values())
+        and all(0 <= count < _MAX_COUNT for count in counts)
+        and all(histogram.keys() <= _BINS for histogram in histograms)
+    )
 
 
 def _receipts(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -298,8 +312,8 @@ def _receipts(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
         place = f"{naming.WORK}/{folder}/receipts"
         names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
         # Parsed one at a time: JSON takes memory.
-        for data in ahead(read, (f"{place}/{name}" for name in names)):
-            yield folder, _parsed(data)
+        for _, reading in ahead(read, (f"{place}/{name}" for name in names)):
+            yield folder, _parsed(reading.result())
 
 
 def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[str]:
@@ -308,61 +322,6 @@ def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[st
         return listing(folder)
     except (StoreError, DataDamagedError):
         return []
-
-
-class _ShardReceipt(NamedTuple):
-    """What the receipt of a shard says about its images."""
-
-    transform_s: float
-    origins: list[Origin]
-    num_classes: int | None
-    sums: dict[str, float]
-    histograms: measures.Histograms
-
-    @classmethod
-    def of(cls, receipt: dict[str, Any]) -> _ShardReceipt:
-        """Returns it; parts of the receipt may be missing.
-
-        Raises:
-          KeyError, TypeError, ValueError, AttributeError: a part is not what it should be.
-        """
-        num_classes = receipt.get("num_classes")
-        return cls(
-            _number(receipt.get("transform_s", 0.0), _MAX_SECONDS),
-            [_origin(row) for row in receipt.get("origins", [])],
-            None if num_classes is None else _count(num_classes),
-            {name: _number(value, math.inf) for name, value in receipt.get("sums", {}).items()},
-            {
-                str(name): Counter({_bin(key): _count(n) for key, n in counts.items()})
-                for name, counts in receipt.get("histograms", {}).items()
-            },
-        )
-
-
-def _origin(row: Any) -> Origin:
-    record, key, archive, *numbers = row
-    if not isinstance(key, str) or not isinstance(archive, str):
-        raise TypeError("a key or an archive is not text")
-    return Origin(_count(record), key, archive, *map(_count, numbers))
-
-
-def _number(value: Any, most: float) -> float:
-    """Returns a number of seconds or a sum; raises where it is none."""
-    if type(value) not in (int, float) or not 0 <= value <= most or value > 1e300:
-        raise ValueError(f"not a number up to {most}")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_COUNT:
-        raise ValueError("no count")
-    return value
-
-
-def _bin(text: str) -> int:
-    if (number := int(text)) not in _BINS:
-        raise ValueError("not a bin of a histogram")
-    return number
 
 
 def _classes(store: Store) -> list[ClassName]:
@@ -383,21 +342,13 @@ def _is_incident(line: dict[str, Any]) -> bool:
 
 def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
     for line in _bytes(store, name, _MAX_LIST_BYTES).splitlines():
-        try:
-            content = canonical.loads(line) if len(line) <= _MAX_JSON_BYTES else None
-        except ValueError:
-            continue
-        if isinstance(content, dict):
-            yield content
-
-
-def _json(store: Store, name: str) -> dict[str, Any]:
-    return _parsed(_bytes(store, name, _MAX_JSON_BYTES))
+        yield _parsed(line)
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
+    """Returns an object of JSON; an empty one for anything else, or for too much of it."""
     try:
-        content = canonical.loads(data)
+        content = canonical.loads(data) if len(data) <= _MAX_JSON_BYTES else None
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -20,7 +20,7 @@ from markupsafe import Markup
 import imagenet_prep
 from imagenet_prep.core.cli import human_bytes
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.levels import LEVELS
+from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.sample import Incident, Tile
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 _MOST_PROBLEMS = 200
 _MOST_ROWS = 200
 _TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-class Loading(NamedTuple):
-    """How to read the data set: a title, and code to copy."""
-
-    title: str
-    code: str
 
 
 def report(
@@ -62,14 +55,9 @@ def report(
       trained: rows of `training.load`; without any, nothing is said of training.
     """
     manifest = facts.manifest
-    examples: dict[int, int] = {}
-    for split in manifest.splits.values():
-        for index, count in enumerate(split.examples_per_class):
-            if count:
-                examples[index] = examples.get(index, 0) + count
     classes = [
         {"text": " ".join(facts.class_name(index)).lower(), "examples": count}
-        for index, count in examples.items()
+        for index, count in facts.examples_per_class.items()
     ]
     shown = len({tile.class_index for tile in tiles})
     return _render(
@@ -82,7 +70,7 @@ def report(
         tiles=tiles,
         tile_side=104,
         pairs=any(tile.before for tile in tiles),
-        drawn_from=f"of {shown:,} of {len(examples):,} classes",
+        drawn_from=f"of {shown:,} of {len(classes):,} classes",
         incidents=incidents,
         plots=plots.of(facts),
         trained=plots.training(trained) if trained else None,
@@ -174,7 +162,7 @@ def _render(
         "count": lambda value: f"{value:,}",
         "size": human_bytes,
         "reasons": _reasons,
-        "words": lambda tile: f"{tile.wnid} {tile.words} {tile.filename}".lower(),
+        "words": lambda tile: f"{tile.image.wnid} {tile.image.text} {tile.image.filename}".lower(),
     }
     script = _ours("script.js")
     digest = hashlib.sha256(script.encode()).digest()
@@ -203,24 +191,23 @@ def _reasons(counts: Mapping[str, int]) -> str:
 
 
 def _facts_of(tile: Tile) -> dict[str, Any]:
+    record, image = tile.record, tile.image
+    offset = int(record.line.split()[0])
     rows = [
-        ("class", f"{tile.wnid}, index {tile.class_index}"),
-        ("file", tile.filename),
-        ("shard", f"{tile.shard}, record {tile.record}, byte {tile.offset:,}"),
-        ("stored", f"{tile.width} {_TIMES} {tile.height}, {human_bytes(tile.num_bytes)}"),
+        ("class", f"{image.wnid}, index {tile.class_index}"),
+        ("file", image.filename),
+        ("shard", f"{record.shard}, record {record.number}, byte {offset:,}"),
+        ("stored", f"{image.width} {_TIMES} {image.height}, {human_bytes(tile.num_bytes)}"),
     ]
-    origin = tile.origin
-    if origin is not None:
-        rows.append(
-            ("source", f"{origin.width} {_TIMES} {origin.height}, {human_bytes(origin.size)}")
-        )
-        rows.append(("lies in", f"{origin.archive}, byte {origin.offset:,}"))
+    if (origin := record.origin) is not None:
+        size = f"{origin.width} {_TIMES} {origin.height}, {human_bytes(origin.size)}"
+        rows += [("source", size), ("lies in", f"{origin.archive}, byte {origin.offset:,}")]
     if tile.psnr is not None:
         rows.append(("PSNR", f"{tile.psnr:.1f} dB against the source shrunk by Lanczos"))
-    if tile.boxes:
-        rows.append(("boxes", str(tile.boxes)))
+    if image.boxes.xmin:
+        rows.append(("boxes", str(len(image.boxes.xmin))))
     return {
-        "title": tile.words or tile.wnid,
+        "title": image.text or image.wnid,
         "rows": rows,
         "before": tile.before,
         "after": tile.after,
@@ -246,40 +233,35 @@ def _settings(facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def _loading(facts: Facts) -> list[Loading]:
-    folder = facts.store.where()
-    split = (
-        schema.TRAIN if schema.TRAIN in facts.manifest.splits else next(iter(facts.manifest.splits))
-    )
-    ours = Loading(
-        "imagenet-prep's own reader",
+def _loading(facts: Facts) -> dict[str, str]:
+    """Returns how to read the data set: code to copy, by title."""
+    folder, splits = facts.store.where(), facts.manifest.splits
+    split = schema.TRAIN if schema.TRAIN in splits else next(iter(splits))
+    ways = {}
+    ways["imagenet-prep's own reader"] = (
         "from imagenet_prep.read import make_dataset\n"
         f"{split} = make_dataset({folder!r}, {split!r}, batch_size=256)\n"
         f"for batch in {split}:\n"
-        "    batch['images'], batch['class_index'], batch['mask']",
+        "    batch['images'], batch['class_index'], batch['mask']"
     )
     if facts.store.as_folder is None:
-        return [ours]  # the others read folders
-    return [
-        ours,
-        Loading(
-            "TensorFlow Datasets",
-            "import tensorflow_datasets as tfds\n"
-            f"builder = tfds.builder_from_directory({folder!r})\n"
-            f"{split} = builder.as_dataset(split={split!r})",
-        ),
-        Loading(
-            "NVIDIA DALI, in a pipeline",
-            "from pathlib import Path\n"
-            "from nvidia.dali import fn, tfrecord as tfrec\n"
-            f"root = Path({folder!r})\n"
-            "records = fn.readers.tfrecord(\n"
-            f"    path=sorted(map(str, root.glob('{split}-*'))),\n"
-            f"    index_path=sorted(map(str, root.glob('index/{split}-*'))),\n"
-            "    features={\n"
-            f"        '{schema.ENCODED}': tfrec.FixedLenFeature((), tfrec.string, ''),\n"
-            f"        '{schema.LABEL}': tfrec.FixedLenFeature([1], tfrec.int64, -1),\n"
-            "    },\n"
-            ")",
-        ),
-    ]
+        return ways  # the others read folders
+    ways["TensorFlow Datasets"] = (
+        "import tensorflow_datasets as tfds\n"
+        f"builder = tfds.builder_from_directory({folder!r})\n"
+        f"{split} = builder.as_dataset(split={split!r})"
+    )
+    ways["NVIDIA DALI, in a pipeline"] = (
+        "from pathlib import Path\n"
+        "from nvidia.dali import fn, tfrecord as tfrec\n"
+        f"root = Path({folder!r})\n"
+        "records = fn.readers.tfrecord(\n"
+        f"    path=sorted(map(str, root.glob('{split}-*'))),\n"
+        f"    index_path=sorted(map(str, root.glob('index/{split}-*'))),\n"
+        "    features={\n"
+        f"        '{schema.ENCODED}': tfrec.FixedLenFeature((), tfrec.string, ''),\n"
+        f"        '{schema.LABEL}': tfrec.FixedLenFeature([1], tfrec.int64, -1),\n"
+        "    },\n"
+        ")"
+    )
+    return ways

@@ -34,26 +34,16 @@ _STYLE: Any = {
     "svg.hashsalt": "imagenet-prep",  # equal figures have equal ids
     "font.family": "sans-serif",
     "font.size": 9,
-    "axes.edgecolor": _FAINT,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.labelcolor": _INK,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "grid.color": _FAINT,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.labelcolor": _INK,
-    "text.color": _INK,
     "text.parse_math": False,  # a dollar in a name is a dollar
-    "xtick.color": _INK,
-    "xtick.labelcolor": _INK,
-    "xtick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.color": _INK,
-    "ytick.labelcolor": _INK,
-    "ytick.major.size": 0,
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), _FAINT),
+    **dict.fromkeys(("axes.labelcolor", "legend.labelcolor", "text.color"), _INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), _INK),
+    **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top"), False),
+    **dict.fromkeys(("xtick.major.size", "xtick.minor.size", "ytick.major.size"), 0),
 }
 _INCHES = (3.7, 2.3)
 _MAX_BARS = 24
@@ -146,14 +136,13 @@ def _draw_training(rows: Sequence[Any], axes: Any, colours: tuple[str, str, str]
 
 
 def _examples_per_class(facts: Facts) -> Plot:
-    figure, axes = _axes()
+    figure, axes = _axes("classes, fullest first")
     says = []
     for name, split, colour in _splits(facts):
         counts = sorted((count for count in split.examples_per_class if count), reverse=True)
         axes.stairs(counts, fill=True, color=colour, alpha=0.75, label=name)
         if counts:
             says.append(f"{name}: {counts[-1]:,} to {counts[0]:,} in {len(counts):,} classes")
-    axes.set_xlabel("classes, fullest first")
     axes.set_ylim(bottom=0)
     _legend(axes)
     return _plot("Examples per class", "; ".join(says), figure)
@@ -169,7 +158,7 @@ def _before_and_after(
 ) -> Plot | None:
     if not all(facts.histograms.get(name) for name in names):
         return None
-    figure, axes = _axes()
+    figure, axes = _axes(label)
     means = []
     styles = ((_BEFORE, "before", False), (_AFTER, "after", True))
     for name, (colour, called, filled) in zip(names, styles, strict=True):
@@ -193,13 +182,12 @@ def _before_and_after(
     axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
     axes.xaxis.set_major_formatter(FuncFormatter(shown))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_xlabel(label)
     _legend(axes)
     return _plot(title, f"{means[0]} on average before, {means[1]} after", figure)
 
 
 def _bytes_per_shard(facts: Facts) -> Plot:
-    figure, axes = _axes()
+    figure, axes = _axes(y="shards")
     says = []
     for name, split, colour in _splits(facts):
         sizes = [shard.num_bytes for shard in split.shards]
@@ -208,7 +196,6 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylabel("shards")
     _legend(axes)
     return _plot("Bytes per shard", "; ".join(says), figure)
 
@@ -216,7 +203,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
 def _classes_per_shard(facts: Facts) -> Plot | None:
     if not facts.num_classes:
         return None
-    figure, axes = _axes()
+    figure, axes = _axes("different classes in a shard", "shards")
     says = []
     # The axis goes from 0 to all classes: it shows how fair a sample each shard is.
     whole = max(map(_num_classes, facts.manifest.splits.values()))
@@ -232,8 +219,6 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
         )
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("different classes in a shard")
-    axes.set_ylabel("shards")
     _legend(axes)
     return _plot("Classes per shard", "; ".join(says), figure)
 
@@ -244,20 +229,15 @@ def _throughput(facts: Facts) -> Plot | None:
         return None
     start = min(task.start_s for task in tasks)
     end = max(task.start_s + task.seconds for task in tasks)
-    edges = np.linspace(start, end, _TIME_BINS + 1)
-    rates = np.zeros(_TIME_BINS)
+    edges = np.linspace(0, end - start, _TIME_BINS + 1)
+    # A task's images are taken as evenly spread over its time.
+    done = np.zeros(len(edges))
     for task in tasks:
-        # A task's images are taken as evenly spread over its time.
-        overlap = np.minimum(edges[1:], task.start_s + task.seconds) - np.maximum(
-            edges[:-1], task.start_s
-        )
-        rates += np.maximum(overlap, 0) * task.examples / task.seconds
-    width = float(edges[1] - edges[0])
+        done += task.examples * np.clip((edges - (task.start_s - start)) / task.seconds, 0, 1)
+    rates = np.diff(done) / np.diff(edges)
     unit, seconds = _time_unit(end - start)
-    figure, axes = _axes()
-    axes.stairs(rates / width, (edges - start) / seconds, fill=True, color=_AFTER, alpha=0.75)
-    axes.set_xlabel(f"{unit} since the first shard was begun")
-    axes.set_ylabel("images/s")
+    figure, axes = _axes(f"{unit} since the first shard was begun", "images/s")
+    axes.stairs(rates, edges / seconds, fill=True, color=_AFTER, alpha=0.75)
     mean = sum(task.examples for task in tasks) / (end - start)
     return _plot(
         "Throughput over the run",
@@ -271,12 +251,11 @@ def _time_by_stage(facts: Facts) -> Plot | None:
     if not any(value for _, value in stages):
         return None
     unit, seconds = _time_unit(max(value for _, value in stages))
-    figure, axes = _axes()
+    figure, axes = _axes(f"{unit}, all workers together")
     names, values = [name for name, _ in stages], [value / seconds for _, value in stages]
     axes.barh(names, values, color=_AFTER, alpha=0.75, height=0.6)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"{unit}, all workers together")
     whole = sum(value for _, value in stages)
     says = ", ".join(f"{name} {value / whole:.0%}" for name, value in stages)
     return _plot("Time by stage", says, figure)
@@ -286,15 +265,13 @@ def _per_worker(facts: Facts) -> Plot | None:
     rates = _rates(facts.tasks)
     if not rates:
         return None
-    figure, axes = _axes()
+    figure, axes = _axes("workers, fastest first", "images/s")
     if len(rates) <= _MAX_BARS:
         axes.bar(range(1, len(rates) + 1), rates, color=_AFTER, alpha=0.75, width=0.6)
     else:
         axes.stairs(rates, fill=True, color=_AFTER, alpha=0.75)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("workers, fastest first")
-    axes.set_ylabel("images/s")
     says = f"{len(rates)} workers, {rates[-1]:,.0f} to {rates[0]:,.0f} images/s each"
     return _plot("Images/s per worker", says, figure)
 
@@ -332,10 +309,11 @@ def _legend(axes: Any) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2, borderpad=0)
 
 
-def _axes() -> tuple[Figure, Any]:
+def _axes(x: str = "", y: str = "") -> tuple[Figure, Any]:
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes: Any = figure.subplots()
     axes.patch.set_visible(False)
+    axes.set(xlabel=x, ylabel=y)
     return figure, axes
 
 

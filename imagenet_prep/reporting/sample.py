@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import io
 import itertools
 import random
 from collections import Counter
@@ -12,12 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.measures import Origin
 from imagenet_prep.dataset.member import QUARANTINED
 from imagenet_prep.reporting import pictures
-from imagenet_prep.reporting.facts import Facts, ahead, index_of, record_at
+from imagenet_prep.reporting.facts import Facts, ahead, index_of
 
 # One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
 _MAX_TILES = 1000
@@ -35,46 +35,48 @@ _INCIDENTS_PER_REASON = 12
 _INCIDENT = (104, 52)
 
 
+class Record(NamedTuple):
+    """One record of the data set.
+
+    Attributes:
+      shard, number: where it lies.
+      line: of the shard's index; "" where that is too short.
+      origin: of the source image, if a receipt tells it.
+    """
+
+    shard: str
+    number: int
+    line: str
+    origin: Origin | None = None
+
+    @property
+    def where(self) -> str:
+        """How messages call it."""
+        return f"{self.shard}: record {self.number}"
+
+
 @dataclass
 class Tile:
     """One image of the sample.
 
     Attributes:
-      shard, record, offset: where it lies.
-      class_index, wnid, words, filename: what the record says it is.
-      width, height, num_bytes: of the stored image.
-      boxes: how many bounding boxes it has.
+      record: that holds it.
+      class_index: of the image.
+      image: what the record says of it, without the bytes.
+      num_bytes: of the stored image.
       picture: data URI.
-      origin: of the source image, if a receipt tells it.
       psnr: dB against the source shrunk by Lanczos, if it was resized and the source is there.
       before, after: data URIs of the middle of the image, if there is room for them.
     """
 
-    shard: str
-    record: int
-    offset: int
+    record: Record
     class_index: int
-    wnid: str
-    words: str
-    filename: str
-    width: int
-    height: int
+    image: ImageExample
     num_bytes: int
-    boxes: int
     picture: str
-    origin: Origin | None = None
     psnr: float | None = None
     before: str | None = None
     after: str | None = None
-
-
-class _Candidate(NamedTuple):
-    """A record that may be shown: its shard, the lines of its index, its number, its origin."""
-
-    shard: str
-    lines: list[str]
-    record: int
-    origin: Origin | None
 
 
 # A shard, and some of its records with their origins.
@@ -107,81 +109,44 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
     side, quality = _LARGE if num <= _MAX_LARGE else _SMALL
     tiles: list[Tile] = []
     used = 0
-    wanted = (each for each in _candidates(facts, seed) if _has_room(facts, each, left))
-    for candidate, found in ahead(partial(_record, facts), wanted):
+    wanted = (each for each in _records(facts, seed) if _has_room(facts, each, left))
+    for record, reading in ahead(partial(read, facts), wanted):
         if len(tiles) >= num or used >= _TILE_BYTES:
             break
-        tile = _tile(facts, candidate, found, left, side, quality)
-        if tile is not None:
-            used += len(tile.picture)
-            left[tile.class_index] -= 1
-            tiles.append(tile)
+        try:
+            found = reading.result()
+        except DataDamagedError as error:
+            facts.problems.append(str(error))
+            continue
+        class_index = found.stored_label - facts.manifest.label_offset
+        if left.get(class_index, 0) <= 0:
+            continue
+        image = pictures.decode(found.encoded, 2 * side)
+        if image is None:
+            facts.problems.append(f"{record.where}: its image cannot be decoded")
+            continue
+        picture = pictures.thumbnail(image, side, quality)
+        told, num_bytes = found._replace(encoded=b""), len(found.encoded)
+        used += len(picture)
+        left[class_index] -= 1
+        tiles.append(Tile(record, class_index, told, num_bytes, picture))
     _compare_with_source(facts, tiles)
-    return sorted(tiles, key=lambda tile: (tile.class_index, tile.shard, tile.record))
+    return sorted(tiles, key=lambda tile: (tile.class_index, tile.record[:2]))
 
 
 def _quota(facts: Facts) -> dict[int, int]:
     """Returns how many images of each class may be shown."""
-    per_class: Counter[int] = Counter()
-    for split in facts.manifest.splits.values():
-        per_class.update({i: n for i, n in enumerate(split.examples_per_class) if n})
+    per_class = facts.examples_per_class
     quota = min(_MAX_PER_CLASS, max(1, _MAX_TILES // max(len(per_class), 1)))
     return {index: min(quota, count) for index, count in per_class.items()}
 
 
-def _has_room(facts: Facts, candidate: _Candidate, left: dict[int, int]) -> bool:
+def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
     """Returns whether its class may lack images, as far as that is known without the record."""
-    if candidate.origin is None:
+    if record.origin is None:
         return True
-    known = facts.index_of_wnid.get(candidate.origin.key.partition("/")[0])
+    known = facts.index_of_wnid.get(record.origin.key.partition("/")[0])
     return known is None or bool(left.get(known))
-
-
-def _record(
-    facts: Facts, candidate: _Candidate
-) -> tuple[_Candidate, example.ImageExample | DataDamagedError]:
-    """Returns what a record holds, or what is wrong with it."""
-    try:
-        return candidate, _read(facts, candidate.shard, candidate.lines, candidate.record)
-    except DataDamagedError as error:
-        return candidate, error
-
-
-def _tile(
-    facts: Facts,
-    candidate: _Candidate,
-    found: example.ImageExample | DataDamagedError,
-    left: dict[int, int],
-    side: int,
-    quality: int,
-) -> Tile | None:
-    """Returns the tile of one record; None if its class has enough, or if it is damaged."""
-    shard, lines, record, origin = candidate
-    if isinstance(found, DataDamagedError):
-        facts.problems.append(str(found))
-        return None
-    class_index = found.stored_label - facts.manifest.label_offset
-    if left.get(class_index, 0) <= 0:
-        return None
-    image = pictures.decode(found.encoded, 2 * side)
-    if image is None:
-        facts.problems.append(f"{shard}: record {record}: its image cannot be decoded")
-        return None
-    return Tile(
-        shard=shard,
-        record=record,
-        offset=int(lines[record].split()[0]),
-        class_index=class_index,
-        wnid=found.wnid,
-        words=found.text,
-        filename=found.filename,
-        width=found.width,
-        height=found.height,
-        num_bytes=len(found.encoded),
-        boxes=len(found.boxes.xmin),
-        picture=pictures.thumbnail(image, side, quality),
-        origin=origin,
-    )
 
 
 def incidents(facts: Facts) -> list[Incident]:
@@ -201,21 +166,18 @@ def incidents(facts: Facts) -> list[Incident]:
     return found
 
 
-def _candidates(facts: Facts, seed: int) -> Iterator[_Candidate]:
-    """Yields records as `_groups` lists them, each with the index of its shard."""
-
-    def indexed(group: _Group) -> tuple[_Group, list[str] | DataDamagedError]:
+def _records(facts: Facts, seed: int) -> Iterator[Record]:
+    """Yields records as `_groups` lists them, each with its line of the index."""
+    groups = _groups(facts, seed)
+    for (shard, numbers), reading in ahead(lambda group: index_of(facts, group[0]), groups):
         try:
-            return group, index_of(facts, group[0])
+            lines = reading.result()
         except DataDamagedError as error:
-            return group, error
-
-    for (name, records), lines in ahead(indexed, _groups(facts, seed)):
-        if isinstance(lines, DataDamagedError):
-            facts.problems.append(str(lines))
+            facts.problems.append(str(error))
             continue
-        for record, origin in records:
-            yield _Candidate(name, lines, record, origin)
+        for number, origin in numbers:
+            line = lines[number] if number < len(lines) else ""
+            yield Record(shard, number, line, origin)
 
 
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
@@ -245,41 +207,45 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
             yield name, records
 
 
-def _read(facts: Facts, shard: str, index: list[str], number: int) -> example.ImageExample:
-    frame = record_at(facts, shard, index, number)
+def read(facts: Facts, record: Record) -> ImageExample:
+    """Returns what a record holds.
+
+    Raises:
+      DataDamagedError: the index or the shard is not what it should be there.
+    """
     try:
-        (record,) = tfrecord.read_records(io.BytesIO(frame), shard)
-        return example.decode(record.payload, facts.manifest.lacks)
-    except ValueError as error:
-        raise DataDamagedError(f"{shard}: record {number}: its index does not fit") from error
+        offset, size = map(int, record.line.split())
+        if offset < 0 or not 0 <= size - tfrecord.FRAMING_BYTES <= tfrecord.MAX_PAYLOAD_BYTES:
+            raise ValueError("its index claims a record where there can be none")
+        frame = facts.store.read(record.shard, offset, size)
+        return example.decode(tfrecord.unframe(frame, size), facts.manifest.lacks)
+    except (StoreError, OverflowError, ValueError) as error:
+        raise DataDamagedError(f"{record.where}: cannot be read: {error}") from error
     except DataDamagedError as error:
-        reason = str(error).partition(": record 0 at byte 0: ")[2] or str(error)
-        raise DataDamagedError(f"{shard}: record {number}: {reason}") from error
+        raise DataDamagedError(f"{record.where}: {error}") from error
 
 
 def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
     """Adds PSNR to resized tiles, and pairs of pictures to the first of them."""
     used = pairs = 0
 
-    def both(tile_origin: tuple[Tile, Origin]) -> tuple[Tile, Origin, bytes | None, bytes]:
+    def both(tile_origin: tuple[Tile, Origin]) -> tuple[bytes | None, bytes]:
         tile, origin = tile_origin
         data = facts.source_bytes(origin.archive, origin.offset, origin.size)
-        if data is None:
-            return tile, origin, None, b""
-        lines = index_of(facts, tile.shard)
-        return tile, origin, data, _read(facts, tile.shard, lines, tile.record).encoded
+        return data, b"" if data is None else read(facts, tile.record).encoded
 
     resized = (
-        (tile, tile.origin)
-        for tile in tiles
-        if tile.origin and (tile.origin.height, tile.origin.width) != (tile.height, tile.width)
+        (tile, origin)
+        for tile, origin in ((tile, tile.record.origin) for tile in tiles)
+        if origin and (origin.height, origin.width) != (tile.image.height, tile.image.width)
     )
-    for tile, origin, data, encoded in ahead(both, resized):
+    for (tile, origin), reading in ahead(both, resized):
+        data, encoded = reading.result()
         source = pictures.decode(data) if data else None
         if source is None or source.size != (origin.width, origin.height):
             continue
         stored = pictures.decode(encoded)
-        if stored is None or stored.size != (tile.width, tile.height):
+        if stored is None or stored.size != (tile.image.width, tile.image.height):
             continue
         tile.psnr = pictures.psnr(pictures.shrunk(source, stored.size), stored)
         if pairs < _PAIRS and used < _PAIR_BYTES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,20 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.os_errors import storage_errors
 
-HEADER = (
-    *("ranks", "hosts", "images/s", "without input", "efficiency", "input", "communication"),
-    *("start-up", "90 epochs", "dollars"),
-)
+# The columns of the table: what is above each, and what it shows of a row.
+_COLUMNS: dict[str, Callable[[Any], str]] = {
+    "ranks": lambda row: f"{row['ranks']:,}",
+    "hosts": lambda row: f"{row['hosts']:,}",
+    "images/s": lambda row: f"{row['images_per_s']:,.1f}",
+    "without input": lambda row: f"{row['images_per_s_without_input']:,.1f}",
+    "efficiency": lambda row: f"{row['efficiency']:.0%}",
+    "input": lambda row: "-" if row["input_share"] is None else f"{row['input_share']:.0%}",
+    "communication": lambda row: f"{row['communication_share']:.0%}",
+    "start-up": lambda row: f"{row['start_up_s']:,.1f} s",
+    "90 epochs": lambda row: f"{row['hours']:,.1f} h",
+    "dollars": lambda row: "-" if row["dollars"] is None else f"{row['dollars']:,.0f}",
+}
+HEADER = tuple(_COLUMNS)
 _PERHAPS = (float, type(None))
 _ROW = {
     **dict.fromkeys(("ranks", "hosts"), int),
@@ -51,18 +61,4 @@ def load(path: Path) -> list[Any]:
 
 def cells(rows: Sequence[Any]) -> list[list[str]]:
     """Returns a line below `HEADER` for each row."""
-    return [
-        [
-            f"{row['ranks']:,}",
-            f"{row['hosts']:,}",
-            f"{row['images_per_s']:,.1f}",
-            f"{row['images_per_s_without_input']:,.1f}",
-            f"{row['efficiency']:.0%}",
-            "-" if row["input_share"] is None else f"{row['input_share']:.0%}",
-            f"{row['communication_share']:.0%}",
-            f"{row['start_up_s']:,.1f} s",
-            f"{row['hours']:,.1f} h",
-            "-" if row["dollars"] is None else f"{row['dollars']:,.0f}",
-        ]
-        for row in rows
-    ]
+    return [[shown(row) for shown in _COLUMNS.values()] for row in rows]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
-from imagenet_prep.dataset.levels import DECODE, MANIFEST
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
@@ -25,7 +24,7 @@ class Expectation:
 
     Attributes:
       store: the data set.
-      level: one of `levels.LEVELS`.
+      level: one of `schema.LEVELS`.
       wnids: by class index; empty if labels.txt itself is damaged.
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
@@ -65,7 +64,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             report.problems.append(f"{file.name}: missing")
         elif size != file.num_bytes:
             report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
-    if expectation.level == MANIFEST or len(sizes) < len(shard.files):
+    if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
         return report
     try:
         lines = _check_records(shard, expectation, report)
@@ -86,7 +85,7 @@ def _check_records(shard: Shard, expectation: Expectation, report: Report) -> li
             for record in tfrecord.read_records(as_file(chunks), shard.name):
                 size = len(record.payload) + tfrecord.FRAMING_BYTES
                 lines.append(tfrecord.index_line(record.offset, size))
-                if expectation.level == DECODE:
+                if expectation.level == schema.LEVEL_DECODE:
                     _check_example(record, shard, expectation, report)
         except DataDamagedError as error:
             report.problems.append(str(error))

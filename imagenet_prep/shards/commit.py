@@ -1,4 +1,7 @@
-"""From receipts to a committed data set: the small files, then the manifest, in that order."""
+"""From receipts to a committed data set: the small files, then the manifest, in that order.
+
+And how many images may be left out of it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from imagenet_prep.dataset.manifest import File, Manifest, Shard, Split
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
 from imagenet_prep.shards import tfds
 from imagenet_prep.storage.store import Store
+
+# Of a receipt, what a manifest says too.
+_OF_A_SHARD = ("examples", "num_bytes", "sha256", "index_bytes", "index_sha256")
 
 
 def publish(
@@ -84,14 +90,7 @@ def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -
                     )
                 examples_per_class[incident["class_index"]] -= 1
     shards = [
-        Shard(
-            name=receipt["shard"],
-            examples=receipt["examples"],
-            num_bytes=receipt["num_bytes"],
-            sha256=receipt["sha256"],
-            index_bytes=receipt["index_bytes"],
-            index_sha256=receipt["index_sha256"],
-        )
+        Shard(receipt["shard"], **{name: receipt[name] for name in _OF_A_SHARD})
         for receipt in receipts
     ]
     return Split(
@@ -117,3 +116,33 @@ def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[
 
 def _count(incidents: Iterable[dict[str, Any]], action: str) -> dict[str, int]:
     return dict(sorted(Counter(i["reason"] for i in incidents if i["action"] == action).items()))
+
+
+def refuse_too_many(bad: Sequence[dict[str, Any]], limit: int | None) -> None:
+    """Compares the bad images that a run has met so far with how many it may leave out.
+
+    Raises:
+      DataDamagedError: these are too many.
+    """
+    if limit is not None and len(bad) > limit:
+        last = bad[-1]
+        raise DataDamagedError(
+            f"{len(bad)} bad images, more than --max-bad {limit}; the last is "
+            f"{last['key']} ({last['archive']} byte {last['offset']:,}): {last['detail']}. "
+            "Finished shards are kept: look at the source, then run again with a higher "
+            "--max-bad, or without it."
+        )
+
+
+def check_finished(where: str, there: Manifest, allowed: int | None) -> None:
+    """Compares a finished data set with the limit of a run that has nothing left to do.
+
+    Raises:
+      DataDamagedError: more images were left out of it than are allowed.
+    """
+    bad = sum(there.quarantined.values())
+    if allowed is not None and bad > allowed:
+        raise DataDamagedError(
+            f"{where} is finished, but {bad} bad images were left out and {allowed} "
+            f"are allowed. They are listed in {naming.QUARANTINE}."
+        )

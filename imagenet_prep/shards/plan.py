@@ -7,16 +7,14 @@ all classes, and nothing depends on archives, hosts or time.
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import Member, dump_member, parse_members
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.dataset.member import Member, dump_member
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,15 @@ class SplitPlan:
 
 def keyed_hash(seed: int, *parts: str) -> int:
     """Returns 64 bits that depend on the seed and the parts alone (keyed BLAKE2b)."""
-    key = seed.to_bytes(8, "big", signed=True)
-    text = "\0".join(parts).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "big")
+    hasher = _keyed(seed).copy()
+    hasher.update("\0".join(parts).encode())
+    return int.from_bytes(hasher.digest(), "big")
+
+
+# A third of the time of a hash, and each image has two.
+@functools.cache
+def _keyed(seed: int) -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=8, key=seed.to_bytes(8, "big", signed=True))
 
 
 def permute(members: Iterable[Member], seed: int) -> list[Member]:
@@ -60,27 +64,9 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
     return sorted(members, key=lambda member: (keyed_hash(seed, member.key), member.key))
 
 
-def hold_out(members: Iterable[Member], number: int, seed: int) -> Callable[[Member], bool]:
-    """Chooses members by a keyed hash of their keys; returns what tells whether one is chosen.
-
-    Args:
-      members: in any order; read once.
-      number: how many are chosen; at most all.
-      seed: decides which, together with the keys, and nothing else does.
-    """
-    if not number:
-        return lambda _: False
-    return held_up_to(heapq.nsmallest(number, (rank(m, seed) for m in members))[-1], seed)
-
-
 def rank(member: Member, seed: int) -> tuple[int, str]:
     """Returns what is least in the members that are held out."""
     return keyed_hash(seed, "holdout", member.key), member.key
-
-
-def held_up_to(last: tuple[int, str], seed: int) -> Callable[[Member], bool]:
-    """Returns what tells whether a member is held out, from the largest rank of those that are."""
-    return lambda member: rank(member, seed) <= last
 
 
 def deal_class(
@@ -98,11 +84,6 @@ def deal_class(
         yield position % num_shards, member
 
 
-def place_in_shard(member: Member, seed: int) -> tuple[int, str]:
-    """Returns what the members of a shard are sorted by when they are written."""
-    return keyed_hash(seed, "order", member.key), member.key
-
-
 # An entry begins with the number of its shard, and then its place in the shard, in hex digits.
 _SHARD_DIGITS = 8
 _PLACE_DIGITS = 16
@@ -110,7 +91,7 @@ _PLACE_DIGITS = 16
 
 def entry(shard: int, member: Member, seed: int) -> bytes:
     """Returns a member as a line that sorts, as bytes, by shard and by place in the shard."""
-    place, _ = place_in_shard(member, seed)
+    place = keyed_hash(seed, "order", member.key)
     return b"%08d%016x%b" % (shard, place, dump_member(member))
 
 
@@ -121,40 +102,29 @@ def entry_by_rank(member: Member, parts: int, seed: int) -> bytes:
 
 
 def content(entries: Iterable[bytes]) -> bytes:
-    """Returns the plan file of one shard from its entries, in any order."""
+    """Returns the plan file of one shard from its sorted entries: its members in their order."""
     prefix = _SHARD_DIGITS + _PLACE_DIGITS
-    return b"".join(line[prefix:] for line in sorted(entries))
+    return b"".join(line[prefix:] for line in entries)
 
 
-def write(
-    folder: Path, split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
-) -> list[int]:
-    """Writes one file a shard, `folder/<shard>.jsonl`; returns the numbers of the shards.
-
-    The files can be made again at any time, so they are not synced to the disk.
+def files(
+    split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
+) -> Iterator[tuple[int, str, bytes]]:
+    """Yields number, name and content of the plan files of some shards.
 
     Args:
-      folder: exists.
       split, num_shards: for the names.
-      entries: of some shards, as `runs.read` yields them.
-
-    Raises:
-      IncompleteError: the disk is full.
+      entries: of the shards, as `runs.grouped` yields them.
     """
-    written = []
     for shard, of_shard in entries:
-        path = folder / file_name(naming.shard_name(split, shard, num_shards))
-        with storage_errors("write", path):
-            path.write_bytes(content(of_shard))
-        written.append(shard)
-    return written
+        yield shard, file_name(naming.shard_name(split, shard, num_shards)), content(of_shard)
 
 
-def digest(folder: Path, shards: Iterable[str]) -> str:
-    """Returns sha256 over the files of all shards, in this order."""
+def digest(contents: Iterable[bytes]) -> str:
+    """Returns sha256 over the plan files of all shards, in order."""
     whole = hashlib.sha256()
-    for shard in shards:
-        whole.update((folder / file_name(shard)).read_bytes())
+    for data in contents:
+        whole.update(data)
     return whole.hexdigest()
 
 
@@ -171,10 +141,5 @@ def refuse_empty(split: str, num_shards: int, filled: Collection[int]) -> None:
 
 
 def file_name(shard: str) -> str:
-    """Returns the name of a shard's file in the folder of `write`."""
+    """Returns the name of a shard's plan file."""
     return f"{shard}.jsonl"
-
-
-def parse(data: bytes) -> list[Member]:
-    """Returns the members of one shard, from its file, in the order in which they are written."""
-    return parse_members(data)

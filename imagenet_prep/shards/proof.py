@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.levels import LEVELS
 from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.storage.folder import LocalStore
 
 

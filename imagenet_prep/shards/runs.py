@@ -41,7 +41,7 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (number, its entries, sorted) for each number of [start, stop) that has entries.
+    """As `grouped`, for the numbers of [start, stop).
 
     Args:
       runs: what `write` has returned, once or several times; one is open at a time.
@@ -52,6 +52,11 @@ def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, lis
         with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             of_range = data[_first(data, start) : _first(data, stop)]
         entries += of_range.splitlines(keepends=True)
+    return grouped(entries)
+
+
+def grouped(entries: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields (number, its entries, sorted) for each number that has entries, which get sorted."""
     entries.sort()
     for number, group in itertools.groupby(entries, lambda entry: entry[:_NUMBER_BYTES]):
         yield int(number), list(group)

@@ -5,6 +5,7 @@ The layout is that of TensorFlow Datasets 4.9 (core/features, core/splits.py).
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Container, Sequence
 from typing import Any
@@ -20,16 +21,7 @@ _PACKAGE = "tensorflow_datasets.core.features"
 
 def features(absent: Container[str] = ()) -> bytes:
     """Returns features.json: the 15 keys without those `absent`, nested at their slashes."""
-    root: dict[str, Any] = {}
-    for key in schema.ALL_KEYS:
-        if key in absent:
-            continue
-        *folders, name = key.split("/")
-        node = root
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = _leaf(key)
-    return _render(_nested(root))
+    return _render(_nested("", [key for key in schema.ALL_KEYS if key not in absent]))
 
 
 def dataset_info(name: str, splits: dict[str, Sequence[Shard]], subset: bool) -> bytes:
@@ -82,12 +74,15 @@ def _leaf(key: str) -> dict[str, Any]:
     }
 
 
-def _nested(node: dict[str, Any]) -> dict[str, Any]:
-    if "pythonClassName" in node:
-        return node
+def _nested(prefix: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Returns what is said of sorted keys that all begin with a prefix and go on behind it."""
+    features = {}
+    for name, group in itertools.groupby(keys, lambda key: key[len(prefix) :].partition("/")[0]):
+        path = prefix + name
+        features[name] = _leaf(path) if path in keys else _nested(f"{path}/", [*group])
     return {
         "pythonClassName": f"{_PACKAGE}.features_dict.FeaturesDict",
-        "featuresDict": {"features": {name: _nested(child) for name, child in node.items()}},
+        "featuresDict": {"features": features},
     }
 
 

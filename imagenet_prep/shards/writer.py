@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,19 +12,14 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.measures import Measures
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
-from imagenet_prep.storage.folder import write_synced
 from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
+# Of a member, what an incident names.
+_PLACE = ("key", "archive", "offset", "size", "class_index")
 _INCIDENT = {
-    "key": str,
-    "class_index": int,
-    "archive": str,
-    "offset": int,
-    "size": int,
-    "action": str,
-    "reason": str,
-    "detail": str,
+    **dict.fromkeys(("key", "archive", "action", "reason", "detail"), str),
+    **dict.fromkeys(("offset", "size", "class_index"), int),
 }
 # What `write_shard` returns, as for `canonical.fits`.
 RECEIPT = {
@@ -49,7 +43,7 @@ def write_shard(
     shard_path: Path,
     index_path: Path,
 ) -> dict[str, Any]:
-    """Writes both files, synced to the disk, and returns what the receipt keeps.
+    """Writes both files, and returns what the receipt keeps.
 
     Args:
       shard: name for the receipt and errors.
@@ -64,103 +58,61 @@ def write_shard(
       DataDamagedError: a bad image with `fail_on_bad_image`, or no good image at all.
       IncompleteError: the disk is full.
     """
-    with _removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
-        contents = _Contents()
+    with removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
+        found: dict[str, Any] = dict.fromkeys(("source_bytes", "resized", "transform_s"), 0)
+        found["incidents"] = []
+        lines: list[str] = []
+        measures = Measures()
         with LargeFile(shard_path) as file:
-            good = _good_images(shard, images, transform, contents, fail=fail_on_bad_image)
-            for member, image in good:
+            for member, image in _stored(shard, images, transform, fail_on_bad_image, found):
                 record = _record(member, image, classes[member.class_index], label_offset)
-                contents.add(member, image, file.num_bytes, sum(map(len, record)))
+                lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
+                measures.add(member, image)
                 for part in record:
                     file.append(part)
-        if not contents.index:
-            raise _no_good_image(shard, contents.incidents)
-        index = "".join(contents.index).encode()
-        write_synced(index_path, index)
+        if not lines:
+            raise _no_good_image(shard, found["incidents"])
+        index = "".join(lines).encode()
+        index_path.write_bytes(index)
         return {
             "shard": shard,
+            "examples": len(lines),
             "num_bytes": file.num_bytes,
             "sha256": file.sha256,
             "index_bytes": len(index),
             "index_sha256": hashlib.sha256(index).hexdigest(),
-            **contents.receipt(),
+            **found,
+            "transform_s": round(found["transform_s"], 3),
+            **measures.content(),
         }
 
 
-def _good_images(
+def _stored(
     shard: str,
     images: Iterable[tuple[Member, bytes]],
     transform: Callable[[bytes], PreparedImage],
-    contents: _Contents,
-    *,
-    fail: bool,
+    fail_on_bad_image: bool,
+    found: dict[str, Any],
 ) -> Iterator[tuple[Member, PreparedImage]]:
-    """Yields the images to store; notes the others, or raises DataDamagedError for the first."""
+    """Yields the images to store; counts for the receipt what was `found` on the way."""
     for member, data in images:
-        try:
-            image = contents.transformed(transform, data)
-        except BadImageError as error:
-            if fail:
-                raise _bad_image(shard, member, error) from error
-            contents.leave_out(member, error)
-        else:
-            yield member, image
-
-
-class _Contents:
-    """What the receipt and the index of one shard say about its images.
-
-    Attributes:
-      index: lines of DALI's index.
-      incidents: images that were left out or repaired.
-    """
-
-    def __init__(self) -> None:
-        self.index: list[str] = []
-        self.incidents: list[dict[str, Any]] = []
-        self._measures = Measures()
-        self._source_bytes = self._resized = self._max_height = self._max_width = 0
-        self._transform_s = 0.0
-
-    def transformed(
-        self, transform: Callable[[bytes], PreparedImage], data: bytes
-    ) -> PreparedImage:
-        """Returns the image to store, and counts the time that it took; raises BadImageError."""
+        found["source_bytes"] += member.size
         start = time.perf_counter()
         try:
-            return transform(data)
+            image = transform(data)
+        except BadImageError as error:
+            if fail_on_bad_image:
+                raise _bad_image(shard, member, error) from error
+            incident = _incident(member, QUARANTINED, error.reason, error.detail)
+            found["incidents"].append(incident)
+            continue
         finally:
-            self._transform_s += time.perf_counter() - start
-
-    def leave_out(self, member: Member, error: BadImageError) -> None:
-        """Notes an image that is not stored."""
-        self._source_bytes += member.size
-        self.incidents.append(_incident(member, QUARANTINED, error.reason, error.detail))
-
-    def add(self, member: Member, image: PreparedImage, offset: int, size: int) -> None:
-        """Notes an image that is stored as the record of `size` bytes at byte `offset`."""
-        self._source_bytes += member.size
-        self._measures.add(member, image)
+            found["transform_s"] += time.perf_counter() - start
         if image.repair is not None:
-            detail = "encoded as RGB JPEG"
-            self.incidents.append(_incident(member, REPAIRED, image.repair, detail))
-        self.index.append(tfrecord.index_line(offset, size))
-        self._resized += image.resized
-        self._max_height = max(self._max_height, image.height)
-        self._max_width = max(self._max_width, image.width)
-
-    def receipt(self) -> dict[str, Any]:
-        """Returns what the receipt keeps."""
-        return {
-            "examples": len(self.index),
-            "source_bytes": self._source_bytes,
-            "resized": self._resized,
-            "max_height": self._max_height,
-            "max_width": self._max_width,
-            "transform_s": round(self._transform_s, 3),
-            "incidents": self.incidents,
-            **self._measures.content(),
-        }
+            incident = _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
+            found["incidents"].append(incident)
+        found["resized"] += image.resized
+        yield member, image
 
 
 def _bad_image(shard: str, member: Member, error: BadImageError) -> DataDamagedError:
@@ -196,24 +148,6 @@ def _record(
     return tfrecord.frame_parts(example.encode_parts(stored))
 
 
-@contextlib.contextmanager
-def _removed_on_failure(*paths: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        raise
-
-
 def _incident(member: Member, action: str, reason: str, detail: str) -> dict[str, Any]:
-    return {
-        "key": member.key,
-        "class_index": member.class_index,
-        "archive": member.archive,
-        "offset": member.offset,
-        "size": member.size,
-        "action": action,
-        "reason": reason,
-        "detail": detail,
-    }
+    place = {name: getattr(member, name) for name in _PLACE}
+    return {**place, "action": action, "reason": reason, "detail": detail}

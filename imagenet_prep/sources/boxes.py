@@ -43,7 +43,6 @@ _MAX_DEPTH = 1
 # of 100 MB in all.
 _MAX_UNPACKED_BYTES = 2 << 30
 _MAX_LINES_BYTES = 256 << 20
-_SIDES = ("xmin", "xmax", "ymin", "ymax")
 _ADVICE = "Download the annotations again, or leave them out with --no-boxes."
 
 
@@ -61,27 +60,16 @@ class Annotations:
 
     Attributes:
       parts: by split, in the order of the splits.
-      paths: archive or folder by split.
+      tasks: one an archive, and one a class folder.
     """
 
     parts: dict[str, source.Part]
-    paths: dict[str, Location]
+    tasks: tuple[BoxTask, ...]
 
     @property
     def identity(self) -> list[object]:
         """What decides the boxes, as JSON."""
         return [[part.name, part.num_bytes, part.stamp] for part in self.parts.values()]
-
-    def tasks(self) -> list[BoxTask]:
-        """Returns one task an archive, and one a class folder."""
-        tasks = []
-        for split, path in self.paths.items():
-            below = []
-            if isinstance(path, Path) and path.is_dir():
-                below = source.subfolders(path)
-            tasks += [BoxTask(f"{split}-{name}", split, path / name) for name in below]
-            tasks += [BoxTask(split, split, path)] * (not below)
-        return tasks
 
 
 class Found(NamedTuple):
@@ -105,22 +93,22 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
     On a server, only the archives are found.
     """
     parts: dict[str, source.Part] = {}
-    paths: dict[str, Location] = {}
+    tasks: list[BoxTask] = []
     for split in splits:
         archive = root / ARCHIVES[split]
         if archive.is_file():
             md5 = _PUBLISHED[split].md5 if official else None
-            parts[split], paths[split] = source.file_part(archive, md5), archive
-        elif isinstance(root, Path) and (below := _kaggle_folder(root, split)).is_dir():
-            name = f"{KAGGLE}/{below.name}"
-            parts[split] = source.folder_part(name, [("", source.scan(below))])
-            paths[split] = below
-    return Annotations(parts, paths) if paths else None
-
-
-def _kaggle_folder(root: Path, split: str) -> Path:
-    base, _ = folder.split_folders(root)
-    return base / KAGGLE / _KAGGLE_FOLDERS[split]
+            parts[split] = source.file_part(archive, md5)
+            tasks.append(BoxTask(split, split, archive))
+        elif isinstance(root, Path):
+            name = f"{KAGGLE}/{_KAGGLE_FOLDERS[split]}"
+            below = folder.split_folders(root)[0] / name
+            if below.is_dir():
+                parts[split] = source.folder_part(name, [("", source.scan(below))])
+                classes = source.subfolders(below)
+                tasks += [BoxTask(f"{split}-{each}", split, below / each) for each in classes]
+                tasks += [BoxTask(split, split, below)] * (not classes)
+    return Annotations(parts, tuple(tasks)) if parts else None
 
 
 def read(task: BoxTask) -> Found:
@@ -162,22 +150,17 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
     """
     found: dict[str, Boxes] = {}
     for line in lines.splitlines():
-        stem, boxes = _parse_line(line, where)
-        if stem in found:
+        try:
+            stem, sides = canonical.loads(line)
+            boxes = Boxes(*map(tuple, sides))
+        except (ValueError, TypeError) as error:
+            raise SourceError(
+                f"{where}: the list of boxes is damaged ({error}). Remove its folder, then run the "
+                "same command again."
+            ) from error
+        if found.setdefault(str(stem), boxes) is not boxes:
             raise SourceError(f"{where}: {stem}.xml comes twice. {_ADVICE}")
-        found[stem] = boxes
     return found
-
-
-def _parse_line(line: bytes, where: str) -> tuple[str, Boxes]:
-    try:
-        stem, sides = canonical.loads(line)
-        return str(stem), Boxes(*map(tuple, sides))
-    except (ValueError, TypeError) as error:
-        raise SourceError(
-            f"{where}: the list of boxes is damaged ({error}). Remove its folder, then run the "
-            "same command again."
-        ) from error
 
 
 def _files(path: Location) -> Iterator[tuple[str, bytes]]:
@@ -197,14 +180,12 @@ def _files(path: Location) -> Iterator[tuple[str, bytes]]:
 
 
 def _archived(
-    stream: tar.Stream, name: str, allowance: tar.Allowance, depth: int
+    stream: io.BufferedIOBase, name: str, allowance: tar.Allowance, depth: int
 ) -> Iterator[tuple[str, bytes]]:
     """Yields the XML files of a tar, and of the packed tars in it."""
-    reader = tar.Forward(stream, allowance)
-    for member in tar.members(reader, name, 0, tar.Forward.END):
+    for member, read_up_to in tar.contents(stream, name, allowance):
         if member.name.endswith(".xml"):
-            size = min(member.size, _MAX_XML_BYTES + 1)
-            yield member.name, reader.read(name, member.offset, size)
+            yield member.name, read_up_to(_MAX_XML_BYTES + 1)
         elif member.name.endswith(_INNER_SUFFIXES):
             if member.size > _MAX_INNER_BYTES:
                 raise SourceError(f"{name}: {member.name} has {member.size:,} bytes. {_ADVICE}")
@@ -213,10 +194,8 @@ def _archived(
                     f"{name}: {member.name} is an archive in an archive in an archive. "
                     f"Annotations are not packed like that. {_ADVICE}"
                 )
-            inner = reader.read(name, member.offset, member.size)
-            with gzip.open(io.BytesIO(inner)) as packed:
+            with gzip.open(io.BytesIO(read_up_to(member.size))) as packed:
                 yield from _archived(packed, f"{name}: {member.name}", allowance, depth + 1)
-    reader.finish(name)
 
 
 def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
@@ -237,7 +216,7 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         root = ET.fromstring(text)  # noqa: S314 - without a DOCTYPE there are no entities
         width, height = (float(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         corners = [
-            [float(box.findtext(side, "")) for side in _SIDES] for box in root.iter("bndbox")
+            [float(box.findtext(side, "")) for side in Boxes._fields] for box in root.iter("bndbox")
         ]
         if not all(map(math.isfinite, itertools.chain([width, height], *corners))):
             raise ValueError("a size or a corner is not a number")

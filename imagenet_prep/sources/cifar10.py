@@ -10,14 +10,15 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import labels, small_files, source
+from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 ARCHIVE = "cifar-10-python.tar.gz"
@@ -30,10 +31,10 @@ BATCHES = {
     schema.VALIDATION: ("test_batch",),
 }
 _META = "batches.meta"
-_OFFICIAL_NUM_PER_CLASS = {schema.TRAIN: 5000, schema.VALIDATION: 1000}
+_BATCH_IMAGES = 10_000
 _SIDE = 32
 _PIXEL_BYTES = 3 * _SIDE * _SIDE
-# A batch of 10,000 images has 31 MB.
+# A batch has 31 MB.
 _MAX_BATCH_BYTES = 64 << 20
 # The archive unpacks to 186 MB.
 _MAX_UNPACKED_BYTES = 512 << 20
@@ -51,21 +52,18 @@ class Cifar10(source.Pixels):
       path: the archive, or the folder it was extracted to.
     """
 
+    name = "cifar10"
+    edition = Edition(
+        "CIFAR-10",
+        10,
+        {schema.TRAIN: 50_000, schema.VALIDATION: 10_000},
+        {schema.TRAIN: (5000, 5000), schema.VALIDATION: (1000, 1000)},
+    )
     path: Path
 
-    @property
-    def name(self) -> str:
-        """What dataset_info.json calls it."""
-        return "cifar10"
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task a batch."""
-        return [IndexTask(batch, split, self.path.name) for batch in BATCHES[split]]
-
-    def unpacked_bytes(self, task: IndexTask) -> int:
+    def unpacked_bytes(self, task: IndexTask) -> int:  # noqa: ARG002
         """Returns the bytes of a batch's pixels; encoded they take a little less."""
-        num_images = 10 * _OFFICIAL_NUM_PER_CLASS[task.split] // len(BATCHES[task.split])
-        return num_images * _PIXEL_BYTES
+        return _BATCH_IMAGES * _PIXEL_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one batch, encoded.
@@ -97,16 +95,6 @@ class Cifar10(source.Pixels):
                 f"{self.classes.wnids[label]}/{base}", label, self._encode(pixels, row)
             )
 
-    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from CIFAR-10's."""
-        expected = _OFFICIAL_NUM_PER_CLASS[split]
-        odd = [
-            f"{name} with {count:,}"
-            for name, count in zip(self.classes.wnids, num_per_class, strict=True)
-            if count != expected
-        ]
-        return [f"{split} expects {expected:,} images a class, got {some(odd)}"] * bool(odd)
-
     def _encode(self, pixels: _Array, row: int) -> bytes:
         import numpy as np
 
@@ -116,8 +104,7 @@ class Cifar10(source.Pixels):
 
 def locate(root: Path) -> Path | None:
     """Returns the archive or the extracted folder at or in `root`, if one is there."""
-    candidates = (root, root / ARCHIVE, root / FOLDER)
-    for path in candidates:
+    for path in (root, root / ARCHIVE, root / FOLDER):
         if (path / _META).is_file() or (path.is_file() and path.name == ARCHIVE):
             return path
     return None
@@ -142,12 +129,13 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
         part = source.folder_part(path.name, [("", source.scan(path))])
     else:
         part = source.file_part(path, ARCHIVE_MD5)
-    return Cifar10(classes, (part,), encode, encoding, path)
+    tasks = [IndexTask(batch, split, path.name) for split in BATCHES for batch in BATCHES[split]]
+    return Cifar10(classes, (part,), encode, encoding, path, tasks=tuple(tasks))
 
 
 def _read(path: Path, name: str) -> bytes:
     """Returns one file of the archive or folder."""
-    (data,) = small_files.read(
+    (data,) = tar.small_files(
         path,
         [name],
         max_bytes=_MAX_BATCH_BYTES,
@@ -183,13 +171,9 @@ class _Dtype:
         pass
 
 
-def _reconstruct(*_: object) -> _Array:
-    return _Array()
-
-
 _STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
 }
@@ -217,11 +201,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load(data: bytes, where: str) -> dict[str, Any]:
-    """Returns a pickled dict with text keys.
-
-    Raises:
-      SourceError: it is no such pickle, or asks for code to be run.
-    """
+    """Returns a pickled dict with text keys; raises SourceError where it is anything else."""
     try:
         _check_bounds(data)
         content = _Unpickler(data).load()
@@ -235,12 +215,7 @@ def _load(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _check_bounds(data: bytes) -> None:
-    """Makes sure that a pickle holds what it asks room for, before it is unpickled.
-
-    Raises:
-      ValueError: it ends before what it announces, asks for a place in its memo beyond what it
-        has made, or has more operations than any batch.
-    """
+    """Raises ValueError where a pickle asks for more room, or operations, than a batch needs."""
     for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
         if number > _MAX_OPERATIONS:
             raise ValueError(f"it has more than {_MAX_OPERATIONS:,} operations")

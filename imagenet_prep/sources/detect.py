@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
@@ -46,43 +47,21 @@ def find(
       SourceError: what is there is damaged or contradicts itself.
     """
     kinds = recognised(root) if kind == AUTO else [kind]
-    if isinstance(root, RemotePath):
-        return _found(_on_server(root, splits, kinds), kinds)
-    if not kinds:
+    finders: dict[str, Callable[[], Source]] = {
+        ILSVRC: partial(ilsvrc.find, root, splits),
+        IMAGENET21K: partial(class_tars.find, root, splits),
+    }
+    if isinstance(root, Path):
+        finders |= {
+            FOLDER: partial(folder.find, root, splits),
+            PARQUET: partial(parquet.find, root, splits),
+            RECORDIO: partial(recordio.find, root, splits),
+            CIFAR10: partial(cifar10.find, root, encode, encoding),
+            MNIST: partial(mnist.find, root, splits, encode, encoding),
+        }
+    if not kinds or kinds[0] not in finders:
         raise UsageError(_nothing(root))
-    source: Source
-    if kinds[0] == ILSVRC:
-        source = ilsvrc.find(root, splits)
-    elif kinds[0] == IMAGENET21K:
-        source = class_tars.find(root, splits)
-    elif kinds[0] == FOLDER:
-        source = folder.find(root, splits)
-    elif kinds[0] == PARQUET:
-        source = parquet.find(root, splits)
-    elif kinds[0] == RECORDIO:
-        source = recordio.find(root, splits)
-    elif kinds[0] == CIFAR10:
-        source = cifar10.find(root, encode, encoding)
-    else:
-        source = mnist.find(root, splits, encode, encoding)
-    return _found(source, kinds)
-
-
-def _on_server(root: RemotePath, splits: Sequence[str], kinds: Sequence[str]) -> Source:
-    """Returns archives that are read where they lie."""
-    if kinds == [ILSVRC]:
-        return ilsvrc.find(root, splits)
-    if kinds == [IMAGENET21K]:
-        return class_tars.find(root, splits)
-    raise UsageError(
-        f"--source {root}: holds neither {' nor '.join(ilsvrc.ARCHIVES.values())} nor "
-        f"{class_tars.WHOLE}, nor, in a bucket, which can be listed, tars of classes. From a "
-        "server, only these are read; bring anything else into a folder."
-    )
-
-
-def _found(source: Source, kinds: Sequence[str]) -> tuple[Source, str]:
-    """Returns a source, and in a line what was seen."""
+    source = finders[kinds[0]]()
     classes = source.classes
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
@@ -101,21 +80,24 @@ def recognised(root: Location) -> list[str]:
         found.append(IMAGENET21K)
     if isinstance(root, RemotePath):
         return found
-    if root.is_dir():
-        if folder.split_folders(root)[1]:
-            found.append(FOLDER)
-        if parquet.folder(root) is not None:
-            found.append(PARQUET)
-        if recordio.locate(root):
-            found.append(RECORDIO)
-    if cifar10.locate(root) is not None:
-        found.append(CIFAR10)
-    if mnist.is_there(root):
-        found.append(MNIST)
-    return found
+    there = {
+        FOLDER: folder.split_folders(root)[1],
+        PARQUET: parquet.folder(root),
+        RECORDIO: recordio.locate(root),
+        CIFAR10: cifar10.locate(root),
+        MNIST: mnist.is_there(root),
+    }
+    return found + [kind for kind, seen in there.items() if seen]
 
 
-def _nothing(root: Path) -> str:
+def _nothing(root: Location) -> str:
+    """Returns what is said of a place that holds no source."""
+    if isinstance(root, RemotePath):
+        return (
+            f"--source {root}: holds neither {' nor '.join(ilsvrc.ARCHIVES.values())} nor "
+            f"{class_tars.WHOLE}, nor, in a bucket, which can be listed, tars of classes. From a "
+            "server, only these are read; bring anything else into a folder."
+        )
     if not root.exists():
         return f"--source {root}: no such folder. {_layouts()}"
     if not root.is_dir():

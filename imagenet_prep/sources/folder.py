@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ FOLDERS = {
 }
 KAGGLE = "Data/CLS-LOC"
 
+# As it comes, or unpacked.
+_DEVKITS = (labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
 # One WNID a line in the order of the file names (tensorflow/models, research/slim).
 SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
 # Kaggle's: a line "WNID words" a class; and "ImageId,PredictionString" with "WNID x y x y ...".
@@ -77,48 +79,23 @@ class Folder(source.Stored):
 
     Attributes:
       root: what paths are relative to.
-      folders: of the splits, relative to root.
-      class_folders: name by class index, for each split that has a folder a class.
       validation_class_index: class index by stem of each image of a flat validation folder;
         None where it has a folder a class.
     """
 
+    decisive = ("validation_class_index",)
     root: Path
-    folders: dict[str, str]
-    class_folders: dict[str, dict[int, str]]
     validation_class_index: dict[str, int] | None
 
     @property
-    def name(self) -> str:
-        """What dataset_info.json calls it."""
-        return "imagenet2012" if self.is_ilsvrc else "images"
-
-    @property
     def is_ilsvrc(self) -> bool:
-        """Whether this is ILSVRC2012 or a part of it, whose counts are known."""
-        return self.classes.official or self.validation_class_index is not None
+        """Whether it has ILSVRC2012's classes, or its flat validation folder."""
+        return super().is_ilsvrc or self.validation_class_index is not None
 
     @property
     def reader(self) -> FileReader:
         """Reads the files."""
         return FileReader(self.root)
-
-    @property
-    def identity(self) -> list[object]:
-        """What decides the members, as JSON."""
-        return [*super().identity, self.validation_class_index]
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task a class folder, or one for a flat validation folder."""
-        folder = self.folders[split]
-        part = Path(folder).name
-        if split not in self.class_folders:
-            return [IndexTask(split, split, part)]
-        # Class folders may have names that fit no receipt.
-        return [
-            IndexTask(f"{split}-{index:05d}", split, part, index)
-            for index in self.class_folders[split]
-        ]
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one folder, sorted by key.
@@ -127,42 +104,36 @@ class Folder(source.Stored):
           SourceError: it is empty, a base name comes twice or contradicts its class, or a
             validation image has no label.
         """
-        folder = self.folders[task.split]
-        if task.class_index is not None:
-            folder += f"/{self.class_folders[task.split][task.class_index]}"
-        files = _images(source.scan(self.root / folder))
+        folder = self.root / task.archive
+        files = _images(source.scan(folder))
         members = source.sorted_by_key(
-            (self._member(task, f"{folder}/{file.path}", file.num_bytes) for file in files),
+            (self._member(task, f"{task.archive}/{file.path}", file.num_bytes) for file in files),
             str(self.root),
         )
         if not members:
             raise SourceError(
-                f"{self.root / folder}: holds no image. Get what is missing, or remove the folder."
+                f"{folder}: holds no image. Get what is missing, or remove the folder."
             )
         return members
 
-    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from ILSVRC2012's, or from the edition's that folders name."""
-        names = (Path(folder).name for folder in self.folders.values())
-        called = (editions.called(name, len(self.classes.wnids)) for name in names)
-        expected = next(filter(None, called), None)
-        if expected is None and not self.is_ilsvrc:
-            return []
-        return (expected or editions.ILSVRC2012).problems(split, self.classes, num_per_class)
+    @property
+    def edition(self) -> editions.Edition | None:
+        """The edition that folders name, else ILSVRC2012 where this is a part of it."""
+        called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
+        return next(filter(None, called), super().edition)
 
     def _member(self, task: IndexTask, path: str, num_bytes: int) -> Member:
-        base = path.rpartition("/")[2]
         where = str(self.root / path)
         index = task.class_index
         if index is None:
-            index = (self.validation_class_index or {}).get(base.rpartition(".")[0])
+            stem = path.rpartition("/")[2].rpartition(".")[0]
+            index = (self.validation_class_index or {}).get(stem)
         if index is None:
             raise SourceError(
                 f"{where}: has no label. Images and labels do not belong together, or this file "
                 "does not belong here."
             )
-        key = source.key_of(task.split, self.classes.wnids[index], base, self.classes, where)
-        return Member(key, path, 0, num_bytes, index)
+        return Member(self.key_of(task.split, index, path, where), path, 0, num_bytes, index)
 
 
 def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
@@ -208,73 +179,56 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
     # Kaggle's lists lie beside ILSVRC/, or in it.
     beside = [base, base.parent] if (base / KAGGLE).is_dir() else [base]
     flat = schema.VALIDATION in splits and not source.subfolders(base / folders[schema.VALIDATION])
-    lists = _Lists.find(beside)
-    classes = lists.classes or _classes_of(base, folders)
-    truth = lists.validation(classes, root) if flat else None
+    archive, mapping = _first(beside, *_DEVKITS), _first(beside, SYNSET_MAPPING)
+    devkit = labels.read_devkit(archive) if archive else None
+    if devkit is not None:
+        classes = devkit.classes
+    else:
+        classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
+    truth = _validation(devkit, beside, classes, root) if flat else None
     parts = []
-    class_folders = {}
-    groups: Iterator[tuple[str, list[File]]]
+    tasks = []
     for split in splits:
         folder = base / folders[split]
-        if flat and split == schema.VALIDATION:
-            groups = iter([("", _images(source.scan(folder)))])
-        else:
+        below: list[tuple[int | None, str]] = [(None, "")]
+        if not flat or split != schema.VALIDATION:
             _refuse_strays(folder)
-            class_folders[split] = _class_folders(folder, classes)
-            # One class at a time: the names of 13 million files take gigabytes.
-            groups = (
-                (name, _images(source.scan(folder / name)))
-                for name in class_folders[split].values()
-            )
+            below = [*_class_folders(folder, classes).items()]
+        # One class at a time: the names of 13 million files take gigabytes.
+        groups = ((name, _images(source.scan(folder / name))) for _, name in below)
         parts.append(source.folder_part(folder.name, groups))
-    chosen = {split: folders[split] for split in splits}
-    return Folder(classes, tuple(parts), base, chosen, class_folders, truth)
+        for index, name in below:
+            # Class folders may have names that fit no receipt.
+            called = split if index is None else f"{split}-{index:05d}"
+            path = str(Path(folders[split], name))
+            tasks.append(IndexTask(called, split, folder.name, index, archive=path))
+    return Folder(classes, tuple(parts), base, truth, tasks=tuple(tasks))
 
 
-@dataclass(frozen=True)
-class _Lists:
-    """The files that name classes and labels, as far as they are there."""
+def _first(folders: Sequence[Path], *names: str) -> Path | None:
+    """Returns the first of these files that is there, whatever the folder."""
+    paths = [folder / name for name in names for folder in folders]
+    return next((path for path in paths if path.exists()), None)
 
-    devkit: labels.Devkit | None
-    mapping: labels.ClassList | None
-    synset_labels: Path | None
-    solution: Path | None
 
-    @classmethod
-    def find(cls, folders: Sequence[Path]) -> _Lists:
-        def first(*names: str) -> Path | None:
-            paths = [folder / name for name in names for folder in folders]
-            return next((path for path in paths if path.exists()), None)
-
-        devkit = first(labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
-        mapping = first(SYNSET_MAPPING)
-        return cls(
-            labels.read_devkit(devkit) if devkit else None,
-            _read_mapping(mapping) if mapping else None,
-            first(SYNSET_LABELS, "synset_labels.txt"),
-            first(SOLUTION),
-        )
-
-    @property
-    def classes(self) -> labels.ClassList | None:
-        return self.devkit.classes if self.devkit else self.mapping
-
-    def validation(self, classes: labels.ClassList, root: Path) -> dict[str, int]:
-        """Returns the class index by stem of the validation images."""
-        if self.devkit is not None:
-            numbers = enumerate(self.devkit.validation_class_index, start=1)
-            return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
-        if self.synset_labels is not None:
-            lines = source.read_list(self.synset_labels).split()
-            rows = [(f"ILSVRC2012_val_{i:08d}", wnid) for i, wnid in enumerate(lines, start=1)]
-            return _class_indices(rows, classes, self.synset_labels)
-        if self.solution is not None:
-            return _class_indices(_read_solution(self.solution), classes, self.solution)
-        raise UsageError(
-            f"--source {root}: the validation folder is flat and its labels are not there. Put "
-            f"one of these beside it: {labels.DEVKIT}, {SYNSET_LABELS}, {SOLUTION}; or give each "
-            "class a folder."
-        )
+def _validation(
+    devkit: labels.Devkit | None, beside: Sequence[Path], classes: labels.ClassList, root: Path
+) -> dict[str, int]:
+    """Returns the class index by stem of the validation images, from the first list there is."""
+    if devkit is not None:
+        numbers = enumerate(devkit.validation_class_index, start=1)
+        return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
+    if (path := _first(beside, SYNSET_LABELS, "synset_labels.txt")) is not None:
+        lines = source.read_list(path).split()
+        rows = [(f"ILSVRC2012_val_{i:08d}", wnid) for i, wnid in enumerate(lines, start=1)]
+        return _class_indices(rows, classes, path)
+    if (path := _first(beside, SOLUTION)) is not None:
+        return _class_indices(_read_solution(path), classes, path)
+    raise UsageError(
+        f"--source {root}: the validation folder is flat and its labels are not there. Put "
+        f"one of these beside it: {labels.DEVKIT}, {SYNSET_LABELS}, {SOLUTION}; or give each "
+        "class a folder."
+    )
 
 
 def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:

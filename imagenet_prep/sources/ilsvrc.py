@@ -5,7 +5,8 @@ Finds the archives in a folder and lists their images by offset. Nothing is extr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,18 +16,21 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions, labels, published, source, tar
+from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.archive import ArchiveReader, Range
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.remote_path import Location
 
 _PUBLISHED = {schema.TRAIN: published.TRAIN, schema.VALIDATION: published.VALIDATION}
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
 
+CLASS_TAR = re.compile(rf"({labels.WNID.pattern})\.tar")
+
 
 @dataclass(frozen=True)
-class Ilsvrc2012(source.Stored):
-    """The archives of one data set.
+class Tars(source.Stored):
+    """Tars of images, which are archives, or lie in one.
 
     Attributes:
       archives: where each lies, by its name.
@@ -35,38 +39,12 @@ class Ilsvrc2012(source.Stored):
     """
 
     archives: dict[str, Location]
-    validation_class_index: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """What dataset_info.json calls it."""
-        return "imagenet2012"
+    validation_class_index: tuple[int, ...] = ()
 
     @cached_property
     def reader(self) -> ArchiveReader | RemoteArchives:
         """Reads the archives."""
         return open_archives(self.archives)
-
-    @property
-    def identity(self) -> list[object]:
-        """What decides the members, as JSON."""
-        return [*super().identity, self.validation_class_index]
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task a tar: a class of train, or the whole of validation.
-
-        Raises:
-          SourceError: the outer tar is damaged, or holds what is not a class of the list.
-        """
-        archive = ARCHIVES[split]
-        size = self.reader.size(archive)
-        if split == schema.VALIDATION:
-            return [IndexTask(split, split, archive, None, 0, size)]
-        tasks = [self._class_task(split, archive, inner) for inner in self._inner_tars(archive)]
-        names = [task.name for task in tasks]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SourceError(f"{archive}: holds {', '.join(twice)} twice")
-        return tasks
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one tar, sorted by key.
@@ -75,47 +53,30 @@ class Ilsvrc2012(source.Stored):
           SourceError: the tar is damaged or empty, a key comes twice, a name contradicts its
             class, or a validation image has no label.
         """
-        files = tar.files_of(self.reader, task.part, task.start, task.stop)
-        return source.listed((self._member(task, file) for file in files), task, task.part)
+        archive = task.archive or task.part
+        files = tar.files_of(self.reader, archive, task.start, task.stop)
+        members = source.sorted_by_key((self._member(task, archive, f) for f in files), archive)
+        if not members:
+            raise SourceError(
+                f"{archive}: byte {task.start:,}: {task.name} holds no image. "
+                "The archive is not whole: compare its md5 and download it again."
+            )
+        return members
 
     def known_md5(self, task: IndexTask) -> str | None:
         """Returns the md5 of the archive of a piece that `index` has listed, if it came along."""
-        return self.reader.known_md5(task.part)
+        return self.reader.known_md5(task.archive or task.part)
 
-    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from ILSVRC2012's."""
-        return editions.ILSVRC2012.problems(split, self.classes, num_per_class)
-
-    def _inner_tars(self, archive: str) -> list[tar.TarMember]:
-        return tar.files_of(self.reader, archive, 0, self.reader.size(archive), skipping=True)
-
-    def _class_task(self, split: str, archive: str, inner: tar.TarMember) -> IndexTask:
-        wnid, dot, kind = inner.name.rpartition("/")[2].rpartition(".")
-        if not dot or kind != "tar":
-            raise SourceError(
-                f"{archive}: byte {inner.offset:,}: member {inner.name!r}, expected <WNID>.tar. "
-                "This is not the train archive of ILSVRC2012."
-            )
-        if wnid not in self.classes.index:
-            raise SourceError(
-                f"{archive}: byte {inner.offset:,}: class {wnid!r} is not in the class list of "
-                f"{len(self.classes.wnids)} classes. Archive and devkit do not belong together."
-            )
-        stop = inner.offset + inner.size
-        index = self.classes.index[wnid]
-        return IndexTask(f"{split}-{wnid}", split, archive, index, inner.offset, stop)
-
-    def _member(self, task: IndexTask, file: tar.TarMember) -> Member:
-        base = file.name.rpartition("/")[2]
-        where = f"{task.part}: byte {file.offset:,}: {file.name!r}"
+    def _member(self, task: IndexTask, archive: str, file: tar.TarMember) -> Member:
+        where = f"{archive}: byte {file.offset:,}: {file.name!r}"
         index = task.class_index
         if index is None:
-            index = self._validation_class(base, where)
-        key = source.key_of(task.split, self.classes.wnids[index], base, self.classes, where)
-        return Member(key, task.part, file.offset, file.size, index)
+            index = self._label(file.name, where)
+        key = self.key_of(task.split, index, file.name, where)
+        return Member(key, archive, file.offset, file.size, index)
 
-    def _validation_class(self, base: str, where: str) -> int:
-        number = VALIDATION_NAME.match(base)
+    def _label(self, path: str, where: str) -> int:
+        number = VALIDATION_NAME.match(path.rpartition("/")[2])
         if number is None:
             raise SourceError(f"{where}: expected ILSVRC2012_val_<8 digits>.JPEG")
         position = int(number[1])
@@ -125,6 +86,78 @@ class Ilsvrc2012(source.Stored):
                 f"{len(self.validation_class_index):,}. Archive and devkit do not belong together."
             )
         return self.validation_class_index[position - 1]
+
+
+def inner_tars(
+    reader: ArchiveReader | RemoteArchives, archive: str, advice: str
+) -> dict[str, Range]:
+    """Returns where in an archive the tar of each class lies, by WNID.
+
+    Args:
+      reader, archive: what is listed.
+      advice: what to do where something else than tars of classes lies there.
+
+    Raises:
+      SourceError: the archive is damaged, or holds something else, or a class twice.
+    """
+    found: dict[str, Range] = {}
+    for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
+        match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
+        if match is None:
+            raise SourceError(
+                f"{archive}: byte {inner.offset:,}: member {inner.name!r}, expected <WNID>.tar. "
+                f"{advice}"
+            )
+        if match[1] in found:
+            raise SourceError(f"{archive}: holds {match[1]} twice")
+        found[match[1]] = archive, inner.offset, inner.size
+    return found
+
+
+def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> list[IndexTask]:
+    """Returns the tars of classes, by WNID, as pieces of train.
+
+    Raises:
+      SourceError: a class is not in the list.
+    """
+    tasks = []
+    for wnid, (archive, start, size) in tars.items():
+        index = classes.index.get(wnid)
+        if index is None:
+            raise SourceError(
+                f"{archive}: byte {start:,}: class {wnid!r} is not in the class list of "
+                f"{len(classes.wnids)} classes. Archive and devkit do not belong together."
+            )
+        name = f"{schema.TRAIN}-{wnid}"
+        tasks.append(IndexTask(name, schema.TRAIN, part, index, start, start + size, archive))
+    return tasks
+
+
+@dataclass(frozen=True)
+class Ilsvrc2012(Tars):
+    """The archives of one data set."""
+
+    name = "imagenet2012"
+    edition = editions.ILSVRC2012
+    decisive = ("validation_class_index",)
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns one task a tar: a class of train, or the whole of validation.
+
+        Raises:
+          SourceError: the outer tar is damaged, or holds what is not a class of the list.
+        """
+        archive = ARCHIVES[split]
+        if split == schema.VALIDATION:
+            return [IndexTask(split, split, archive, None, 0, self.reader.size(archive))]
+        return self._classes_of_train
+
+    @cached_property
+    def _classes_of_train(self) -> list[IndexTask]:
+        # Listed when it is asked for: a run that finds its data set finished needs no list.
+        archive = ARCHIVES[schema.TRAIN]
+        tars = inner_tars(self.reader, archive, "This is not the train archive of ILSVRC2012.")
+        return class_tasks(archive, tars, self.classes)
 
 
 def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
@@ -138,7 +171,8 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
       SourceError: the devkit is damaged or contradicts the known labels.
     """
     if isinstance(folder, Path) and not folder.is_dir():
-        raise UsageError(f"--source {folder}: no such folder. It should hold {_expected(splits)}.")
+        expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
+        raise UsageError(f"--source {folder}: no such folder. It should hold {expected}.")
     wanted = {ARCHIVES[split]: folder / ARCHIVES[split] for split in splits}
     devkit_path = folder / labels.DEVKIT
     missing = [name for name, path in wanted.items() if not path.is_file()]
@@ -164,7 +198,3 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012:
         for s in splits
     )
     return Ilsvrc2012(classes, parts, wanted, truth)
-
-
-def _expected(splits: Sequence[str]) -> str:
-    return ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])

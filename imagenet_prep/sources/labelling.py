@@ -77,18 +77,13 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
     # Only TFDS leaves the class to the label, and counts from 0.
     offsets = (1, 0) if all(use.name for use in uses) else (0,)
     candidates = [Labelling(classes, offset) for classes in lists for offset in offsets]
-    strays_of = [[use for use in uses if not _fits(use, c)] for c in candidates]
+    strays_of = [[use for use in uses if _problem(use, c)] for c in candidates]
     strays, best = min(zip(strays_of, candidates, strict=True), key=lambda pair: _examples(pair[0]))
     if strays:
-        shown = []
-        for use in strays[:_MAX_EXAMPLES_IN_MESSAGE]:
-            try:
-                best.class_index(use.name, use.label)
-            except DataDamagedError as error:
-                shown.append(f"{use.where}: {error}")
+        shown = "; ".join(_problem(use, best) for use in strays[:_MAX_EXAMPLES_IN_MESSAGE])
         raise DataDamagedError(
-            f"{_examples(strays):,} labels do not fit the others: {'; '.join(shown)}. Labels must "
-            "be the place of their class in the sorted class list, from 0 or from 1 throughout."
+            f"{_examples(strays):,} labels do not fit the others: {shown}. Labels must be the "
+            "place of their class in the sorted class list, from 0 or from 1 throughout."
         )
     return best
 
@@ -98,12 +93,12 @@ def are_wnids(names: Iterable[str]) -> bool:
     return all(map(WNID.fullmatch, names))
 
 
-def _fits(use: LabelUse, labelling: Labelling) -> bool:
+def _problem(use: LabelUse, labelling: Labelling) -> str:
     try:
         labelling.class_index(use.name, use.label)
-    except DataDamagedError:
-        return False
-    return True
+    except DataDamagedError as error:
+        return f"{use.where}: {error}"
+    return ""
 
 
 def _examples(uses: Iterable[LabelUse]) -> int:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import re
+import struct
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import mat, published, small_files
+from imagenet_prep.sources import mat, published, tar
 from imagenet_prep.storage.remote_path import Location
 
 DEVKIT = published.DEVKIT.name
@@ -33,6 +32,8 @@ _MAX_FILE_BYTES = 8 << 20
 
 # The largest ILSVRC2012_ID is 1860. int() raises another error for more than 4,300 digits.
 _MAX_DIGITS = 10
+# What a file raises that is no such meta.mat.
+_NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
 
 WNID = re.compile(r"n\d{8}")
 
@@ -143,7 +144,7 @@ def check_validation(classes: ClassList, class_index: dict[int, int], where: str
     """
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
-        check_canaries(Devkit(classes, tuple(class_index[n] for n in numbers)), Path(where))
+        check_canaries([classes.wnids[class_index[number]] for number in numbers], where)
 
 
 def read_devkit(path: Location) -> Devkit:
@@ -152,7 +153,7 @@ def read_devkit(path: Location) -> Devkit:
     Raises:
       SourceError: not the ILSVRC2012 task 1/2 devkit, or its parts contradict each other.
     """
-    meta, truth = small_files.read(
+    meta, truth = tar.small_files(
         path,
         ("data/meta.mat", f"data/{GROUND_TRUTH}"),
         max_bytes=_MAX_FILE_BYTES,
@@ -174,19 +175,17 @@ def read_devkit(path: Location) -> Devkit:
                 f"ILSVRC2012_ID of a leaf synset in meta.mat. {_ADVICE}"
             )
         labels.append(index)
-    devkit = Devkit(classes, tuple(labels))
     if classes.official:
-        check_canaries(devkit, path)
-    return devkit
+        check_canaries([classes.wnids[index] for index in labels], path)
+    return Devkit(classes, tuple(labels))
 
 
-def check_canaries(devkit: Devkit, path: Location) -> None:
-    """Compares the validation labels of the official class list with known answers.
+def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
+    """Compares ILSVRC2012's validation labels, in file-name order, with known answers.
 
     Raises:
       SourceError: they differ; training on them would score 0.001.
     """
-    wnids = [devkit.classes.wnids[i] for i in devkit.validation_class_index]
     for number, (found, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
         if found != expected:
             raise SourceError(
@@ -208,19 +207,15 @@ def _digest(wnids: Sequence[str]) -> str:
 
 def _leaf_synsets(path: Location, meta: bytes) -> list[tuple[int, str, str]]:
     """Returns (ILSVRC2012_ID, WNID, words) of the synsets without children."""
-    # scipy costs 0.3 s to import and is needed for this one file.
-    from scipy.io import loadmat
-
     try:
-        mat.check(meta)
-        synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        synsets = mat.read(meta)["synsets"]
+        columns = (synsets[name] for name in ("ILSVRC2012_ID", "num_children", "WNID", "words"))
         rows = [
-            (int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"]))
-            for row in synsets
-            if int(row["num_children"]) == 0
+            (int(number), str(wnid), str(words))
+            for (number,), (children,), wnid, words in zip(*columns, strict=True)
+            if children == 0
         ]
-    except Exception as error:
-        # scipy raises anything from TypeError to its own classes on a foreign file.
+    except _NO_META as error:
         raise SourceError(f"{path}: meta.mat cannot be read: {error!r}. {_ADVICE}") from error
     if not rows:
         raise SourceError(f"{path}: meta.mat lists no leaf synset. {_ADVICE}")

@@ -1,6 +1,7 @@
-"""Looks through a MAT-file of version 5 before SciPy reads it, which believes what it claims.
+"""Reads MAT-files of version 5, as the devkit's is one: numbers, texts, and what they lie in.
 
-A few hundred bytes can claim an array of a billion cells, or unpack to gigabytes.
+A few hundred bytes can claim an array of a billion cells. So what is there is read, and no room is
+made for what is only claimed.
 """
 
 from __future__ import annotations
@@ -8,103 +9,96 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
-# The devkit's unpacks to 1.5 MB. SciPy takes some 100 bytes for each eight of them.
-_MAX_UNPACKED_BYTES = 8 << 20
+# The devkit's unpacks to 1.5 MB. Each eight bytes may become an object of up to 100 bytes.
+_MAX_UNPACKED_BYTES = 4 << 20
 # The devkit's: numbers and texts in structures.
 _MAX_DEPTH = 4
+_MAX_DIMENSIONS = 32
 
 _HEADER_BYTES = 128
-_ORDERS = {b"IM": "<", b"MI": ">"}
 # Kinds of elements, and of arrays (MAT-File Format, MathWorks).
 _MATRIX, _COMPRESSED = 14, 15
 _CELL, _STRUCT, _CHAR = 1, 2, 4
-_NUMBERS = range(6, 16)
-_COMPLEX = 0x0800
+_ANY_NUMBER = range(6, 16)
+_NUMBER = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
+_TEXT = {1: "ascii", 2: "ascii", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le", 18: "utf-32-le"}
 
 
-def check(data: bytes) -> None:
-    """Makes sure that the arrays of a MAT-file are as large as they claim to be.
+def read(data: bytes) -> dict[str, Any]:
+    """Returns the arrays of a MAT-file by name: tuples of numbers, texts, and lists of cells.
+
+    Structures become a dict that has, for each field, the list of its values.
 
     Raises:
-      ValueError: they are not, or it is no file of version 5 that holds numbers and texts only.
+      ValueError, LookupError: an array is not as large as it claims to be, or this is no
+        little-endian file of version 5 that holds real numbers and texts only.
       zlib.error, struct.error: it is damaged.
     """
-    order = _ORDERS.get(data[126:_HEADER_BYTES])
-    if order is None:
+    if data[126:_HEADER_BYTES] != b"IM":
         raise ValueError("it is no MAT-file of version 5")
-    left = _MAX_UNPACKED_BYTES
-    position = _HEADER_BYTES
-    while position < len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, position)
-        element = data[position : position + 8 + size]
-        position += 8 + size
+    unpacked = b""
+    for kind, content in _elements(data[_HEADER_BYTES:]):
         if kind == _COMPRESSED:
-            element = zlib.decompressobj().decompress(element[8:], left + 1)
-        left -= len(element)
-        if left < 0:
-            raise ValueError(f"it unpacks to more than {_MAX_UNPACKED_BYTES:,} bytes")
-        _Elements(element, order).matrix(0)
-
-
-class _Elements:
-    """Reads elements one after the other, as SciPy does."""
-
-    def __init__(self, data: bytes, order: str) -> None:
-        self._data = data
-        self._order = order
-        self._position = 0
-
-    def matrix(self, depth: int) -> None:
-        """Reads one array, and what lies in it."""
-        kind, size = self._words()
-        if kind != _MATRIX:
-            raise ValueError(f"an element of kind {kind} where an array is expected")
-        if not size:
-            return
-        if depth > _MAX_DEPTH:
-            raise ValueError("its arrays are nested too deeply")
-        (flags, _), dimensions, _ = self._integers(), self._integers(), self._next()
-        count = math.prod(dimensions)
-        array = flags & 0xFF
-        if array == _STRUCT:
-            (longest,) = self._integers()
-            count *= len(self._next()) // max(longest, 1)
-        if array in (_CELL, _STRUCT):
-            self._demand(count, (len(self._data) - self._position) // 8, dimensions)
-            for _ in range(count):
-                self.matrix(depth + 1)
-        elif array == _CHAR or array in _NUMBERS:
-            for _ in range(2 if flags & _COMPLEX else 1):
-                self._demand(count, len(self._next()), dimensions)
+            left = _MAX_UNPACKED_BYTES - len(unpacked)
+            unpacked += zlib.decompressobj().decompress(content, left + 1)
         else:
-            raise ValueError(f"an array of kind {array}, which the devkit has not")
+            unpacked += struct.pack("<II", kind, len(content)) + content
+        if len(unpacked) > _MAX_UNPACKED_BYTES:
+            raise ValueError(f"it unpacks to more than {_MAX_UNPACKED_BYTES:,} bytes")
+    return dict(_array(*element, 0) for element in _elements(unpacked))
 
-    def _demand(self, count: int, most: int, dimensions: tuple[int, ...]) -> None:
-        if not 0 <= count <= most:
-            raise ValueError(f"an array claims {list(dimensions[:4])} values that are not there")
 
-    def _integers(self) -> tuple[int, ...]:
-        data = self._next()
-        return struct.unpack(f"{self._order}{len(data) // 4}i", data[: len(data) // 4 * 4])
-
-    def _next(self) -> bytes:
-        """Returns the bytes of an element that is no array."""
-        kind, size = self._words()
-        if short := kind >> 16:
-            self._position -= 4
-            return self._take(4)[:short]
-        data = self._take(size)
-        self._position += -size % 8
-        return data
-
-    def _words(self) -> tuple[int, int]:
-        words: tuple[int, int] = struct.unpack(f"{self._order}II", self._take(8))
-        return words
-
-    def _take(self, size: int) -> bytes:
-        data = self._data[self._position : self._position + size]
-        if len(data) < size:
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields kind and content of the elements that lie one behind the other."""
+    position = 0
+    while position < len(data):
+        kind, size = struct.unpack_from("<II", data, position)
+        head = 8
+        if kind >> 16:  # a small one: kind and size share four bytes
+            kind, size, head = kind & 0xFFFF, kind >> 16, 4
+        content = data[position + head : position + head + size]
+        if len(content) < size:
             raise ValueError("it ends inside an element")
-        self._position += size
-        return data
+        yield kind, content
+        position += head + size
+        if kind != _COMPRESSED:
+            position += -(head + size) % 8
+
+
+def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
+    """Returns name and value of the array that an element holds."""
+    if kind != _MATRIX:
+        raise ValueError(f"an element of kind {kind} where an array is expected")
+    if depth > _MAX_DEPTH:
+        raise ValueError("its arrays are nested too deeply")
+    if not content:
+        return "", ()
+    (_, flags), sides, (_, name), *parts = _elements(content)
+    array, fields = flags[0], [b""]
+    if array == _CHAR:
+        ((kind, text),) = parts
+        return name.decode(), text.decode(_TEXT[kind])
+    if array == _STRUCT:
+        (longest,), names = _numbers(*parts.pop(0)), parts.pop(0)[1]
+        fields = [names[i : i + longest].partition(b"\0")[0] for i in range(0, len(names), longest)]
+    if array in (_CELL, _STRUCT):
+        values: Any = [_array(*part, depth + 1)[1] for part in parts]
+    elif array in _ANY_NUMBER:
+        (part,) = parts
+        values = _numbers(*part)
+    else:
+        raise ValueError(f"an array of kind {array}, which the devkit has not")
+    dimensions = _numbers(*sides)
+    if len(dimensions) > _MAX_DIMENSIONS or math.prod(dimensions) * len(fields) != len(values):
+        raise ValueError(f"an array claims {list(dimensions[:4])} values that are not there")
+    if array == _STRUCT:
+        values = {field.decode(): values[i :: len(fields)] for i, field in enumerate(fields)}
+    return name.decode(), values
+
+
+def _numbers(kind: int, content: bytes) -> tuple[Any, ...]:
+    code = _NUMBER[kind]
+    return struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content)

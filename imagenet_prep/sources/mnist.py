@@ -16,11 +16,11 @@ from pathlib import Path
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 _PREFIX = {schema.TRAIN: "train", schema.VALIDATION: "t10k"}
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
-_OFFICIAL_NUM_EXAMPLES = {schema.TRAIN: 60_000, schema.VALIDATION: 10_000}
 _SIDE = 28
 _NUM_CLASSES = 10
 # Of a digit as a JPEG at quality 100, on average; its pixels have 784.
@@ -40,20 +40,13 @@ class Mnist(source.Pixels):
       files: the images and the labels of each split.
     """
 
+    name = "mnist"
+    edition = Edition("MNIST", 10, {schema.TRAIN: 60_000, schema.VALIDATION: 10_000})
     files: dict[str, tuple[Path, Path]]
-
-    @property
-    def name(self) -> str:
-        """What dataset_info.json calls it."""
-        return "mnist"
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task: the file of images."""
-        return [IndexTask(f"{_PREFIX[split]}-{_IMAGES}", split, self.files[split][0].name)]
 
     def unpacked_bytes(self, task: IndexTask) -> int:
         """Returns about how many bytes the encoded images of a split take."""
-        return _OFFICIAL_NUM_EXAMPLES[task.split] * _ENCODED_BYTES
+        return self.edition.examples[task.split] * _ENCODED_BYTES
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of a split, encoded.
@@ -77,11 +70,6 @@ class Mnist(source.Pixels):
             key = f"{self.classes.wnids[label]}/{_PREFIX[task.split]}_{row:05d}.jpg"
             yield PackedImage(key, label, self.encode(np.stack([plane] * 3, axis=-1)))
 
-    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how the number of images differs from MNIST's."""
-        total, expected = sum(num_per_class), _OFFICIAL_NUM_EXAMPLES[split]
-        return [f"{split} has {total:,} images, expected {expected:,}"] * (total != expected)
-
 
 def is_there(root: Path) -> bool:
     """Returns whether a folder holds the images of a split."""
@@ -99,12 +87,14 @@ def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mn
     if missing := [name for name, path in found.items() if path is None]:
         raise UsageError(f"--source {root}: holds no {' and no '.join(missing)}, packed or not.")
     paths = {name: path for name, path in found.items() if path is not None}
+    files = {split: (paths[images], paths[marks]) for split, (images, marks) in names.items()}
     return Mnist(
         labels.classes_called([str(digit) for digit in range(_NUM_CLASSES)], str(root)),
         tuple(map(source.file_part, paths.values())),
         encode,
         encoding,
-        {split: (paths[images], paths[marks]) for split, (images, marks) in names.items()},
+        files,
+        tasks=tuple(IndexTask(names[s][0], s, images.name) for s, (images, _) in files.items()),
     )
 
 
@@ -113,19 +103,12 @@ def _locate(root: Path, name: str) -> Path | None:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> bytes:
-    """Returns the items of an IDX file, each uint8 of this shape.
-
-    Nothing is made room for but what may be announced, and is there.
-
-    Raises:
-      SourceError: the file is no such IDX file, is cut off, goes on behind its end, or is large.
-    """
+    """Returns the items of an IDX file, each uint8 of this shape; raises SourceError."""
     header = struct.Struct(f">{2 + len(shape)}I")
     try:
         with tar.unpacked(path) as stream:
             head = stream.read(header.size)
-            number = _number(path, head, header, shape)
-            num_bytes = number * math.prod(shape)
+            num_bytes = _number(path, head, header, shape) * math.prod(shape)
             # One byte more: it must not be there, and the checksum of a gzip lies behind it.
             data = stream.read(num_bytes + 1)
     except tar.UNPACKING_ERRORS as error:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import editions, labels, source
+from imagenet_prep.sources import labels, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 
 if TYPE_CHECKING:
@@ -49,19 +49,13 @@ class Parquet(source.Packed):
 
     Attributes:
       files: path by part name.
-      splits: part names by split, in order.
       absent: files that the names speak of and that are not there, by split.
       num_bytes: of all images, by part name.
     """
 
     files: dict[str, Path]
-    splits: dict[str, tuple[str, ...]]
     absent: dict[str, int]
     num_bytes: dict[str, int]
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task a file."""
-        return [IndexTask(name, split, name) for name in self.splits[split]]
 
     def unpacked_bytes(self, task: IndexTask) -> int:
         """Returns the bytes of a file's images, as its footer says."""
@@ -76,18 +70,16 @@ class Parquet(source.Packed):
         """
         path = self.files[task.part]
         with _opened(path) as file:
-            for row, (label, image) in enumerate(_rows(file, ["label", "image"])):
+            for row, (label, image) in enumerate(_rows(file, "image", _BATCH_ROWS)):
                 yield self._image(task, f"{path}: row {row:,}", row, label, image)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from ILSVRC2012's, and whether files are missing."""
         problems = []
         if self.absent[split]:
-            there = len(self.splits[split])
+            there = len(self.index_tasks(split))
             problems.append(f"{split} has {there} of {there + self.absent[split]} files")
-        if self.classes.official:
-            problems += editions.ILSVRC2012.problems(split, self.classes, num_per_class)
-        return problems
+        return problems + super().count_problems(split, num_per_class)
 
     def _image(self, task: IndexTask, where: str, row: int, label: Any, image: Any) -> PackedImage:
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
@@ -111,8 +103,7 @@ class Parquet(source.Packed):
                     f"{appended['wnid']}. Labels and images do not belong together."
                 )
             base = appended["stem"] + appended["suffix"]
-        key = source.key_of(task.split, class_id, base, self.classes, where)
-        return PackedImage(key, label, data)
+        return PackedImage(self.key_of(task.split, label, base, where), label, data)
 
 
 def folder(root: Path) -> Path | None:
@@ -158,7 +149,8 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
             num_bytes[name] = _image_bytes(file, path)
     classes = _classes(next(iter(files.values())))
     parts = tuple(source.file_part(path) for path in files.values())
-    return Parquet(classes, parts, files, found, absent, num_bytes)
+    tasks = tuple(IndexTask(name, split, name) for split in splits for name in found[split])
+    return Parquet(classes, parts, files, absent, num_bytes, tasks=tasks)
 
 
 @contextmanager
@@ -186,9 +178,11 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
         ) from error
 
 
-def _rows(file: ParquetFile, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False):
-        yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+def _rows(file: ParquetFile, column: str, at_once: int) -> Iterator[tuple[Any, Any]]:
+    """Yields (label, image) of each row; of the image, what a column has of it."""
+    for batch in file.iter_batches(at_once, columns=["label", column], use_threads=False):
+        columns = (batch.column("label").to_pylist(), batch.column("image").to_pylist())
+        yield from zip(*columns, strict=True)
 
 
 def _image_bytes(file: ParquetFile, path: Path) -> int:
@@ -219,7 +213,7 @@ def _classes(path: Path) -> labels.ClassList:
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
         # Without image.bytes this reads a few kB.
-        for label, image in _rows_of_names(file):
+        for label, image in _rows(file, "image.path", _PROBE_ROWS):
             match = _APPENDED_WNID.match(_base(image or {"path": None}))
             verdicts[match is not None and official.index.get(match["wnid"]) == label] += 1
             if verdicts.total() == _PROBE_ROWS:
@@ -233,13 +227,6 @@ def _classes(path: Path) -> labels.ClassList:
         "(huggingface: features: label: names), and no WNIDs of ILSVRC2012 in the paths that fit "
         "the labels. Save the data set with its ClassLabel feature."
     )
-
-
-def _rows_of_names(file: ParquetFile) -> Iterator[tuple[Any, Any]]:
-    columns = ["label", "image.path"]
-    for batch in file.iter_batches(_PROBE_ROWS, columns=columns, use_threads=False):
-        rows = batch.to_pylist()
-        yield from ((row["label"], row["image"]) for row in rows)
 
 
 def _class_names(file: ParquetFile, path: Path) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import editions, labels, source
+from imagenet_prep.sources import labels, source
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
@@ -114,27 +114,16 @@ class RecordIO(source.Stored):
 
     Attributes:
       files: path by part name.
-      splits: part names by split, in order.
       lists: the `.lst` files by the name of the `.rec` file that they belong to.
     """
 
     files: dict[str, Path]
-    splits: dict[str, tuple[str, ...]]
     lists: dict[str, ImageList]
 
     @property
     def reader(self) -> RecordReader:
         """Reads the images of records."""
         return RecordReader(self.files)
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task for each piece of a file."""
-        sizes = {part.name: part.num_bytes for part in self.parts}
-        return [
-            IndexTask(f"{name}-{start:015d}", split, name, None, start, start + _PIECE_BYTES)
-            for name in self.splits[split]
-            for start in range(0, sizes[name], _PIECE_BYTES)
-        ]
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of the records that begin in a piece, sorted by key.
@@ -152,12 +141,6 @@ class RecordIO(source.Stored):
                 raise SourceError(f"{path}: {error}. Get the file again.") from error
         return source.sorted_by_key(members, str(path))
 
-    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns how counts differ from ILSVRC2012's; another data set's are not known."""
-        if not self.classes.official:
-            return []
-        return editions.ILSVRC2012.problems(split, self.classes, num_per_class)
-
     def _member(self, task: IndexTask, record: recordio.Stored) -> Member:
         where = f"{self.files[task.part]}: byte {record.offset:,}: image {record.number}"
         try:
@@ -166,14 +149,12 @@ class RecordIO(source.Stored):
             raise SourceError(f"{where}: {error}") from error
         if index >= len(self.classes.wnids):
             raise SourceError(f"{where}: label {index}, of {len(self.classes.wnids):,} classes")
-        name: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
+        path: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:
-            name = self.lists[task.part].name(record.number)
-            if name is None:
-                raise SourceError(f"{where}: the list beside it does not have this number")
-        wnid = self.classes.wnids[index]
-        base = str(name).rpartition("/")[2]
-        key = source.key_of(task.split, wnid, base, self.classes, where)
+            path = self.lists[task.part].name(record.number)
+        if path is None:
+            raise SourceError(f"{where}: the list beside it does not have this number")
+        key = self.key_of(task.split, index, path, where)
         return Member(key, task.part, record.offset, record.size, index)
 
 
@@ -210,13 +191,15 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
         classes = _read_synset(synset)
     else:
         classes = _classes_of(list(lists.values()), root)
-    return RecordIO(
-        classes,
-        tuple(source.file_part(path) for path in [*paths, *described]),
-        {path.name: path for path in paths},
-        {split: tuple(path.name for path in found[split]) for split in splits},
-        lists,
+    parts = {path: source.file_part(path) for path in [*paths, *described]}
+    tasks = tuple(
+        IndexTask(f"{path.name}-{start:015d}", split, path.name, None, start, start + _PIECE_BYTES)
+        for split in splits
+        for path in found[split]
+        for start in range(0, parts[path].num_bytes, _PIECE_BYTES)
     )
+    files = {path.name: path for path in paths}
+    return RecordIO(classes, tuple(parts.values()), files, lists, tasks=tasks)
 
 
 def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
@@ -245,13 +228,11 @@ def _read_synset(path: Path) -> ClassList:
     """Returns the classes of a file with a line "WNID words" each."""
     lines = source.read_list(path).splitlines()
     rows = [line.partition(" ") for line in lines if line.strip()]
-    classes = labels.classes_called([row[0] for row in rows], str(path))
+    words = {row[0]: row[2].strip() for row in rows if row[2].strip()}
+    classes = labels.classes_called([row[0] for row in rows], str(path), words)
     if not rows or len(rows) > _MAX_CLASSES:
         raise SourceError(f"{path}: {len(rows):,} classes, expected 1 to {_MAX_CLASSES:,}.")
-    if classes.official:
-        return labels.official_classes()
-    words = zip(classes.words, rows, strict=True)
-    return ClassList(classes.wnids, tuple(row[2].strip() or word for word, row in words))
+    return labels.official_classes() if classes.official else classes
 
 
 def _class_index(label: float) -> int:

@@ -12,15 +12,16 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.member import Member
+from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import WNID, ClassList
-from imagenet_prep.storage.archive import Range
+from imagenet_prep.storage.archive import Range, Reads
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class IndexTask(NamedTuple):
       split: "train" or "validation".
       part: name of the part that it lies in.
       class_index: where it holds this class and no other; None where it may hold any.
-      start, stop: byte range of the part, where the piece is one.
+      start, stop: byte range of the archive, where the piece is one.
+      archive: where it lies, where the part is a folder of archives or of folders.
     """
 
     name: str
@@ -69,6 +71,7 @@ class IndexTask(NamedTuple):
     class_index: int | None = None
     start: int = 0
     stop: int = 0
+    archive: str = ""
 
 
 class PackedImage(NamedTuple):
@@ -79,11 +82,8 @@ class PackedImage(NamedTuple):
     data: bytes
 
 
-class Reader(Protocol):
+class Reader(Reads, Protocol):
     """Reads the bytes of members by archive, offset and size; picklable."""
-
-    def read(self, archive: str, offset: int, size: int) -> bytes:
-        """Returns exactly `size` bytes; raises SourceError where they are not there."""
 
     def will_need(self, ranges: Iterable[Range]) -> None:
         """Announces what this thread reads next, in this order: (archive, offset, size)."""
@@ -94,22 +94,29 @@ class Source(ABC):
     """A data set as it lies there. Picklable.
 
     Attributes:
+      decisive: names of more attributes that decide the members.
+      other_name: what a data set is called that is not ILSVRC2012.
       classes: the class list; a class index is a position in it.
       parts: what it is made of.
+      tasks: its pieces, in class order where they hold one class each; empty where they are
+        listed when they are asked for.
     """
 
+    decisive: ClassVar[tuple[str, ...]] = ()
+    other_name: ClassVar[str] = "images"
     classes: ClassList
     parts: tuple[Part, ...]
+    tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
 
     @property
     def name(self) -> str:
         """What dataset_info.json calls the data set."""
-        return "imagenet2012" if self.classes.official else "images"
+        return "imagenet2012" if self.is_ilsvrc else self.other_name
 
     @property
-    def encoding(self) -> str | None:
-        """How pixels that came without a format were encoded; None where none did."""
-        return None
+    def is_ilsvrc(self) -> bool:
+        """Whether this is ILSVRC2012 or a part of it, whose counts are known."""
+        return self.classes.official
 
     @property
     def identity(self) -> list[object]:
@@ -118,15 +125,37 @@ class Source(ABC):
             type(self).__name__,
             [[part.name, part.num_bytes, part.stamp] for part in self.parts],
             self.classes.digest,
+            *(getattr(self, name) for name in self.decisive),
         ]
 
-    @abstractmethod
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns the pieces of a split, in class order where they hold one class each."""
+    def key_of(self, split: str, class_index: int, path: str, where: str) -> str:
+        """Returns the key of an image, as `dataset.keys` says, from the last part of its path.
 
-    @abstractmethod
+        Raises:
+          SourceError: this begins with the WNID of another class.
+        """
+        base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
+        prefix = _WNID_PREFIX.match(base)
+        if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
+            raise SourceError(
+                f"{where}: is of class {class_id} but is named after {prefix[1]}. "
+                "One of them is wrong: compare with the original archives."
+            )
+        return keys.key_of(split, class_id, base)
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns the pieces of a split."""
+        return [task for task in self.tasks if task.split == split]
+
+    @property
+    def edition(self) -> editions.Edition | None:
+        """The published edition that this should be; None where none is known."""
+        return editions.ILSVRC2012 if self.is_ilsvrc else None
+
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts by class index differ from the published ones, in words."""
+        edition = self.edition
+        return edition.problems(split, self.classes, num_per_class) if edition else []
 
 
 class Stored(Source):
@@ -164,21 +193,12 @@ class Pixels(Packed):
 
     Attributes:
       encode: pixels [height, width, 3] uint8 RGB to the bytes of an image file; picklable.
-      encoded_as: what `encode` does, in words.
+      encoding: what `encode` does, in words.
     """
 
+    decisive = ("encoding",)
     encode: Encode
-    encoded_as: str
-
-    @property
-    def encoding(self) -> str:
-        """How the pixels were encoded."""
-        return self.encoded_as
-
-    @property
-    def identity(self) -> list[object]:
-        """What decides the members, as JSON."""
-        return [*super().identity, self.encoding]
+    encoding: str
 
 
 def file_part(path: Location, md5: str | None = None) -> Part:
@@ -200,21 +220,6 @@ def file_part(path: Location, md5: str | None = None) -> Part:
     return Part(path.name, status.st_size, status.st_mtime_ns, md5, path)
 
 
-def key_of(split: str, class_id: str, base: str, classes: ClassList, where: str) -> str:
-    """Returns an image's key, as `dataset.keys` says, from its base name.
-
-    Raises:
-      SourceError: the base name begins with the WNID of another class.
-    """
-    prefix = _WNID_PREFIX.match(base)
-    if prefix is not None and prefix[1] != class_id and prefix[1] in classes.index:
-        raise SourceError(
-            f"{where}: is of class {class_id} but is named after {prefix[1]}. "
-            "One of them is wrong: compare with the original archives."
-        )
-    return keys.key_of(split, class_id, base)
-
-
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
     """Returns members in the order of their keys, which must differ.
 
@@ -224,34 +229,14 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
     found: dict[str, Member] = {}
     for member in members:
         if (other := found.setdefault(member.key, member)) is not member:
-            raise SourceError(f"{where}: {duplicate(other, member)}")
+            places = f"in {other.archive} and in {member.archive}"
+            if other.archive == member.archive:
+                places = f"at bytes {other.offset:,} and {member.offset:,}"
+            raise SourceError(
+                f"{where}: {member.key!r} comes twice, {places}. An image has one place: this was "
+                "put together wrongly."
+            )
     return [found[key] for key in sorted(found)]
-
-
-def listed(members: Iterable[Member], task: IndexTask, archive: str) -> list[Member]:
-    """Returns the images of a tar in the order of their keys.
-
-    Raises:
-      SourceError: a key comes twice, or there is no image.
-    """
-    found = sorted_by_key(members, archive)
-    if not found:
-        raise SourceError(
-            f"{archive}: byte {task.start:,}: {task.name} holds no image. "
-            "The archive is not whole: compare its md5 and download it again."
-        )
-    return found
-
-
-def duplicate(one: Member, other: Member) -> str:
-    """Returns what is said of two members with the same key."""
-    if one.archive == other.archive:
-        places = f"at bytes {one.offset:,} and {other.offset:,}"
-    else:
-        places = f"in {one.archive} and in {other.archive}"
-    return (
-        f"{one.key!r} comes twice, {places}. An image has one place: this was put together wrongly."
-    )
 
 
 class File(NamedTuple):

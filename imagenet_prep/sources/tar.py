@@ -13,8 +13,8 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.storage.archive import ArchiveReader, Reads
@@ -46,13 +46,6 @@ _PACKERS: dict[bytes, Callable[..., Any]] = {
 }
 
 
-class Stream(Protocol):
-    """An open file, packed or not."""
-
-    def read(self, size: int, /) -> bytes:
-        """Returns up to `size` bytes."""
-
-
 class TarMember(NamedTuple):
     """One regular file: its name, and the byte range of its content in the archive."""
 
@@ -75,11 +68,9 @@ def files_of(
       archives, archive, start, stop: as for `members`.
       skipping: read headers only, also on a server: few large files lie between them.
     """
-
-    def found(reader: Reads) -> Iterator[TarMember]:
-        return members(reader, archive, start, stop)
-
-    files = archives.files_of(archive, start, stop, found, skipping=skipping)
+    files = archives.files_of(
+        archive, start, stop, lambda r: members(r, archive, start, stop), skipping=skipping
+    )
     return [TarMember(*file) for file in files]
 
 
@@ -224,32 +215,26 @@ class Allowance:
             raise SourceError(f"{archive}: unpacks to more than {self._most:,} bytes")
 
 
-class Forward:
+class _Forward:
     """Reads a stream by offsets that only grow, so that a packed tar needs no second copy."""
 
     # The unpacked size is not known; a member beyond the end is found when it is read.
     END = 1 << 62
 
-    def __init__(self, stream: Stream, allowance: Allowance) -> None:
-        """Takes an open stream at its start; every byte that is read of it is counted."""
+    def __init__(self, stream: io.BufferedIOBase, allowance: Allowance) -> None:
         self._stream = stream
         self._allowance = allowance
         self._position = 0
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
-        """As for `Reads`; `offset` may not lie before the end of what was read."""
-        self._skip(archive, offset - self._position)
+        self.skip(archive, offset - self._position)
         data = self._next(archive, size)
         if len(data) < size:
             raise SourceError(f"{archive}: ends at byte {self._position:,}")
         return data
 
-    def finish(self, archive: str) -> None:
-        """Reads the rest: the checksum of the compression lies behind the end of the tar."""
-        while self._next(archive, 1 << 20):
-            pass
-
-    def _skip(self, archive: str, num_bytes: int) -> None:
+    def skip(self, archive: str, num_bytes: int) -> None:
+        """Reads so many bytes, or all that are left."""
         while num_bytes > 0 and (data := self._next(archive, min(num_bytes, 1 << 20))):
             num_bytes -= len(data)
 
@@ -260,8 +245,33 @@ class Forward:
         return data
 
 
+def contents(
+    stream: io.BufferedIOBase, archive: str, allowance: Allowance
+) -> Iterator[tuple[TarMember, Callable[[int], bytes]]]:
+    """Yields each regular file of a tar, and what reads at most so many bytes from its start.
+
+    Args:
+      stream: the tar, open at its start; it is read to its end.
+      archive: what errors call it.
+      allowance: every byte that is read of it is counted.
+
+    Raises:
+      SourceError: as for `members`, or the allowance is used up.
+      UNPACKING_ERRORS: the stream is damaged.
+    """
+    reader = _Forward(stream, allowance)
+    for member in members(reader, archive, 0, reader.END):
+
+        def read(most: int, member: TarMember = member) -> bytes:
+            return reader.read(archive, member.offset, min(member.size, most))
+
+        yield member, read
+    # The checksum of the compression lies behind the end of the tar.
+    reader.skip(archive, reader.END)
+
+
 @contextlib.contextmanager
-def unpacked(path: Location) -> Iterator[Stream]:
+def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
     """Yields the bytes of a file that may be packed by gzip, xz or bzip2.
 
     Raises:
@@ -277,6 +287,44 @@ def unpacked(path: Location) -> Iterator[Stream]:
             return
         with packer(file) as stream:
             yield stream
+
+
+def small_files(
+    path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
+) -> list[bytes]:
+    """Returns some files of a published archive, or of the folder that it was extracted to.
+
+    Args:
+      path: a tar, which may be packed, or a folder.
+      names: relative to the folder; in a tar, relative to any folder.
+      max_bytes: of one file.
+      max_unpacked_bytes: of all that is unpacked on the way.
+      advice: the last sentence of each error.
+
+    Raises:
+      SourceError: one of them is missing, empty or too large, or cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        if path.is_dir():
+            for name in names:
+                with (path / name).open("rb") as file:
+                    found[name] = file.read(max_bytes + 1)
+        else:
+            with unpacked(path) as stream:
+                files = contents(stream, path.name, Allowance(max_unpacked_bytes))
+                for member, read in files:
+                    for name in names:
+                        if f"/{member.name}".endswith(f"/{name}"):
+                            found[name] = read(max_bytes + 1)
+    except (*UNPACKING_ERRORS, SourceError) as error:
+        raise SourceError(f"{path}: cannot be read: {error}. {advice}") from error
+    if missing := [name for name in names if not found.get(name)]:
+        raise SourceError(f"{path}: holds no {' and no '.join(missing)}. {advice}")
+    for name in names:
+        if len(found[name]) > max_bytes:
+            raise SourceError(f"{path}: {name} has more than {max_bytes:,} bytes. {advice}")
+    return [found[name] for name in names]
 
 
 def _text(name: bytes) -> str:

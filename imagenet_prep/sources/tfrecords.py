@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError
 from imagenet_prep.dataset import manifest, naming, protobuf, schema, tfrecord
@@ -31,11 +31,8 @@ _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
 # Enough of an image to find it by.
 _FIRST_BYTES = 64
 _GZIP = b"\x1f\x8b"
-_BOX_SIDES = (schema.BBOX_XMIN, schema.BBOX_XMAX, schema.BBOX_YMIN, schema.BBOX_YMAX)
 
 OnDamage = Callable[[DataDamagedError], None]
-_Kind = TypeVar("_Kind", bytes, int)
-_CALLED = {bytes: "byte string", int: "integer"}
 
 
 class Entry(NamedTuple):
@@ -47,8 +44,8 @@ class Entry(NamedTuple):
       label: as stored.
       name: what the class is called: WNID, else text without blanks; "" where only the label
         says it.
-      text: the class in words; "" where the record does not say.
       filename: base name of the source image.
+      text: the class in words; "" where the record does not say.
       boxes: bounding boxes.
     """
 
@@ -56,9 +53,9 @@ class Entry(NamedTuple):
     encoded: bytes
     label: int
     name: str
-    text: str
     filename: str
-    boxes: Boxes
+    text: str = ""
+    boxes: Boxes = NO_BOXES
 
 
 def entries(
@@ -133,16 +130,14 @@ def parse(payload: bytes) -> Entry:
     """
     features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
-        filename = _text(features, _TFDS_NAME)
+        filename = protobuf.text(features, _TFDS_NAME)
         wnid_of_file = WNID.match(filename)
         return Entry(
             features=features,
-            encoded=_one(features, _TFDS_IMAGE, bytes),
-            label=_one(features, _TFDS_LABEL, int),
+            encoded=protobuf.one(features, _TFDS_IMAGE, bytes),
+            label=protobuf.one(features, _TFDS_LABEL, int),
             name=wnid_of_file[0] if wnid_of_file else "",
-            text="",
             filename=filename,
-            boxes=NO_BOXES,
         )
     if missing := sorted(_NEEDED_KEYS - features.keys()):
         raise DataDamagedError(
@@ -150,21 +145,23 @@ def parse(payload: bytes) -> Entry:
         )
     if unknown := sorted(features.keys() - set(schema.ALL_KEYS)):
         raise DataDamagedError(f"keys of no known writer: {', '.join(unknown)}")
-    text = _text(features, schema.TEXT) if features.get(schema.TEXT) else ""
-    wnid = _text(features, schema.SYNSET) if features.get(schema.SYNSET) else ""
+    wnid, text = (
+        protobuf.text(features, key) if features.get(key) else ""
+        for key in (schema.SYNSET, schema.TEXT)
+    )
     name = wnid or "_".join(text.split())
     if not name:
         raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} says its class")
-    filename = _text(features, schema.FILENAME).rpartition("/")[2]
+    filename = protobuf.text(features, schema.FILENAME).rpartition("/")[2]
     if not filename:
         raise DataDamagedError(f"{schema.FILENAME} is empty")
     return Entry(
         features=features,
-        encoded=_one(features, schema.ENCODED, bytes),
-        label=_one(features, schema.LABEL, int),
+        encoded=protobuf.one(features, schema.ENCODED, bytes),
+        label=protobuf.one(features, schema.LABEL, int),
         name=name,
-        text=text,
         filename=filename,
+        text=text,
         boxes=_boxes(features),
     )
 
@@ -270,25 +267,9 @@ def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
 
 
 def _boxes(features: dict[str, Value]) -> Boxes:
-    sides = [features.get(key, ()) for key in _BOX_SIDES]
+    sides = [features.get(key, ()) for key in schema.FLOAT_KEYS]
     if not any(sides):
         return NO_BOXES
     if len({len(side) for side in sides}) != 1:
         raise DataDamagedError("the bounding box lists differ in length")
     return Boxes(*(tuple(float(value) for value in side) for side in sides))
-
-
-def _one(features: dict[str, Value], key: str, kind: type[_Kind]) -> _Kind:
-    """Returns the only value of a feature."""
-    values = features[key]
-    value = values[0] if len(values) == 1 else None
-    if type(value) is not kind:
-        raise DataDamagedError(f"{key} is not one {_CALLED[kind]}")
-    return value
-
-
-def _text(features: dict[str, Value], key: str) -> str:
-    try:
-        return _one(features, key, bytes).decode()
-    except UnicodeDecodeError as error:
-        raise DataDamagedError(f"{key} is not UTF-8: {error}") from error

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
+import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.storage import open_files
 
-# Of more archives, each is opened anew for what is read: a process may have 1,024 files open.
-_MOST_KEPT_OPEN = 64
 _HASH_CHUNK_BYTES = 4 << 20
 
 # Name, offset and size in bytes: of an archive and a range of it, or of a file in an archive.
 Range = tuple[str, int, int]
 Entry = tuple[str, int, int]
+
+T = TypeVar("T")
 
 
 class Reads(Protocol):
@@ -30,26 +34,25 @@ class Reads(Protocol):
 
 
 class ArchiveReader:
-    """Reads byte ranges of archives; of a few, descriptors stay open, shared by all threads.
+    """Reads byte ranges of archives, which stay open, shared by all threads.
 
+    Of more archives than this process may have open, the rest are opened anew for each read.
     Picklable: a copy in another process opens its own descriptors.
     """
 
     def __init__(self, archives: dict[str, Path]) -> None:
         self._archives = archives
+        self._most_kept = open_files.allow(len(archives))
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._descriptors)
 
-    def __getstate__(self) -> dict[str, Path]:
-        return self._archives
-
-    def __setstate__(self, archives: dict[str, Path]) -> None:
-        self.__init__(archives)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._archives,)
 
     def size(self, archive: str) -> int:
         """Returns the bytes of an archive."""
-        with self._opened(archive) as descriptor:
-            return os.fstat(descriptor).st_size
+        return self._use(archive, lambda descriptor: os.fstat(descriptor).st_size)
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns exactly `size` bytes at `offset`.
@@ -57,11 +60,10 @@ class ArchiveReader:
         Raises:
           SourceError: the archive ends before, or cannot be read there.
         """
-        # Without the lock where it is open: a header is read in 2 us.
+        # At once where it is open: a header is read in 2 us.
         descriptor = self._descriptors.get(archive)
         if descriptor is None:
-            with self._opened(archive) as descriptor:
-                return self._read(descriptor, archive, offset, size)
+            return self._use(archive, lambda new: self._read(new, archive, offset, size))
         return self._read(descriptor, archive, offset, size)
 
     def _read(self, descriptor: int, archive: str, offset: int, size: int) -> bytes:
@@ -86,12 +88,9 @@ class ArchiveReader:
 
     def will_need(self, ranges: Iterable[Range]) -> None:
         """Tells the kernel which ranges come soon; it reads them ahead, in the disk's order."""
-        for archive, of_archive in itertools.groupby(sorted(ranges), lambda each: each[0]):
-            with self._opened(archive) as descriptor:
-                for _, offset, size in of_archive:
-                    # Advice only: a file system that ignores it is merely slower.
-                    with contextlib.suppress(OSError):
-                        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+        groups = itertools.groupby(sorted(ranges), operator.itemgetter(0))
+        for archive, of_archive in groups:
+            self._use(archive, functools.partial(_announce, of_archive))
 
     def files_of(
         self,
@@ -124,23 +123,23 @@ class ArchiveReader:
     def __exit__(self, *_: object) -> None:
         """Closes what is open."""
         with self._lock:
-            for descriptor in self._descriptors.values():
-                os.close(descriptor)
-            self._descriptors.clear()
+            _close(self._descriptors)
 
-    @contextlib.contextmanager
-    def _opened(self, archive: str) -> Iterator[int]:
-        if len(self._archives) > _MOST_KEPT_OPEN:
-            descriptor = self._open(archive)
-            try:
-                yield descriptor
-            finally:
-                os.close(descriptor)
-            return
+    def _use(self, archive: str, act: Callable[[int], T]) -> T:
+        """Returns what `act` makes of the descriptor of an archive."""
+        descriptor = self._descriptors.get(archive)
+        if descriptor is not None:
+            return act(descriptor)
+        descriptor = self._open(archive)
         with self._lock:
-            if archive not in self._descriptors:
-                self._descriptors[archive] = self._open(archive)
-        yield self._descriptors[archive]
+            kept = archive not in self._descriptors and len(self._descriptors) < self._most_kept
+            if kept:
+                self._descriptors[archive] = descriptor
+        try:
+            return act(descriptor)
+        finally:
+            if not kept:
+                os.close(descriptor)
 
     def _open(self, archive: str) -> int:
         path = self._archives[archive]
@@ -150,3 +149,16 @@ class ArchiveReader:
             raise ImagenetPrepError(
                 f"{path}: cannot be opened: {error.strerror}. Check the path and the permissions."
             ) from error
+
+
+def _announce(ranges: Iterable[Range], descriptor: int) -> None:
+    for _, offset, size in ranges:
+        # Advice only: a file system that ignores it is merely slower.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def _close(descriptors: dict[str, int]) -> None:
+    while descriptors:
+        _, descriptor = descriptors.popitem()
+        os.close(descriptor)

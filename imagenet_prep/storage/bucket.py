@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.dataset.problem import Problem
+from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.fetch import as_file, bring, stream
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
@@ -23,7 +23,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import AbsentError, Stat, TakenError, UnavailableError
 from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import S3
-from imagenet_prep.storage.upload import PART_BYTES, SHA256, Stored, Uploader
+from imagenet_prep.storage.upload import SHA256, Stored, Uploader
 
 # Small requests wait for the server, not for the network.
 _AT_ONCE = 16
@@ -42,6 +42,9 @@ class BucketStore:
     Picklable: a copy elsewhere finds its credentials there. A bucket has no lock, and needs
     none: objects appear whole or not at all, and runs with the same settings put the same.
 
+    What asks the server raises AbsentError where there is no such object or bucket,
+    IncompleteError where it fails too often, and StoreError where it refuses.
+
     Attributes:
       base: s3://bucket/prefix.
     """
@@ -49,7 +52,6 @@ class BucketStore:
     def __init__(
         self,
         base: str,
-        *,
         connections: int = _KEPT_OPEN,
         timeout_s: float = 60.0,
         retries: int = 20,
@@ -68,22 +70,14 @@ class BucketStore:
           UsageError: credentials cannot be loaded, or boto3 is not installed.
         """
         self.base = base.rstrip("/")
-        self._settings = {
-            "connections": connections,
-            "timeout_s": timeout_s,
-            "retries": retries,
-            "remedy": remedy,
-        }
+        self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)
         self._retries, self._remedy = retries, remedy
         self._ended = threading.Event()
         self._uploader = Uploader(self._call, self._ended)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"base": self.base, **self._settings}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BucketStore, self._arguments
 
     @cached_property
     def local(self) -> LocalStore:
@@ -109,13 +103,14 @@ class BucketStore:
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """As for `Store`; lists their folders instead of asking for many objects."""
         names = list(names)
-        there: dict[str, int] = {}
         if len(names) <= _FEW:
             return {name: size for name in names if (size := self.size(name)) is not None}
-        for folder in {name.rpartition("/")[0] for name in names}:
-            there |= {
-                entry["Key"]: entry["Size"] for entry in self._list(folder) if "Size" in entry
-            }
+        there = {
+            entry["Key"]: entry["Size"]
+            for folder in {name.rpartition("/")[0] for name in names}
+            for entry in self._list(folder)
+            if "Size" in entry
+        }
         return {name: there[name] for name in names if name in there}
 
     def names(self, folder: str) -> list[str]:
@@ -124,11 +119,7 @@ class BucketStore:
 
     def stats(self, folder: str) -> dict[str, Stat]:
         """As for `Store`."""
-        return {
-            name: Stat(entry["Size"], entry["ETag"], True)
-            for entry in self._list(folder)
-            if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
-        }
+        return self._with_retries(folder, lambda: self._s3.files(folder))
 
     def list_folder(self, folder: str = "") -> list[str]:
         """As for `Store`."""
@@ -140,12 +131,7 @@ class BucketStore:
         return {entry["Key"] for entry in self._list("", deep=True)}
 
     def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
-        """As for `Store`.
-
-        Raises:
-          AbsentError: there is none.
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
+        """As for `Store`."""
         return self._with_retries(name, lambda: self._s3.get(name, offset, size))
 
     def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
@@ -154,12 +140,7 @@ class BucketStore:
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """As for `Store`; no more is fetched than is read.
-
-        Raises:
-          AbsentError: there is none.
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
+        """As for `Store`; no more is fetched than is read."""
         budget = self._budget(name)
         stat = stat or with_retries(lambda: self._s3.stat(name), budget)
         with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
@@ -174,24 +155,20 @@ class BucketStore:
 
         Raises:
           DataDamagedError: the file does not hold what was written to it.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         try:
-            with storage_errors("read", temporary), open(temporary, "rb") as stream:
-                sha256 = sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
-                file = File(name, stream.seek(0, 2), sha256)
             remedy = f"the disk below {temporary.parent} does not give back what was written."
-            self.put(file, lambda: _read(temporary), remedy)
+            with storage_errors("read", temporary):
+                with open(temporary, "rb") as stream:
+                    sha256 = sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
+                    file = File(name, stream.seek(0, 2), sha256)
+                self.put(file, lambda: temporary.open("rb"), remedy)
         finally:
             temporary.unlink(missing_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """As for `Store`.
-
-        Raises:
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
-        self.put(_file(name, data), lambda: [data])
+        """As for `Store`."""
+        self.put(_file(name, data), partial(io.BytesIO, data))
 
     def claim(self, name: str, data: bytes) -> bytes:
         """As for `Store`: of two runs that begin at once, one is first."""
@@ -219,10 +196,7 @@ class BucketStore:
 
     def remove_tree(self, name: str) -> None:
         """As for `Store`."""
-        entries = self._with_retries(
-            name, lambda: list(self._s3.pages("list_objects_v2", "Contents", name))
-        )
-        self._each(self.remove, [entry["Key"] for entry in entries])
+        self._each(self.remove, [entry["Key"] for entry in self._list(name, deep=True)])
 
     def remove(self, name: str) -> None:
         """As for `Store`."""
@@ -247,9 +221,6 @@ class BucketStore:
         """Removes multipart uploads that nobody will finish, of objects that are `ours`.
 
         A run that is still at one of them begins it anew.
-
-        Raises:
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         uploads = self._with_retries(
             "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
@@ -270,12 +241,7 @@ class BucketStore:
             raise
 
     def stored(self, name: str) -> Stored:
-        """Returns what the server knows of an object.
-
-        Raises:
-          AbsentError: there is none.
-          IncompleteError, StoreError: the server does not answer, or refuses.
-        """
+        """Returns what the server knows of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
         found = head["Metadata"].get(SHA256)
         return Stored(head["ContentLength"], found, head.get("ChecksumCRC32C"))
@@ -287,33 +253,28 @@ class BucketStore:
           file: its size, and the sha256 that it must have been stored with.
           crc32c: what the server must have computed, as S3 writes it; None where it need only
             have some.
-
-        Raises:
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         try:
             return self.stored(file.name).problem(file, crc32c)
         except AbsentError:
             return Problem(f"{file.name}: missing", is_missing=True)
 
-    def put(
-        self, file: File, chunks: Callable[[], Iterable[bytes]], remedy: str = _DAMAGED
-    ) -> None:
+    def put(self, file: File, opened: Callable[[], BinaryIO], remedy: str = _DAMAGED) -> None:
         """Leaves an object that the server has proven.
 
         Args:
           file: what it must be.
-          chunks: begins to read its bytes; called again where an upload has to be begun anew.
+          opened: begins to read its bytes; called again where an upload has to be begun anew.
           remedy: what is to be said where they are others.
 
         Raises:
           DataDamagedError: the bytes are others; no object is made of them.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         budget = self._budget(file.name)
         while True:
             try:
-                crc32c = self._uploader.send(file, chunks(), remedy)
+                with opened() as stream:
+                    sent = self._uploader.send(file, stream, remedy)
             except AbsentError as error:
                 # Its upload is gone: another run removed it, or completed it and the answer got
                 # lost. A bucket that is not there is an error at once.
@@ -323,7 +284,7 @@ class BucketStore:
                     raise
                 budget.wait(UnavailableError(str(error)))
                 continue
-            if (problem := self.problem(file, crc32c)) is None:
+            if sent.proven or (problem := self.problem(file, sent.crc32c)) is None:
                 return
             budget.wait(UnavailableError(problem.text))
 
@@ -332,7 +293,7 @@ class BucketStore:
 
         Raises:
           DataDamagedError: it is another one; nothing stays of it.
-          AbsentError, IncompleteError, StoreError: it is gone, or the server or the disk fails.
+          IncompleteError, StoreError: also where the disk is full, or fails.
         """
         temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
         remedy = "The object is damaged in the bucket."
@@ -341,8 +302,7 @@ class BucketStore:
     def _list(self, folder: str, *, deep: bool = False) -> list[dict[str, Any]]:
         """Returns keys and sizes; folders in it have no size."""
         return self._with_retries(
-            folder,
-            lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep)),
+            folder, lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep))
         )
 
     def _each(self, function: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer]:
@@ -361,12 +321,6 @@ class BucketStore:
 
 def _file(name: str, data: bytes) -> File:
     return File(name, len(data), hashlib.sha256(data).hexdigest())
-
-
-def _read(path: Path) -> Iterator[bytes]:
-    with storage_errors("read", path), open(path, "rb", buffering=0) as file:
-        while chunk := file.read(PART_BYTES):
-            yield chunk
 
 
 def _may_be_ours(name: str) -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import queue
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -72,18 +74,11 @@ def fetch(
     remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
     """Leaves bytes [start, stop) of a remote file at the same place of `path`, on the disk."""
-    with storage_errors("open", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        position = start
-        for chunk in stream(remote, name, stat, budget, start, stop):
-            with storage_errors("write", path):
-                _write_at(descriptor, chunk, position)
-            position += len(chunk)
-        with storage_errors("write", path):
-            os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
+    with storage_errors("write", path), open(path, "r+b") as file:
+        file.seek(start)
+        file.writelines(stream(remote, name, stat, budget, start, stop))
+        file.flush()
+        os.fdatasync(file.fileno())
 
 
 def contents(
@@ -91,14 +86,8 @@ def contents(
 ) -> Generator[bytes, None, None]:
     """Yields a whole remote file that has the size it must have; its bytes are not proven.
 
-    Args:
-      remote: where it is.
-      file: its name there, and its size.
-      budget: of failed attempts.
-      remedy: what the user can do where it has another size.
-
     Raises:
-      DataDamagedError: it has another size.
+      DataDamagedError: it has another size; `remedy` is what the user can do.
     """
     stat = with_retries(lambda: remote.stat(file.name), budget)
     if stat.size != file.num_bytes:
@@ -121,13 +110,8 @@ def bring(
     """Leaves a remote file in a folder under the same name, proven.
 
     Args:
-      remote: where it is.
-      file: what it must be.
-      store: the folder.
-      temporary: name of a file of the folder that nobody else writes.
-      budget: of failed attempts.
-      remedy: what the user can do where it is another file.
-      reserved: as for `incoming`.
+      remote, budget: where it is, and the failed attempts allowed.
+      file, store, temporary, remedy, reserved: as for `incoming`.
 
     Raises:
       DataDamagedError: it is another file; nothing stays of it.
@@ -136,14 +120,6 @@ def bring(
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
         for chunk in contents(remote, file, budget, remedy):
             arriving.append(chunk)
-
-
-def _write_at(descriptor: int, data: bytes, position: int) -> None:
-    with memoryview(data) as view:
-        written = 0
-        while written < len(view):
-            with view[written:] as rest:
-                written += os.pwrite(descriptor, rest, position + written)
 
 
 class _Chunks(io.RawIOBase):
@@ -177,19 +153,16 @@ class Hasher:
         """Starts; unless the file is finished, bytes are read once `finished` has named them."""
         self.path = path
         self._size = path.stat().st_size
-        self._stop_of = {0: self._size} if finished else {}
-        self._news = threading.Condition()
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._error: OSError | None = None
+        self._ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        if finished:
+            self.finished(0, self._size)
+        self._md5: Future[str] = Future()
         # A daemon: where the fetching fails nobody waits for what cannot come.
-        self._thread = threading.Thread(target=self._run, name="md5", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="md5", daemon=True).start()
 
     def finished(self, start: int, num_bytes: int) -> None:
         """Notes that a range of the file is there."""
-        with self._news:
-            self._stop_of[start] = start + num_bytes
-            self._news.notify()
+        self._ranges.put((start, start + num_bytes))
 
     def hexdigest(self) -> str:
         """Returns the md5 once every range was noted.
@@ -197,26 +170,23 @@ class Hasher:
         Raises:
           StoreError: the file cannot be read.
         """
-        self._thread.join()
         with storage_errors("read", self.path):
-            if self._error is not None:
-                raise self._error
-        return self._md5.hexdigest()
+            return self._md5.result()
 
     def _run(self) -> None:
+        md5, position, stop_of = hashlib.md5(usedforsecurity=False), 0, dict[int, int]()
         try:
             with open(self.path, "rb", buffering=0) as file:
-                position = 0
                 while position < self._size:
-                    with self._news:
-                        while position not in self._stop_of:
-                            self._news.wait()
-                    stop = self._stop_of[position]
+                    while position not in stop_of:
+                        start, stop_of[start] = self._ranges.get()
+                    stop = stop_of[position]
                     while position < stop:
                         data = file.read(min(_HASH_CHUNK_BYTES, stop - position))
                         if not data:
                             raise OSError(f"it ends at byte {position:,}")
-                        self._md5.update(data)
+                        md5.update(data)
                         position += len(data)
-        except OSError as error:
-            self._error = error
+            self._md5.set_result(md5.hexdigest())
+        except BaseException as error:  # noqa: BLE001 - `hexdigest` raises it
+            self._md5.set_exception(error)

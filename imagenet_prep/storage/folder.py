@@ -42,12 +42,7 @@ class LocalStore:
     """
 
     def __init__(self, root: Path, called: str = "") -> None:
-        """Begins; nothing is made.
-
-        Args:
-          root: the folder.
-          called: how messages call it, where it stands for something else.
-        """
+        """Begins; nothing is made. Messages say `called` where it stands for something else."""
         self.root = root
         self._called = called or str(root)
 
@@ -126,7 +121,7 @@ class LocalStore:
     def stats(self, folder: str) -> dict[str, Stat]:
         """As for `Store`; empty where it is absent."""
         with self._entries(folder) as entries:
-            return {entry.name: _stat(entry.stat()) for entry in entries if entry.is_file()}
+            return {entry.name: stat_of(entry.stat()) for entry in entries if entry.is_file()}
 
     @contextlib.contextmanager
     def _entries(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
@@ -144,12 +139,7 @@ class LocalStore:
             yield entries
 
     def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
-        """As for `Store`; no pipe is waited for.
-
-        Raises:
-          DataDamagedError: the name leads outside.
-          StoreError: it cannot be read, or lies below `.work` and is a link.
-        """
+        """As for `Store`; no pipe is waited for."""
         path = self.path(name)
 
         def opener(_: str, flags: int) -> int:
@@ -167,12 +157,11 @@ class LocalStore:
         """As for `Store`.
 
         Raises:
-          DataDamagedError: the name leads outside.
           IncompleteError: it is another file by now.
           OSError: it cannot be opened.
         """
         with open(self.path(name), "rb") as file:
-            if stat is not None and _stat(os.fstat(file.fileno())) != stat:
+            if stat is not None and stat_of(os.fstat(file.fileno())) != stat:
                 changed(self.where(name))
             yield file
 
@@ -190,12 +179,14 @@ class LocalStore:
         self.remove_tree(TEMPORARY)
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
-        """Makes an fsynced temporary file visible as `name`, replacing what was there."""
+        """Makes a finished temporary file visible as `name`, replacing what was there."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
             inside.folder_inside(self.root, folder, make=True) as place,
         ):
+            with open(temporary, "rb") as finished:
+                os.fsync(finished.fileno())
             os.replace(temporary, file, dst_dir_fd=place)
             os.fsync(place)
 
@@ -224,7 +215,7 @@ class LocalStore:
         temporary = self.temporary()
         with storage_errors("write", self.path(name)):
             try:
-                write_synced(temporary, data)
+                temporary.write_bytes(data)
                 self.publish(temporary, name)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -235,12 +226,7 @@ class LocalStore:
         return data
 
     def take(self, name: str) -> bool:
-        """As for `Store`; its folder exists.
-
-        Raises:
-          DataDamagedError, StoreError: as for `open`.
-          IncompleteError: the disk is full.
-        """
+        """As for `Store`; its folder exists."""
         with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
             os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return True
@@ -303,12 +289,7 @@ class LocalStore:
           BusyError: another run holds it.
           StoreError: the file system cannot lock, or `.work` is a link or another user's.
         """
-        return locked(
-            self._open_lock,
-            lambda: inside.stat_inside(self.root, _LOCK),
-            path=self.path(_LOCK),
-            where=self.where(),
-        )
+        return locked(self._open_lock, path=self.path(_LOCK), where=self.where())
 
     def _open_lock(self) -> int:
         self.make_folder(naming.WORK)
@@ -334,15 +315,8 @@ class LocalStore:
             )
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Writes a whole file, and waits until it is on the disk."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _stat(status: os.stat_result) -> Stat:
+def stat_of(status: os.stat_result) -> Stat:
+    """Returns what a store tells of a file that has this status."""
     return Stat(status.st_size, str(status.st_mtime_ns), True)
 
 

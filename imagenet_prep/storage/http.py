@@ -6,6 +6,7 @@ Credentials come from ~/.netrc, a cookie file, or the environment.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.cookiejar
 import os
 import re
@@ -19,13 +20,13 @@ import imagenet_prep
 from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.storage.remote import (
-    CHUNK_BYTES,
     NUMBER,
     PASSING,
     AbsentError,
     Stat,
     UnavailableError,
     changed,
+    exactly,
     pause_s,
     reason,
 )
@@ -78,7 +79,7 @@ class Http:
                     f"{self.where(name)}: the server does not say how large it is, so nobody "
                     "could tell whether it is complete. Use another mirror."
                 )
-            head = b"".join(self._body(response, min(_HEAD_BYTES, size)))
+            head = b"".join(_body(response, min(_HEAD_BYTES, size)))
             if head.lstrip().lower().startswith((b"<!doctype", b"<html")):
                 _refuse_web_page(self.where(name), response)
             return Stat(size, _validator(response.headers), ranges)
@@ -98,7 +99,7 @@ class Http:
                 changed(self.where(name))
             if stat.ranges:
                 _check_range(response, offset, size)
-            yield from self._body(response, size)
+            yield from _body(response, size)
 
     def files(self, folder: str) -> dict[str, Stat]:
         """As for `Remote`."""
@@ -131,21 +132,6 @@ class Http:
             if response.headers.get("Content-Type", "").lower().startswith("text/html"):
                 _refuse_web_page(self.where(name), response)
             yield response
-
-    def _body(self, response: requests.Response, size: int) -> Iterator[bytes]:
-        """Yields exactly `size` bytes as they are stored, whatever Content-Encoding says."""
-        import urllib3
-
-        left = size
-        while left:
-            try:
-                chunk = response.raw.read(min(CHUNK_BYTES, left), decode_content=False)
-            except (urllib3.exceptions.HTTPError, OSError) as error:
-                raise UnavailableError(reason(error)) from None
-            if not chunk:
-                raise UnavailableError(f"the body ended after {size - left:,} of {size:,} bytes")
-            left -= len(chunk)
-            yield chunk
 
     @property
     def _session(self) -> requests.Session:
@@ -238,6 +224,16 @@ def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
         if cookie.expires == 0:
             cookie.expires = None
     return jar
+
+
+def _body(response: requests.Response, size: int) -> Iterator[bytes]:
+    """Yields exactly `size` bytes as they are stored, whatever Content-Encoding says."""
+    import urllib3
+
+    try:
+        yield from exactly(size, functools.partial(response.raw.read, decode_content=False))
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise UnavailableError(reason(error)) from None
 
 
 def _check_status(where: str, response: requests.Response) -> None:

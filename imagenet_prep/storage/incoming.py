@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError
@@ -59,16 +60,13 @@ def incoming(
             os.fdopen(descriptor, "r+b", buffering=0) as opened,
             ThreadPoolExecutor(1) as syncer,
         ):
-            arriving = Incoming(path, opened.fileno(), syncer)
-            if start:
-                arriving.go_on(start)
+            arriving = Incoming(path, opened, syncer, start)
             yield arriving
             if arriving.sha256 != file.sha256:
                 raise DataDamagedError(
                     f"{where}: sha256 {arriving.sha256} arrived, expected {file.sha256}. {remedy}"
                 )
             with storage_errors("write", path):
-                os.fsync(opened.fileno())
                 arriving.status = os.fstat(opened.fileno())
         store.publish(path, file.name)
     except BaseException as error:
@@ -86,35 +84,27 @@ class Incoming:
 
     status: os.stat_result
 
-    def __init__(self, path: Path, descriptor: int, syncer: ThreadPoolExecutor) -> None:
-        """Begins at its start.
+    def __init__(self, path: Path, file: FileIO, syncer: ThreadPoolExecutor, start: int) -> None:
+        """Takes the first `start` bytes of a file as if they had just come.
 
-        Args:
-          path, descriptor: of the file.
-          syncer: brings bytes to the disk while more arrive.
+        Raises:
+          StoreError: the disk fails.
         """
         self._path = path
-        self._descriptor = descriptor
+        self._file = file
         self._hash = hashlib.sha256()
         self._syncer = syncer
         self._syncing: Future[None] | None = None
         self._unsynced_bytes = 0
+        if start:
+            with storage_errors("read", path):
+                file.truncate(start)
+                hashlib.file_digest(file, lambda: self._hash)
 
     @property
     def sha256(self) -> str:
         """Of what has arrived, as hex digits."""
         return self._hash.hexdigest()
-
-    def go_on(self, start: int) -> None:
-        """Takes what is there up to `start` as if it had just come.
-
-        Raises:
-          StoreError: the disk fails.
-        """
-        with storage_errors("read", self._path):
-            os.truncate(self._descriptor, start)
-            while left := start - os.lseek(self._descriptor, 0, os.SEEK_CUR):
-                self._hash.update(os.read(self._descriptor, min(left, _SYNC_BYTES)))
 
     def append(self, part: bytes | memoryview) -> None:
         """Writes bytes at its end.
@@ -127,7 +117,7 @@ class Incoming:
             written = 0
             while written < len(view):
                 with view[written:] as rest:
-                    written += os.write(self._descriptor, rest)
+                    written += self._file.write(rest)
             self._hash.update(view)
             self._unsynced_bytes += len(view)
             if self._unsynced_bytes >= _SYNC_BYTES and (
@@ -135,5 +125,5 @@ class Incoming:
             ):
                 if self._syncing is not None:
                     self._syncing.result()
-                self._syncing = self._syncer.submit(os.fdatasync, self._descriptor)
+                self._syncing = self._syncer.submit(os.fdatasync, self._file.fileno())
                 self._unsynced_bytes = 0

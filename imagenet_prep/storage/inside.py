@@ -90,6 +90,11 @@ def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]
         os.close(place)
 
 
+def is_only_ours(status: os.stat_result) -> bool:
+    """Returns whether nobody but this user, and root, can have written a file of this status."""
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+
+
 def refusal(path: Path) -> StoreError:
     """Returns what is said of a path that is not what this program makes."""
     return StoreError(

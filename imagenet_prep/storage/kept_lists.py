@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.core import address, canonical
 from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.storage import inside
 from imagenet_prep.storage.archive import Entry
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store, open_store
@@ -26,7 +27,7 @@ from imagenet_prep.storage.store import Store, open_store
 FOLDER = "imagenet-prep-lists"
 # A list of 50,000 files has 3 MB.
 _MAX_BYTES = 64 << 20
-_SHAPE = {"archive": str, "validator": str, "num_bytes": int, "files": [[str, int, int]]}
+_SHAPE = {"files": [[str, int, int]], "md5": str}
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -71,10 +72,9 @@ class KeptLists:
             content = canonical.loads(self._read(_name(archive, stat, start, stop)))
         except (ImagenetPrepError, OSError, ValueError):
             return None
-        same = {"archive": archive, "validator": stat.validator, "num_bytes": stat.size}
-        if not canonical.fits(content, {**_SHAPE, "md5": str}):
+        if not canonical.fits(content, _SHAPE):
             return None
-        if any(content[key] != value for key, value in same.items()):
+        if not content.items() >= _identity(archive, stat).items():
             return None
         files = [(name, offset, size) for name, offset, size in content["files"]]
         last = start
@@ -89,30 +89,21 @@ class KeptLists:
         """Keeps what was found. Where it cannot be written, the next run reads the archive."""
         if not self.writes:
             return
-        content: dict[str, Any] = {
-            "archive": archive,
-            "validator": stat.validator,
-            "num_bytes": stat.size,
-            "files": kept.files,
-            "md5": kept.md5,
-        }
+        content = _identity(archive, stat) | kept._asdict()
         with contextlib.suppress(ImagenetPrepError, OSError):
             if (folder := self._store.as_folder) and not _made_by_us(folder.root):
                 return
             self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
 
     def _read(self, name: str) -> bytes:
-        store = self._store
-        if folder := store.as_folder:
-            # Not through a link, and nothing that another user may have written.
-            with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-                    raise ValueError("another user may have written it")
-                return _bounded(file.read(_MAX_BYTES + 1))
-        if (store.size(name) or 0) > _MAX_BYTES:
-            raise ValueError("too large")
-        return store.read(name)
+        """Returns a list, or the beginning of one that is too large, which is no JSON."""
+        if (folder := self._store.as_folder) is None:
+            return self._store.read(name, 0, _MAX_BYTES)
+        # Not through a link, and nothing that another user may have written.
+        with os.fdopen(folder.open(name, os.O_RDONLY), "rb") as file:
+            if not inside.is_only_ours(os.fstat(file.fileno())):
+                raise ValueError("another user may have written it")
+            return file.read(_MAX_BYTES)
 
     @cached_property
     def _store(self) -> Store:
@@ -134,10 +125,8 @@ def _made_by_us(folder: Path) -> bool:
     return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _bounded(data: bytes) -> bytes:
-    if len(data) > _MAX_BYTES:
-        raise ValueError("too large")
-    return data
+def _identity(archive: str, stat: Stat) -> dict[str, Any]:
+    return {"archive": archive, "validator": stat.validator, "num_bytes": stat.size}
 
 
 def _name(archive: str, stat: Stat, start: int, stop: int) -> str:

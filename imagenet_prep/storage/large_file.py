@@ -16,7 +16,7 @@ _LARGE_WRITE_BYTES = 4 << 20
 
 
 class LargeFile:
-    """A large file that is written once, from its start, hashed on the way, and synced.
+    """A large file that is written once, from its start, and hashed on the way.
 
     Written past the page cache (O_DIRECT) where the file system allows: copying 150 GB into
     the cache and waiting for it to be written back costs three times as much, and drives out
@@ -103,7 +103,6 @@ class LargeFile:
         # The last bytes fill no block.
         self._use_cache()
         self._write(self._buffer, self._filled)
-        os.fsync(self._descriptor)
         self.sha256 = self._hash.hexdigest()
 
     @property

@@ -15,14 +15,11 @@ _ATTEMPTS = 10
 
 
 @contextlib.contextmanager
-def locked(
-    open_file: Callable[[], int], status: Callable[[], os.stat_result], *, path: Path, where: str
-) -> Iterator[None]:
+def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
     """Holds a lock file, which says who holds it.
 
     Args:
       open_file: opens the file, made where it is absent, for reading and writing.
-      status: of the file that has the name now.
       path: of the file, for errors.
       where: what it locks, for errors.
 
@@ -30,7 +27,7 @@ def locked(
       BusyError: another run holds it.
       StoreError: the file system cannot lock, or the file cannot be opened.
     """
-    descriptor = _held(open_file, status, path, where)
+    descriptor = _held(open_file, path, where)
     try:
         with storage_errors("write", path):
             os.ftruncate(descriptor, 0)
@@ -58,9 +55,7 @@ def try_lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _held(
-    open_file: Callable[[], int], status: Callable[[], os.stat_result], path: Path, where: str
-) -> int:
+def _held(open_file: Callable[[], int], path: Path, where: str) -> int:
     """Returns the descriptor of the lock, which is held as long as it is open."""
     gone: StoreError | None = None
     # Its last holder may remove it, and its folder, at any moment: then it is made anew.
@@ -77,7 +72,7 @@ def _held(
                 owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
                 raise _busy(where, owner)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(status(), os.fstat(descriptor)):
+                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                     return descriptor
         except BaseException:
             os.close(descriptor)

@@ -22,3 +22,14 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
                 "Free some space, then run the same command again to resume."
             ) from error
         raise StoreError(f"cannot {action} {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def removed_on_failure(*paths: Path) -> Iterator[None]:
+    """Removes unfinished files where the work on them ends before its time."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise

@@ -11,7 +11,6 @@ import os
 import re
 from pathlib import Path
 
-from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
@@ -45,13 +44,13 @@ def find(path: Path) -> str | None:
     """
     folder = LocalStore(path.parent)
     with contextlib.suppress(OSError, ImagenetPrepError):
-        if _is_ours(inside.stat_inside(folder.root, NOTES)):
-            proof = Ledger(folder, NOTES, {path.name}).find(path.name, path)
-            identity = _identity(path.stat())
-            shape = {"md5": str, **dict.fromkeys(identity, int)}
-            if proof is not None and canonical.fits(proof, shape):
-                untouched = all(proof[key] == value for key, value in identity.items())
-                return proof["md5"] if untouched and _MD5.fullmatch(proof["md5"]) else None
+        status = inside.stat_inside(folder.root, NOTES)
+        if inside.is_only_ours(status) and status.st_size <= _MAX_BYTES:
+            proof = Ledger(folder, NOTES, {path.name}).find(path.name, path) or {}
+            untouched = proof.items() >= _identity(path.stat()).items()
+            match proof:
+                case {"md5": str(md5)} if untouched and _MD5.fullmatch(md5):
+                    return md5
     return None
 
 
@@ -62,8 +61,3 @@ def _identity(status: os.stat_result) -> dict[str, int]:
         "ctime_ns": status.st_ctime_ns,
         "inode": status.st_ino,
     }
-
-
-def _is_ours(status: os.stat_result) -> bool:
-    by_whom = status.st_uid in (os.geteuid(), 0)
-    return by_whom and not status.st_mode & 0o022 and status.st_size <= _MAX_BYTES

@@ -8,18 +8,13 @@ words, never of an exception's text, which may hold a signed address.
 
 from __future__ import annotations
 
-import contextlib
-import datetime as dt
 import email.utils
-import errno
 import re
-import stat
-from collections.abc import Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn, Protocol
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage.inside import demand_inside
 
 CHUNK_BYTES = 1 << 20
 # Numbers of 64 bits: Python refuses to convert thousands of digits.
@@ -97,61 +92,6 @@ class Remote(Protocol):
         """
 
 
-class FolderRemote:
-    """A folder, as `Remote`."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def where(self, name: str) -> str:
-        """As for `Remote`."""
-        return str(self._root / name)
-
-    def stat(self, name: str) -> Stat:
-        """As for `Remote`."""
-        with self._explained(name):
-            status = self._path(name).stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise AbsentError(f"{self.where(name)}: is no file. Check the path.")
-            return Stat(status.st_size, str(status.st_mtime_ns), True)
-
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """As for `Remote`."""
-        with self._explained(name), open(self._path(name), "rb", buffering=0) as file:
-            if self.stat(name) != stat:
-                changed(self.where(name))
-            file.seek(offset)
-            while size:
-                chunk = file.read(min(CHUNK_BYTES, size))
-                if not chunk:
-                    changed(self.where(name))
-                size -= len(chunk)
-                yield chunk
-
-    def files(self, folder: str) -> dict[str, Stat]:
-        """As for `Remote`."""
-        with self._explained(folder):
-            below = self._path(folder) if folder else self._root
-            paths = sorted(below.iterdir()) if below.is_dir() else []
-            names = [f"{folder}/{path.name}".lstrip("/") for path in paths if path.is_file()]
-            return {name.rpartition("/")[2]: self.stat(name) for name in names}
-
-    def _path(self, name: str) -> Path:
-        return self._root / demand_inside(name)
-
-    @contextlib.contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            # What the consumer of `read` raises does not pass through here: generators end
-            # by GeneratorExit where their consumer fails.
-            said = f"{self.where(name)}: {error.strerror}."
-            if error.errno == errno.ENOENT:
-                raise AbsentError(f"{said} Check the path.") from error
-            raise StoreError(f"{said} Check the disk.") from error
-
-
 def changed(where: str) -> NoReturn:
     """Raises what a file that is not the one that was begun with means."""
     raise IncompleteError(
@@ -160,17 +100,30 @@ def changed(where: str) -> NoReturn:
     )
 
 
+def exactly(size: int, read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Yields `size` bytes in chunks.
+
+    Raises:
+      UnavailableError: `read` has fewer.
+    """
+    left = size
+    while left:
+        chunk = read(min(CHUNK_BYTES, left))
+        if not chunk:
+            raise UnavailableError(f"the body ended after {size - left:,} of {size:,} bytes")
+        left -= len(chunk)
+        yield chunk
+
+
 def pause_s(retry_after: str) -> float:
     """Returns the seconds that a Retry-After header asks for: a number or a date."""
     if NUMBER.fullmatch(retry_after):
         return float(retry_after)
     try:
-        date = email.utils.parsedate_to_datetime(retry_after)
-    except ValueError:
+        date = email.utils.parsedate_tz(retry_after)
+        return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0
+    except (ValueError, OverflowError):
         return 0.0
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=dt.UTC)
-    return max(0.0, (date - dt.datetime.now(tz=dt.UTC)).total_seconds())
 
 
 def reason(error: BaseException) -> str:

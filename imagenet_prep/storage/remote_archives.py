@@ -8,12 +8,15 @@ order, and as many requests as their number and bytes allow are on their way bef
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from imagenet_prep.storage.archive import ArchiveReader, Entry, Range, Reads
 from imagenet_prep.storage.kept_lists import Kept
@@ -34,7 +37,8 @@ class RemoteArchives:
     """Archives on a server, as `ArchiveReader`; safe for threads.
 
     Each thread reads ahead what it has announced. Picklable: a copy elsewhere makes connections
-    of its own.
+    of its own. What reads raises IncompleteError where the server fails too often, or the archive
+    has changed, and StoreError where the server refuses.
     """
 
     def __init__(self, files: dict[str, RemotePath]) -> None:
@@ -43,23 +47,15 @@ class RemoteArchives:
         self._local = threading.local()
         self._md5: dict[str, str] = {}
 
-    def __getstate__(self) -> dict[str, RemotePath]:
-        return self._files
-
-    def __setstate__(self, files: dict[str, RemotePath]) -> None:
-        self.__init__(files)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteArchives, (self._files,)
 
     def size(self, archive: str) -> int:
         """Returns the bytes of an archive."""
         return self._files[archive].stat.size
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
-        """Returns exactly `size` bytes at `offset`.
-
-        Raises:
-          IncompleteError: the server fails too often, or the archive has changed.
-          StoreError: the server refuses.
-        """
+        """Returns exactly `size` bytes at `offset`."""
         ahead: _Ahead | None = getattr(self._local, "ahead", None)
         data = ahead.take((archive, offset, size)) if ahead else None
         return self._files[archive].fetch(offset, offset + size) if data is None else data
@@ -86,9 +82,6 @@ class RemoteArchives:
           start, stop: the range.
           files: finds them by a reader whose offsets only grow.
           skipping: read only what `files` asks for, instead of every byte in one pass.
-
-        Raises:
-          IncompleteError, StoreError: as for `read`; and what `files` raises.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -111,11 +104,7 @@ class RemoteArchives:
         return self._md5.get(archive)
 
     def md5(self, archive: str) -> str:
-        """Returns the md5 of an archive: as it was kept, or by reading all of it.
-
-        Raises:
-          IncompleteError, StoreError: as for `read`.
-        """
+        """Returns the md5 of an archive: as it was kept, or by reading all of it."""
         path = self._files[archive]
         size, lists = path.stat.size, path.site.lists
         kept = lists.find(str(path), path.stat, 0, size) if lists else None
@@ -135,6 +124,7 @@ class RemoteArchives:
         return ThreadPoolExecutor(MOST_CONNECTIONS, thread_name_prefix="fetch")
 
 
+@dataclass(eq=False)
 class _Request:
     """One request, and the ranges that it brings.
 
@@ -144,12 +134,11 @@ class _Request:
       answer: once it was sent.
     """
 
-    def __init__(self, archive: str, start: int, stop: int) -> None:
-        self.archive = archive
-        self.start = start
-        self.stop = stop
-        self.left = 0
-        self.answer: Future[bytes] | None = None
+    archive: str
+    start: int
+    stop: int
+    left: int = 0
+    answer: Future[bytes] | None = None
 
     @property
     def size(self) -> int:
@@ -165,7 +154,7 @@ class _Ahead:
         self._submit = submit
         self._request_of: dict[Range, _Request] = {}
         self._waiting = deque(_requests(ranges, self._request_of))
-        self._in_flight: set[_Request] = set()
+        self._in_flight: set[Future[bytes]] = set()
         # Of what was asked for and not taken yet.
         self._num_bytes = 0
         self._send()
@@ -178,9 +167,7 @@ class _Ahead:
         # What is needed now is fetched whatever else is held: nothing waits for itself.
         while request.answer is None:
             self._send_next()
-        assert request.answer is not None
         data = request.answer.result()
-        self._in_flight.discard(request)
         _, offset, size = wanted
         if size < request.size:
             data = data[offset - request.start : offset - request.start + size]
@@ -193,12 +180,11 @@ class _Ahead:
 
     def cancel(self) -> None:
         """Asks for nothing more."""
-        for request in self._in_flight:
-            assert request.answer is not None
-            request.answer.cancel()
+        for answer in self._in_flight:
+            answer.cancel()
 
     def _send(self) -> None:
-        self._in_flight = {r for r in self._in_flight if r.answer and not r.answer.done()}
+        self._in_flight = {answer for answer in self._in_flight if not answer.done()}
         while (
             self._waiting
             and len(self._in_flight) < MOST_IN_FLIGHT
@@ -209,7 +195,7 @@ class _Ahead:
     def _send_next(self) -> None:
         request = self._waiting.popleft()
         request.answer = self._submit(request.archive, request.start, request.stop)
-        self._in_flight.add(request)
+        self._in_flight.add(request.answer)
         self._num_bytes += request.size
 
 
@@ -234,17 +220,10 @@ def _requests(ranges: Sequence[Range], request_of: dict[Range, _Request]) -> Ite
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
     """Yields ranges that are in memory together, if need be with all that lies between them."""
-    window: list[Range] = []
-    num_bytes = 0
-    for each in ranges:
-        new = each[2] + NEAR_BYTES
-        if window and num_bytes + new > _WINDOW_BYTES:
-            yield window
-            window, num_bytes = [], 0
-        window.append(each)
-        num_bytes += new
-    if window:
-        yield window
+    stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
+    in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
+    for _, window in itertools.groupby(in_windows, lambda each: each[1]):
+        yield [each for each, _ in window]
 
 
 class _Pass:
@@ -258,37 +237,30 @@ class _Pass:
             for offset in range(start, stop, REQUEST_BYTES)
         ]
         archives.will_need(pieces)
-        self._archives = archives
-        self._left = iter(pieces)
-        self._hashed = hashed
         self._md5 = hashlib.md5(usedforsecurity=False)
+        chunks = (archives.read(*piece) for piece in pieces)
+        self._chunks = self._hash(chunks) if hashed else chunks
         self._buffer = b""
         self._at = start
 
     def read(self, _archive: str, offset: int, size: int) -> bytes:
         """Returns `size` bytes at an offset that is not before the one read last."""
         while self._at + len(self._buffer) < offset + size:
-            self._buffer = self._buffer[max(0, offset - self._at) :]
-            self._next()
+            passed = min(offset - self._at, len(self._buffer))
+            self._at += passed
+            self._buffer = self._buffer[passed:] + next(self._chunks)
         start = offset - self._at
         return self._buffer[start : start + size]
 
     def md5(self) -> str:
         """Reads the rest; returns the md5 of the whole range."""
-        while True:
-            self._buffer = b""
-            try:
-                self._next()
-            except StopIteration:
-                return self._md5.hexdigest()
+        deque(self._chunks, maxlen=0)
+        return self._md5.hexdigest()
 
-    def _next(self) -> None:
-        piece = next(self._left)
-        data = self._archives.read(*piece)
-        if self._hashed:
-            self._md5.update(data)
-        self._at = piece[1] - len(self._buffer)
-        self._buffer += data
+    def _hash(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._md5.update(chunk)
+            yield chunk
 
 
 def open_archives(files: dict[str, Location]) -> ArchiveReader | RemoteArchives:

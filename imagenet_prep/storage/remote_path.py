@@ -6,8 +6,7 @@ a bucket and on a web server.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,30 +37,31 @@ class Site:
       base: http(s)://… or s3://bucket/prefix.
       lists: what earlier passes over the archives have found; None to keep nothing.
       hashes: whether whole passes compute the md5.
-      connect: opens an address, see `open_remote`.
     """
 
     base: str
     lists: KeptLists | None = None
     hashes: bool = True
-    connect: Callable[..., Remote] = open_remote
 
     @cached_property
     def remote(self) -> Remote:
         """The connections of this process."""
-        return self.connect(self.base, connections=MOST_CONNECTIONS, timeout_s=_TIMEOUT_S)
+        return open_remote(self.base, connections=MOST_CONNECTIONS, timeout_s=_TIMEOUT_S)
 
     def budget(self, where: str, retries: int = _RETRIES) -> RetryBudget:
         """Returns the failed attempts that one read is allowed."""
-        return RetryBudget(where, retries, threading.Event(), remedy=_REMEDY)
+        return RetryBudget(where, retries, remedy=_REMEDY)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Site, (self.base, self.lists, self.hashes, self.connect)
+        return Site, (self.base, self.lists, self.hashes)
 
 
 @dataclass(frozen=True)
 class RemotePath:
     """A file of a site, or its folder.
+
+    What asks the server raises IncompleteError where it does not answer, and StoreError where it
+    refuses.
 
     Attributes:
       site: where it lies.
@@ -102,7 +102,6 @@ class RemotePath:
 
         Raises:
           AbsentError: it is not there.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         if self.known is not None:
             return self.known
@@ -110,7 +109,7 @@ class RemotePath:
         return with_retries(lambda: self.site.remote.stat(self.relative), budget)
 
     def is_file(self) -> bool:
-        """Returns whether there is such a file; raises as `stat`."""
+        """Returns whether there is such a file."""
         try:
             return bool(self.relative and self.stat)
         except AbsentError:
@@ -128,7 +127,6 @@ class RemotePath:
 
         Raises:
           UsageError: it is a web server, which cannot be listed.
-          IncompleteError, StoreError: the server does not answer, or refuses.
         """
         for name in self._files:
             yield self / name
@@ -137,8 +135,7 @@ class RemotePath:
         """Returns the file, to be read once from its start.
 
         Raises:
-          IncompleteError, StoreError: here and while it is read: the server does not answer, or
-            refuses, or the file has changed.
+          IncompleteError, StoreError: also while it is read, and where it has changed.
         """
         budget = self.site.budget(str(self))
         return as_file(stream(self.site.remote, self.relative, self.stat, budget))
@@ -149,24 +146,22 @@ class RemotePath:
         Raises:
           StoreError: the server cannot send parts of it, or nothing tells whether it changes.
         """
-        problem = ""
+        if self.stat.ranges and self.stat.validator:
+            return self.stat
+        problem = "names neither ETag nor date, so nobody could tell whether the file changes"
         if not self.stat.ranges:
             problem = "cannot send parts of a file (no Range)"
-        elif not self.stat.validator:
-            problem = "names neither ETag nor date, so nobody could tell whether the file changes"
-        if problem:
-            raise StoreError(
-                f"{self}: the server {problem}. Bring the archives to a disk: imagenet-prep "
-                f"download --base-url {self.site.base}"
-            )
-        return self.stat
+        raise StoreError(
+            f"{self}: the server {problem}. Bring the archives to a disk: imagenet-prep "
+            f"download --base-url {self.site.base}"
+        )
 
     def fetch(self, start: int, stop: int) -> bytes:
         """Returns bytes [start, stop), with retries.
 
         Raises:
-          IncompleteError: the server fails too often, or the file has changed.
-          StoreError: the server refuses, or sends more than it was asked for.
+          IncompleteError: also where the file has changed.
+          StoreError: also where the server sends more than it was asked for.
         """
         where = f"{self}, bytes {start:,} to {stop:,}"
         budget = self.site.budget(where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from imagenet_prep.core.errors import IncompleteError
@@ -25,30 +26,27 @@ _jitter = random.Random()
 Answer = TypeVar("Answer")
 
 
+@dataclass
 class RetryBudget:
     """How often and how long failed attempts of one thing are waited for.
 
     The delay doubles with each failure in a row, with jitter, so that many connections
     do not come back at the same moment.
+
+    Attributes:
+      where: what is read, for the message.
+      retries: failures allowed.
+      ended: tells that the run is over anyway; without one, nothing does.
+      remedy: what the user can do when the budget is spent.
+      failures: so far.
     """
 
-    def __init__(
-        self, where: str, retries: int, ended: threading.Event, *, remedy: str = _RESUME
-    ) -> None:
-        """Begins with the whole budget.
-
-        Args:
-          where: what is read, for the message.
-          retries: failures allowed.
-          ended: tells that the run is over anyway.
-          remedy: what the user can do when the budget is spent.
-        """
-        self._where = where
-        self._retries = retries
-        self._ended = ended
-        self._remedy = remedy
-        self._in_a_row = 0
-        self.failures = 0
+    where: str
+    retries: int
+    ended: threading.Event = field(default_factory=threading.Event)
+    remedy: str = _RESUME
+    failures: int = 0
+    _in_a_row: int = 0
 
     def succeeded(self) -> None:
         """Notes that bytes arrived: the next delay is short again."""
@@ -66,14 +64,14 @@ class RetryBudget:
         delay = max(delay * _jitter.uniform(0.5, 1.0), error.retry_after_s)
         if delay > _MAX_RETRY_AFTER_S:
             problem = f"and asks to wait {delay:,.0f} s"
-        elif self.failures > self._retries:
+        elif self.failures > self.retries:
             plural = "s" if self.failures > 1 else ""
             problem = f"given up after {self.failures} failed attempt{plural}"
-        elif self._ended.wait(delay):
+        elif self.ended.wait(delay):
             problem = "and the run is ending"
         else:
             return
-        raise IncompleteError(f"{self._where}: {error}, {problem}. {self._remedy}")
+        raise IncompleteError(f"{self.where}: {error}, {problem}. {self.remedy}")
 
 
 def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:

@@ -6,26 +6,29 @@ Credentials come from boto3's standard chain, and no message holds them.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import parse_qs, urlsplit
 
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.storage.inside import demand_inside
+from imagenet_prep.storage.ranges import Answer, Ranges
 from imagenet_prep.storage.remote import (
-    CHUNK_BYTES,
     PASSING,
     AbsentError,
     Stat,
     TakenError,
     UnavailableError,
     changed,
+    exactly,
     pause_s,
     reason,
 )
 
-# How long an address is used that was signed once.
-_SIGNED_FOR_S = 600
+# How long a signature is used: S3 takes one for 15 minutes around its date, by S3's own clock.
+_SIGNED_FOR_S = 300
 
 # S3's own words for what arrived otherwise than it was sent, or too slowly.
 _PASSING_CODES = {
@@ -37,8 +40,28 @@ _PASSING_CODES = {
 }
 
 
+class _Signed(NamedTuple):
+    """How to get any range of an object without signing again.
+
+    Attributes:
+      url: of the object.
+      headers: hold the signature: they are a secret.
+      until: of the monotonic clock.
+      proxied: whether the way there leads through a proxy.
+    """
+
+    url: str
+    headers: dict[str, str]
+    until: float
+    proxied: bool
+
+
 class S3:
-    """A prefix of a bucket, with credentials from boto3's standard chain; safe for threads."""
+    """A prefix of a bucket, with credentials from boto3's standard chain; safe for threads.
+
+    What asks the server raises UnavailableError where it may go better next time, AbsentError
+    where there is no such object, upload or bucket, and StoreError as `stat` of `Remote` does.
+    """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
         """Makes a client; nothing is asked of the server yet.
@@ -47,19 +70,16 @@ class S3:
           UsageError: as for `open_remote`.
         """
         try:
-            import boto3
-            import botocore.awsrequest
             import botocore.config
             import botocore.exceptions
-            import botocore.response
+            import botocore.httpsession
+            import botocore.session
         except ImportError:
             raise UsageError("s3:// needs boto3: pip install 'imagenet-prep[s3]'") from None
         self._base = base
         self._bucket, _, self._prefix = base.removeprefix("s3://").partition("/")
         self._errors = botocore.exceptions
-        self._request = botocore.awsrequest.AWSPreparedRequest
-        self._body = botocore.response.StreamingBody
-        self._signed_until: dict[str, tuple[str, float]] = {}
+        self._signed: dict[str, _Signed] = {}
         settings = botocore.config.Config(
             connect_timeout=timeout_s,
             read_timeout=timeout_s,
@@ -72,12 +92,17 @@ class S3:
             s3={"payload_signing_enabled": False},
         )
         try:
-            # A session of its own: boto3's default one is not safe for threads.
-            self._client = boto3.session.Session().client("s3", config=settings)
+            # Not boto3's: it loads what S3 needs not, which costs as much as 60 images.
+            self._session = botocore.session.get_session()
+            self._client = self._session.create_client("s3", config=settings)
         except (self._errors.BotoCoreError, ValueError) as error:
             raise UsageError(
                 f"{base}: {type(error).__name__}: check the AWS_… variables and ~/.aws"
             ) from None
+        # The authorities that boto3 trusts.
+        bundle = self._session.get_config_variable("ca_bundle")
+        bundle = bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True
+        self._ranges = Ranges(timeout_s, botocore.httpsession.get_cert_path(bundle))
 
     def where(self, name: str) -> str:
         """As for `Remote`."""
@@ -94,20 +119,12 @@ class S3:
             asked = f"{offset}-{offset + size - 1}"
             expected = f"bytes {asked}/{stat.size}"
             body, etag, found = self._opened(name, f"bytes={asked}", stat.validator)
-            with contextlib.closing(body):
+            with body:
                 if etag != stat.validator:
                     changed(self.where(name))
                 if found != expected:
                     raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
-                left = size
-                while left:
-                    chunk = body.read(min(CHUNK_BYTES, left))
-                    if not chunk:
-                        raise UnavailableError(
-                            f"the body ended after {size - left:,} of {size:,} bytes"
-                        )
-                    left -= len(chunk)
-                    yield chunk
+                yield from exactly(size, body.read)
 
     def files(self, folder: str) -> dict[str, Stat]:
         """As for `Remote`."""
@@ -118,11 +135,7 @@ class S3:
         }
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
-        """Returns a whole small object, or `size` bytes from `offset`: fewer where it ends before.
-
-        Raises:
-          UnavailableError, AbsentError, StoreError: as for `call`.
-        """
+        """Returns a small object, or `size` bytes from `offset`: fewer where it ends before."""
         if size == 0:
             return b""
         part = {} if size is None else {"Range": f"bytes={offset}-{offset + size - 1}"}
@@ -141,13 +154,7 @@ class S3:
                 return data
 
     def call(self, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
-        """Returns what one operation on an object answers, e.g. "put_object".
-
-        Raises:
-          UnavailableError: try again.
-          AbsentError: there is no such object, upload or bucket.
-          StoreError: as for `stat`.
-        """
+        """Returns what one operation on an object answers, e.g. "put_object"."""
         with self._explained(name):
             method = getattr(self._client, operation)
             answer: dict[str, Any] = method(**self._object(name), **arguments)
@@ -163,9 +170,6 @@ class S3:
           field: e.g. "Contents".
           folder: below the prefix; all of it by default.
           deep: what lies in folders below too; else such a folder is a key that ends in "/".
-
-        Raises:
-          UnavailableError, AbsentError, StoreError: as for `call`.
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
@@ -182,31 +186,39 @@ class S3:
     def _opened(self, name: str, asked: str, etag: str) -> tuple[Any, str, str | None]:
         """Returns the body of a range, its object's ETag, and which range it is.
 
-        boto3 takes 2.5 ms of CPU for a small range, more than decoding an image, because it
-        builds and signs each request. Here an address is signed once for many requests. Whatever
-        is not a plain answer to one, such as an expired signature, is asked for in boto3's way,
-        which tells what is wrong.
+        boto3 takes 2.5 ms of CPU for a small range, as much as the image in it. So it is only
+        asked where the answer to our own request is not a plain one: it tells what is wrong.
         """
-        headers = {"Range": asked, "If-Match": etag}
-        request = self._request("GET", self._signed(name), headers, None, stream_output=True)
-        answer = self._client._endpoint.http_session.send(request)
-        if answer.status_code == 206:
-            body = self._body(answer.raw, answer.headers.get("Content-Length"))
-            return body, answer.headers.get("ETag", ""), answer.headers.get("Content-Range")
-        answer.raw.close()
-        asked_again = self._client.get_object(**self._object(name), Range=asked, IfMatch=etag)
-        return asked_again["Body"], asked_again["ETag"], asked_again.get("ContentRange")
+        if answer := self._answered(name, asked, etag):
+            return answer, answer.headers.get("etag", ""), answer.headers.get("content-range")
+        found = self._client.get_object(**self._object(name), Range=asked, IfMatch=etag)
+        return found["Body"], found["ETag"], found.get("ContentRange")
 
-    def _signed(self, name: str) -> str:
-        """Returns an address of an object that holds a signature: it is a secret."""
-        now = time.monotonic()
-        url, until = self._signed_until.get(name, ("", 0.0))
-        if now > until:
-            url = self._client.generate_presigned_url(
-                "get_object", Params=self._object(name), ExpiresIn=2 * _SIGNED_FOR_S
-            )
-            self._signed_until[name] = url, now + _SIGNED_FOR_S
-        return url
+    def _answered(self, name: str, asked: str, etag: str) -> Answer | None:
+        signed, now = self._signed.get(name), time.monotonic()
+        if signed is None or now > signed.until:
+            signed = self._signed[name] = self._sign(name, now + _SIGNED_FOR_S)
+        if signed.proxied:
+            return None
+        return self._ranges.get(signed.url, {**signed.headers, "Range": asked, "If-Match": etag})
+
+    def _sign(self, name: str, until: float) -> _Signed:
+        """Signs all requests for an object in advance: Range and If-Match need no signature."""
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.utils import get_environ_proxies
+
+        # This address tells the endpoint, the region and the service of the bucket.
+        address = self._client.generate_presigned_url("get_object", Params=self._object(name))
+        url, _, query = address.partition("?")
+        _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].split("/")
+        parts = urlsplit(url)
+        request = AWSRequest("GET", url, {"Host": parts.netloc})
+        credentials = self._session.get_credentials().get_frozen_credentials()
+        S3SigV4Auth(credentials, service, region).add_auth(request)
+        proxied = parts.scheme in get_environ_proxies(url)
+        headers = {**request.headers, "Accept-Encoding": "identity"}
+        return _Signed(url, headers, until, proxied)
 
     def _object(self, name: str) -> dict[str, str]:
         # A listing may name an empty object that stands for a folder: its key ends in "/".

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from imagenet_prep.core.address import is_remote
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage.folder import LocalStore, stat_of
 from imagenet_prep.storage.http import Http
-from imagenet_prep.storage.remote import FolderRemote, Remote, Stat
+from imagenet_prep.storage.remote import AbsentError, Remote, Stat, exactly
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
@@ -71,7 +74,7 @@ class Store(Protocol):
         """Returns an unused path for `publish`."""
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
-        """Makes an fsynced temporary file visible as `name`; `sha256` is what it must have."""
+        """Makes a finished temporary file visible as `name`; `sha256` is what it must have."""
 
     def write(self, name: str, data: bytes) -> None:
         """Publishes a whole small file."""
@@ -93,6 +96,47 @@ class Store(Protocol):
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Holds the data set for one writing run, as far as that is needed."""
+
+
+class FolderRemote:
+    """A folder, as `Remote`."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = LocalStore(root)
+
+    def where(self, name: str) -> str:
+        """As for `Remote`."""
+        return self._folder.where(name)
+
+    def stat(self, name: str) -> Stat:
+        """As for `Remote`."""
+        with self._explained(name):
+            status = self._folder.path(name).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise AbsentError(f"{self.where(name)}: is no file. Check the path.")
+        return stat_of(status)
+
+    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        """As for `Remote`."""
+        with self._explained(name), self._folder.opened(name, stat) as file:
+            file.seek(offset)
+            yield from exactly(size, file.read)
+
+    def files(self, folder: str) -> dict[str, Stat]:
+        """As for `Remote`."""
+        return self._folder.stats(folder)
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What the consumer of `read` raises does not pass through here: generators end
+            # by GeneratorExit where their consumer fails.
+            said = f"{self.where(name)}: {error.strerror}."
+            if error.errno == errno.ENOENT:
+                raise AbsentError(f"{said} Check the path.") from error
+            raise StoreError(f"{said} Check the disk.") from error
 
 
 def open_store(base: str) -> Store:
@@ -128,7 +172,6 @@ def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
     """
     base = base.rstrip("/")
     if base.startswith("s3://"):
-        # It costs half a second, and boto3 may not be there.
         from imagenet_prep.storage.s3 import S3
 
         return S3(base, connections, timeout_s)

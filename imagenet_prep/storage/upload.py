@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NamedTuple
 
 import crc32c
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.dataset.problem import Problem
+from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage.remote import AbsentError
 
 # S3 takes parts from 5 MiB on, and 10,000 of them: objects up to 320 GiB. Eight uploads at
@@ -58,25 +59,36 @@ class Stored(NamedTuple):
         return None
 
 
+class Sent(NamedTuple):
+    """An object that was sent.
+
+    Attributes:
+      crc32c: of its bytes, as S3 writes it.
+      proven: whether the server has answered with the same, so that nobody need ask for it.
+    """
+
+    crc32c: str
+    proven: bool
+
+
+@dataclass(frozen=True)
 class Uploader:
-    """Sends objects below one prefix; safe for threads."""
+    """Sends objects below one prefix; safe for threads.
 
-    def __init__(self, call: Callable[..., dict[str, Any]], ended: threading.Event) -> None:
-        """Begins; nothing is sent.
+    Attributes:
+      call: makes a request with retries: name of the object, operation, arguments of boto3.
+      ended: tells that the run is over, so that no more uploads begin.
+    """
 
-        Args:
-          call: makes a request with retries: name of the object, operation, arguments of boto3.
-          ended: tells that the run is over, so that no more uploads begin.
-        """
-        self._call = call
-        self._ended = ended
+    call: Callable[..., dict[str, Any]]
+    ended: threading.Event
 
-    def send(self, file: File, chunks: Iterable[bytes], remedy: str) -> str:
-        """Makes an object and returns its CRC32C as S3 writes it.
+    def send(self, file: File, opened: BinaryIO, remedy: str) -> Sent:
+        """Makes an object.
 
         Args:
           file: what it must be.
-          chunks: its bytes.
+          opened: its bytes.
           remedy: what is to be said where they are others.
 
         Raises:
@@ -84,14 +96,14 @@ class Uploader:
           AbsentError: its multipart upload was removed, or completed by a lost request.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
-        parts = _parts(chunks)
+        parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
         if file.num_bytes <= PART_BYTES:
             _demand(file, hashlib.sha256(first).hexdigest(), len(first), remedy)
             return self.send_small(file, first)
-        if self._ended.is_set():
+        if self.ended.is_set():
             raise IncompleteError(f"{file.name}: the run is ending, so it is not sent.")
-        upload = self._call(
+        upload = self.call(
             file.name,
             "create_multipart_upload",
             Metadata={SHA256: file.sha256},
@@ -105,8 +117,8 @@ class Uploader:
                 self.abort(file.name, upload)
             raise
 
-    def send_small(self, file: File, data: bytes | bytearray, **conditions: str) -> str:
-        """Makes an object by one request and returns its CRC32C as S3 writes it.
+    def send_small(self, file: File, data: bytes, **conditions: str) -> Sent:
+        """Makes an object by one request.
 
         Raises as `S3.call`.
 
@@ -116,7 +128,7 @@ class Uploader:
           **conditions: of S3, e.g. IfNoneMatch.
         """
         checksum = _written(crc32c.crc32c(data))
-        self._call(
+        answer = self.call(
             file.name,
             "put_object",
             Body=data,
@@ -124,16 +136,14 @@ class Uploader:
             ChecksumCRC32C=checksum,
             **conditions,
         )
-        return checksum
+        return _sent(checksum, answer)
 
     def abort(self, name: str, upload: str) -> None:
         """Removes a multipart upload; absent is fine."""
         with contextlib.suppress(AbsentError):
-            self._call(name, "abort_multipart_upload", UploadId=upload)
+            self.call(name, "abort_multipart_upload", UploadId=upload)
 
-    def _send_parts(
-        self, file: File, upload: str, parts: Iterable[bytes | bytearray], remedy: str
-    ) -> str:
+    def _send_parts(self, file: File, upload: str, parts: Iterable[bytes], remedy: str) -> Sent:
         sha256, whole, size = hashlib.sha256(), 0, 0
         listed: list[dict[str, Any]] = []
         for number, part in enumerate(parts, start=1):
@@ -141,40 +151,28 @@ class Uploader:
             whole = crc32c.crc32c(part, whole)
             size += len(part)
             entry = {"PartNumber": number, "ChecksumCRC32C": _written(crc32c.crc32c(part))}
-            answer = self._call(file.name, "upload_part", UploadId=upload, Body=part, **entry)
+            answer = self.call(file.name, "upload_part", UploadId=upload, Body=part, **entry)
             listed.append({**entry, "ETag": answer["ETag"]})
         _demand(file, sha256.hexdigest(), size, remedy)
-        self._call(
+        checksum = _written(whole)
+        answer = self.call(
             file.name,
             "complete_multipart_upload",
             UploadId=upload,
             MultipartUpload={"Parts": listed},
-            ChecksumCRC32C=_written(whole),
+            ChecksumCRC32C=checksum,
             ChecksumType="FULL_OBJECT",
         )
-        return _written(whole)
+        return _sent(checksum, answer)
+
+
+def _sent(checksum: str, answer: dict[str, Any]) -> Sent:
+    return Sent(checksum, answer.get("ChecksumCRC32C") == checksum)
 
 
 def _written(checksum: int) -> str:
     """Returns a CRC32C as S3 writes it: base64 of four bytes, the highest first."""
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
-
-
-def _parts(chunks: Iterable[bytes]) -> Iterator[bytes | bytearray]:
-    """Yields bytes in parts of one size; the last may be shorter."""
-    part = bytearray()
-    for chunk in chunks:
-        if not part and len(chunk) == PART_BYTES:
-            yield chunk
-            continue
-        while len(part) + len(chunk) >= PART_BYTES:
-            rest = PART_BYTES - len(part)
-            part += chunk[:rest]
-            yield part
-            part, chunk = bytearray(), chunk[rest:]
-        part += chunk
-    if part:
-        yield part
 
 
 def _demand(file: File, sha256: str, size: int, remedy: str) -> None:

@@ -7,6 +7,7 @@ made to the real readers, and compare with `Miniature.images`.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import tarfile
@@ -14,11 +15,11 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
-from imagenet_prep.core.errors import UsageError
-from imagenet_prep.testing.devkit import Synset, add_file, make_devkit
 from imagenet_prep.testing.photographs import (
     FAMILIES,
     IMAGENET_SIZE,
@@ -33,25 +34,14 @@ DEVKIT_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 
 _Rng = np.random.Generator
 
-_KEPT = (
-    "large",
-    "exif_rotated",
-    "broken_exif",
-    "trailing_garbage",
-    "one_pixel",
-    "wide",
-)
+_KEPT = ("large", "exif_rotated", "broken_exif", "trailing_garbage", "one_pixel", "wide")
 ODD_KINDS = (  # kind → fate under the default policy
     dict.fromkeys(_KEPT, "kept")
     | dict.fromkeys(("png", "cmyk", "grey"), "repaired")
     | dict.fromkeys(("truncated", "empty"), "quarantined")
 )
-_ODD_VALIDATION_KINDS = (
-    "grey",
-    "cmyk",
-    "truncated",
-    "exif_rotated",
-)  # at most 1/4 of the split
+# At most a quarter of the split.
+_ODD_VALIDATION_KINDS = ("grey", "cmyk", "truncated", "exif_rotated")
 
 _INNER = (  # wnid, words, parent, height; numbered after the leaves, as in the real devkit
     ("n00001740", "entity", "", 19),
@@ -108,6 +98,19 @@ class Miniature:
         return {image.key: image for image in self.images if image.split == split}
 
 
+@dataclass(frozen=True)
+class Synset:
+    """One row of meta.mat, fields in the order of the real `synsets` array."""
+
+    ilsvrc2012_id: int
+    wnid: str
+    words: str
+    gloss: str = ""  # `words` where empty: no real row lacks one
+    children: tuple[int, ...] = ()  # ILSVRC2012_IDs; empty for a leaf
+    wordnet_height: int = 0
+    num_train_images: int = 0
+
+
 def make_miniature(
     root: Path,
     *,
@@ -125,7 +128,8 @@ def make_miniature(
 
     Args:
       root: created if missing; archives that are already there are replaced.
-      num_train: train images over all classes; the classes get slightly different counts.
+      num_train: train images over all classes; the classes get slightly different counts. With
+        odd files at least 20, and two for each class.
       num_validation: validation images, as equally spread over the classes as possible.
       num_classes: 2 to 10, one family of photographs each.
       seed: not negative; decides every random choice.
@@ -135,25 +139,24 @@ def make_miniature(
         jittered. At the default size some plain images are 1600x1200 or 2048x1536.
 
     Raises:
-      UsageError: the photographs are not installed, or the numbers do not fit together.
+      UsageError: the photographs are not installed.
     """
-    _check_request(num_train, num_validation, num_classes, size, seed, odd_files=odd_files)
     families = sorted(FAMILIES[:num_classes])  # by WNID
     for family in families:
         photograph_path(family, 0)  # raises before anything is written
-    studio = _Studio(families, size, seed)
+    studio = _Studio(root, families, size, seed)
     # Each file is made from the random numbers after those of the file before it.
     rng = np.random.default_rng(seed)
     counts = _class_counts(num_train, num_classes, rng)
     root.mkdir(parents=True, exist_ok=True)
     odd_train = _odd_places(counts, rng) if odd_files else {}
-    _write_train(root, studio, counts, odd_train, rng)
+    studio.write_train(counts, odd_train, rng)
     class_of = rng.permutation(np.arange(num_validation) % num_classes)  # by file number - 1
     odd_validation = {}
     if odd_files and num_validation >= 2 * num_classes:  # else a class might lose its only image
         places = rng.permutation(num_validation)[: num_validation // 4].tolist()
         odd_validation = dict(zip(places, _ODD_VALIDATION_KINDS, strict=False))
-    _write_validation(root, studio, class_of.tolist(), odd_validation, rng)
+    studio.write_validation(class_of.tolist(), odd_validation, rng)
     ids = [place + 1 for place in _scrambled(num_classes, rng)]  # by class index
     leaves = [
         Synset(ids[i], family.wnid, family.words, num_train_images=counts[i])
@@ -165,45 +168,52 @@ def make_miniature(
     return Miniature(root, classes, tuple(studio.images))
 
 
-def _check_request(
-    num_train: int,
-    num_validation: int,
-    num_classes: int,
-    size: tuple[int, int],
-    seed: int,
-    *,
-    odd_files: bool,
-) -> None:
-    least = max(20, 2 * num_classes) if odd_files else num_classes
-    if not 2 <= num_classes <= len(FAMILIES):
-        raise UsageError(f"num_classes={num_classes}: expected 2 to {len(FAMILIES)}")
-    if num_train < least or num_validation < 1:
-        raise UsageError(
-            f"num_train={num_train}, num_validation={num_validation}: expected at least {least} and"
-            f" 1 with num_classes={num_classes}, odd_files={odd_files}"
-        )
-    if min(size) < 16 or seed < 0:
-        raise UsageError(f"size={size!r}, seed={seed}: sides start at 16 pixels, seeds at 0")
-
-
 class _Studio:
-    """Makes the images of one miniature.
+    """Makes the images of one miniature, and their archives.
 
     Attributes:
-      families: by class index.
       images: the truth about each image that was made, in that order.
     """
 
-    def __init__(self, families: Sequence[Family], size: tuple[int, int], seed: int) -> None:
-        self.families = families
+    def __init__(
+        self, root: Path, families: Sequence[Family], size: tuple[int, int], seed: int
+    ) -> None:
         self.images: list[SourceImage] = []
+        self._root = root
+        self._families = families
         self._camera = Camera(size, seed)
         self._seed = seed
 
-    def shoot(self, split: str, key: str, class_index: int, kind: str, ordinal: int) -> bytes:
+    def write_train(
+        self, counts: Sequence[int], odd: dict[tuple[int, int], str], rng: _Rng
+    ) -> None:
+        with tarfile.open(self._root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
+            for index, (family, count) in enumerate(zip(self._families, counts, strict=True)):
+                # Like the real ones: gaps, numbers of different lengths, no order.
+                numbers = rng.choice(np.arange(2, 12_000 + 4 * count), count, replace=False)
+                with tempfile.TemporaryFile(dir=self._root) as spool:
+                    with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as inner:
+                        for ordinal, number in enumerate(numbers):
+                            name = f"{family.wnid}_{number}.JPEG"
+                            kind = odd.get((index, ordinal), "plain")
+                            data = self._shoot(
+                                "train", f"{family.wnid}/{name}", index, kind, ordinal
+                            )
+                            add_file(inner, name, io.BytesIO(data), len(data))
+                    add_file(outer, f"{family.wnid}.tar", spool, spool.seek(0, io.SEEK_END))
+
+    def write_validation(self, class_of: Sequence[int], odd: dict[int, str], rng: _Rng) -> None:
+        with tarfile.open(self._root / VALIDATION_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as flat:
+            for ordinal in _scrambled(len(class_of), rng):
+                key = f"ILSVRC2012_val_{ordinal + 1:08d}.JPEG"
+                kind = odd.get(ordinal, "plain")
+                data = self._shoot("validation", key, class_of[ordinal], kind, ordinal)
+                add_file(flat, key, io.BytesIO(data), len(data))
+
+    def _shoot(self, split: str, key: str, class_index: int, kind: str, ordinal: int) -> bytes:
         """Returns the bytes of one image; the same for the same arguments."""
         stream = (self._seed, split == "validation", class_index, ordinal)
-        family, rng = self.families[class_index], np.random.default_rng(stream)
+        family, rng = self._families[class_index], np.random.default_rng(stream)
         kind, width, height, data = self._camera.shoot(family, kind, rng)
         truth = SourceImage(
             split=split,
@@ -219,39 +229,6 @@ class _Studio:
         )
         self.images.append(truth)
         return data
-
-
-def _write_train(
-    root: Path,
-    studio: _Studio,
-    counts: Sequence[int],
-    odd: dict[tuple[int, int], str],
-    rng: _Rng,
-) -> None:
-    with tarfile.open(root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
-        for class_index, (family, count) in enumerate(zip(studio.families, counts, strict=True)):
-            # Like the real ones: gaps, numbers of different lengths, no order.
-            numbers = rng.choice(np.arange(2, 12_000 + 4 * count), count, replace=False)
-            with tempfile.TemporaryFile(dir=root) as spool:
-                with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as inner:
-                    for ordinal, number in enumerate(numbers):
-                        name = f"{family.wnid}_{number}.JPEG"
-                        key = f"{family.wnid}/{name}"
-                        kind = odd.get((class_index, ordinal), "plain")
-                        data = studio.shoot("train", key, class_index, kind, ordinal)
-                        add_file(inner, name, io.BytesIO(data), len(data))
-                add_file(outer, f"{family.wnid}.tar", spool, spool.seek(0, io.SEEK_END))
-
-
-def _write_validation(
-    root: Path, studio: _Studio, class_of: Sequence[int], odd: dict[int, str], rng: _Rng
-) -> None:
-    with tarfile.open(root / VALIDATION_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as flat:
-        for ordinal in _scrambled(len(class_of), rng):
-            key = f"ILSVRC2012_val_{ordinal + 1:08d}.JPEG"
-            kind = odd.get(ordinal, "plain")
-            data = studio.shoot("validation", key, class_of[ordinal], kind, ordinal)
-            add_file(flat, key, io.BytesIO(data), len(data))
 
 
 def _class_counts(num_train: int, num_classes: int, rng: _Rng) -> list[int]:
@@ -291,3 +268,68 @@ def _inner_synsets(families: Sequence[Family], ids: Sequence[int]) -> list[Synse
         children += [id_of[row[0]] for row in used if row[2] == wnid]
         synsets.append(Synset(id_of[wnid], wnid, words, "", tuple(sorted(children)), height))
     return synsets
+
+
+def make_devkit(
+    path: Path,
+    leaves: Sequence[Synset],
+    inner: Sequence[Synset],
+    ground_truth: Sequence[int],
+) -> None:
+    """Writes a devkit archive: readme, data/meta.mat and the validation ground truth.
+
+    Args:
+      path: where to write ILSVRC2012_devkit_t12.tar.gz.
+      leaves: the classes, no children. Rows of meta.mat are sorted by ID, leaves before inner.
+      inner: synsets above the leaves.
+      ground_truth: ILSVRC2012_ID of each validation image, in file-name order.
+    """
+    import scipy.io
+
+    def by_id(synset: Synset) -> int:
+        return synset.ilsvrc2012_id
+
+    fields = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+    rows = [
+        (
+            _small_uint(row.ilsvrc2012_id),
+            row.wnid,
+            row.words,
+            row.gloss or row.words,
+            _small_uint(len(row.children)),
+            _small_uint(*row.children),
+            _small_uint(row.wordnet_height),
+            _small_uint(row.num_train_images),
+        )
+        for row in sorted(leaves, key=by_id) + sorted(inner, key=by_id)
+    ]
+    synsets = np.array(rows, dtype=[(field, object) for field in fields.split()])
+    buffer = io.BytesIO()
+    scipy.io.savemat(buffer, {"synsets": synsets[:, None]}, do_compression=True)
+    # SciPy writes the time of day into the header's 116 bytes of free text.
+    header = b"MATLAB 5.0 MAT-file, Platform: GLNXA64, Created on: Thu Jan  1 00:00:00 1970"
+    members = {
+        "readme.txt": b"A miniature of the ILSVRC2012 development kit, made by imagenet-prep.\n",
+        "data/meta.mat": header.ljust(116) + buffer.getvalue()[116:],
+        "data/ILSVRC2012_validation_ground_truth.txt": b"".join(b"%d\n" % i for i in ground_truth),
+    }
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for name, data in members.items():
+            add_file(tar, f"ILSVRC2012_devkit_t12/{name}", io.BytesIO(data), len(data))
+
+
+def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -> None:
+    """Appends a member read from the start of `file`, without time, owner or trace of this host."""
+    info = tarfile.TarInfo(name)
+    info.size = num_bytes
+    file.seek(0)
+    tar.addfile(info, file)
+
+
+def _small_uint(*values: int) -> NDArray[np.unsignedinteger]:
+    """Returns [1, n] in the smallest type that holds the values, as MATLAB stores them."""
+    return np.array([values], dtype=np.uint8 if max(values, default=0) < 256 else np.uint16)

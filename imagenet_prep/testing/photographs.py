@@ -22,13 +22,8 @@ IMAGENET_SIZE = (500, 375)  # (width, height): the most frequent size in ILSVRC2
 _LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, at IMAGENET_SIZE only
 _LARGE_SIZE, _HUGE_SIZE, _WIDE_SIZE = (1600, 1200), (2048, 1536), (4000, 300)
 _ZOOMS = (1.0, 1.2, 1.45)
-_GRAIN_SIGMA = (
-    3.0  # upscaled photographs compress too well; with grain they weigh what real ones do
-)
-_MISSING = (
-    "the miniature needs photographs from scikit-image and scikit-learn: "
-    "pip install 'imagenet-prep[demo]'"
-)
+# Upscaled photographs compress too well; with grain they weigh what real ones do.
+_GRAIN_SIGMA = 3.0
 
 
 class Family(NamedTuple):
@@ -187,4 +182,7 @@ def photograph_path(family: Family, place: int) -> Path:
         path = Path(location, folder, family.files[place])
         if path.is_file():
             return path
-    raise UsageError(_MISSING)
+    raise UsageError(
+        "the miniature needs photographs from scikit-image and scikit-learn: "
+        "pip install 'imagenet-prep[demo]'"
+    )

@@ -5,24 +5,22 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 import time
 import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from imagenet_prep.core import cli
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Arrays = Mapping[str, npt.NDArray[np.generic]]
+Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
 # Appended to the name of a damaged checkpoint. It is not used any more, and kept for inspection.
@@ -37,7 +35,7 @@ class Checkpoint:
     Attributes:
       step: number of steps made.
       facts: the numbers of the run and the state of the reader, as JSON.
-      arrays: all variables by name.
+      arrays: all variables by name, in the order in which they were saved.
       saved_at: seconds since 1970, UTC.
     """
 
@@ -67,8 +65,6 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
       IncompleteError: the disk is full; earlier checkpoints are kept.
       StoreError: anything else the system refuses.
     """
-    import numpy as np
-
     head = json.dumps({"step": step, "saved_at": time.time(), "facts": facts}).encode()
     stream = io.BytesIO()
     # A zip without compression: every member has a CRC that reading checks.
@@ -101,10 +97,10 @@ def clear(folder: Path) -> None:
     Raises:
       StoreError: the system refuses.
     """
-    for file in LocalStore(folder).names(""):
+    store = LocalStore(folder)
+    for file in store.names(""):
         if step_of(file.removesuffix(_DAMAGED)) is not None:
-            with storage_errors("remove", folder / file):
-                (folder / file).unlink(missing_ok=True)
+            store.remove(file)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
@@ -122,12 +118,12 @@ def load_latest(folder: Path) -> Checkpoint | None:
         try:
             found = load(path)
         except DataDamagedError as error:
-            _say(f"{error} Trying the one before.")
+            cli.say(f"{error} Trying the one before.")
             damaged.append(path)
-        else:
-            for path in damaged:
-                _set_aside(path)
-            return found
+            continue
+        for path in damaged:
+            _set_aside(path)
+        return found
     if there:
         raise DataDamagedError(
             f"{folder}: none of its {len(there)} checkpoints can be read, see above. "
@@ -143,8 +139,6 @@ def load(path: Path) -> Checkpoint:
       DataDamagedError: a byte is not what was written.
       StoreError: the system cannot read it.
     """
-    import numpy as np
-
     try:
         # NumPy leaves a file open that it cannot read; this closes it.
         with open(path, "rb") as stream, np.load(stream) as file:
@@ -160,22 +154,15 @@ def load(path: Path) -> Checkpoint:
 def _is_sound(path: Path) -> bool:
     try:
         load(path)
-    except DataDamagedError as error:
-        _say(str(error))
-        _set_aside(path)
-        return False
-    except StoreError as error:  # it may be sound, so it is kept, but not counted
-        _say(str(error))
+    except (DataDamagedError, StoreError) as error:
+        cli.say(error)
+        if isinstance(error, DataDamagedError):  # else it may be sound: kept, but not counted
+            _set_aside(path)
         return False
     return True
 
 
 def _set_aside(path: Path) -> None:
-    aside = path.with_name(path.name + _DAMAGED)
-    with storage_errors("rename", path):
-        path.replace(aside)
-    _say(f"{path}: set aside as {aside.name}.")
-
-
-def _say(text: str) -> None:
-    print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
+    aside = path.name + _DAMAGED
+    LocalStore(path.parent).rename(path.name, aside)
+    cli.say(f"{path}: set aside as {aside}.")

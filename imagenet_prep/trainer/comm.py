@@ -1,4 +1,4 @@
-"""How ranks communicate: what every framework's ranks do, and TensorFlow's by Horovod.
+"""Ranks: which this is, what it has of its host, how they communicate; TensorFlow's by Horovod.
 
 Horovod with Keras 3 wants raw variables (`v.value`): its optimizer wrapper and callbacks run,
 but average nothing. tests/trainer/test_two_ranks.py holds two real ranks against one.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
@@ -42,11 +45,19 @@ class Comm:
         """Returns the sum over the ranks; works inside tf.function."""
         return tensor
 
-    def average_variables(self, variables: Sequence[Any]) -> None:
-        """Sets each variable to its mean over the ranks."""
+    def add_up(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array of MXNet to its sum over the ranks, as soon as it is known.
 
-    def broadcast_variables(self, variables: Sequence[Any]) -> None:
-        """Sets each variable to what it is on rank 0."""
+        Args:
+          arrays: the same number and shapes each time.
+          what: one word. What bears the same word must be waited for in between.
+        """
+
+    def average(self, arrays: Sequence[Any]) -> None:
+        """Sets each array, or variable, to its mean over the ranks, and waits for it."""
+
+    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
+        """Sets each array, or variable, to what it is on rank 0, and waits for it."""
 
     def broadcast_object(self, value: Any) -> Any:
         """Returns what `value` is on rank 0, as JSON has it: a tuple becomes a list.
@@ -57,8 +68,6 @@ class Comm:
         Raises:
           ImagenetPrepError: the received bytes are not JSON, or more than 1 MiB.
         """
-        import numpy as np
-
         data = canonical.dumps(value) if self.world.rank == 0 else b""
         num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
         if not 0 < num_bytes <= _MAX_OBJECT_BYTES:
@@ -108,17 +117,17 @@ class Horovod(Comm):
         totals: list[float] = self.sum(tf.convert_to_tensor(sums)).numpy().tolist()
         return totals
 
-    def average_variables(self, variables: Sequence[Any]) -> None:
+    def average(self, arrays: Sequence[Any]) -> None:
         """Sets each variable to its mean over the ranks."""
-        if not variables:
+        if not arrays:
             return
-        means = self._hvd.grouped_allreduce([v.value() for v in variables], op=self._hvd.Average)
-        for variable, mean in zip(variables, means, strict=True):
+        means = self._hvd.grouped_allreduce([v.value() for v in arrays], op=self._hvd.Average)
+        for variable, mean in zip(arrays, means, strict=True):
             variable.assign(mean)
 
-    def broadcast_variables(self, variables: Sequence[Any]) -> None:
+    def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
         """Sets each variable to what it is on rank 0."""
-        self._hvd.broadcast_variables(variables, root_rank=0)
+        self._hvd.broadcast_variables(arrays, root_rank=0)
 
     def from_first(self, name: str, array: Any) -> Any:
         """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
@@ -144,6 +153,24 @@ def launched() -> World:
         return World.from_environment()
     except ValueError as error:
         raise ImagenetPrepError(f"the launcher's environment: {error}. Launch again.") from error
+
+
+def cores(world: World) -> int:
+    """Returns a rank's share of the cores: with all of them, ranks would wait for each other."""
+    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+
+
+def check_gpus(local_rank: int, gpus: int) -> None:
+    """Refuses more ranks than GPUs, where there are any.
+
+    Raises:
+      ImagenetPrepError: the host has GPUs, but fewer than ranks.
+    """
+    if 0 < gpus <= local_rank:
+        raise ImagenetPrepError(
+            f"local rank {local_rank}: {os.uname().nodename} has {gpus} GPUs. "
+            f"Write slots={gpus} into the hosts file, or start fewer ranks."
+        )
 
 
 def meet(framework: str, world: World) -> tuple[Any, World]:
@@ -173,17 +200,6 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             "--mpi, or launch without --mpi."
         )
     return hvd, found
-
-
-def connect(*, fp16_compression: bool) -> Comm:
-    """Returns the way to the other ranks that the launcher has started, for TensorFlow.
-
-    Raises:
-      UsageError: there should be several, and Horovod is not installed.
-      ImagenetPrepError: the launcher's environment cannot be.
-    """
-    world = launched()
-    return Horovod(world, fp16_compression=fp16_compression) if world.size > 1 else Comm()
 
 
 # Launchers report the process that ends first, with its exit code. So a rank that lost another one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,10 @@ from typing import Any
 from imagenet_prep.core import cli
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
 
-MODELS = (
-    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-    *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
-)
-# Of these, what Gluon's model zoo has, and a small net of our own.
+# Of the models, what Gluon's model zoo has, and a small net of our own.
 GLUON_MODELS = ("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny")
 FRAMEWORKS = ("tensorflow", "mxnet")
-COMMS = ("horovod", "dist_sync", "dist_device_sync")
 OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
-PRECISIONS = ("float32", "bfloat16", "float16")
 # What each recipe says before ranks and data set are known; trainer.recipe has the rest.
 _IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_every": 0.0}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -37,20 +32,18 @@ _LEAST_CIFAR = 22
 class Config(cli.Settings):
     """Settings of one run; see the help of each flag. None: the recipe decides.
 
-    Aliases with an underscore are flags of the tutorial's script (trainer.tutorial has those that
+    Aliases are flags of the tutorial's script (the verb `train` has those that
     need more than another name); --epochs and --learning-rate are hyperparameters of the
     SageMaker guide.
     """
 
-    data_dir: str | None = cli.flag(
-        None, help="the data set: a folder, s3:// or http(s)://", aliases=("--data_dir",)
-    )
+    data_dir: str | None = cli.flag(None, help="the data set: a folder, s3:// or http(s)://")
     framework: str = cli.flag(
         "tensorflow", choices=FRAMEWORKS, help="what trains; mxnet has an environment of its own"
     )
     comm: str = cli.flag(
         "horovod",
-        choices=COMMS,
+        choices=("horovod", "dist_sync", "dist_device_sync"),
         help="how ranks sum gradients: by Horovod's ring, or, with --framework mxnet, by the "
         "parameter servers that `launch --servers` starts; dist_device_sync adds up the GPUs of a "
         "process on a GPU",
@@ -58,7 +51,10 @@ class Config(cli.Settings):
     synthetic: bool = cli.flag(False, help="train on random images; this needs no data set")
     model: str | None = cli.flag(
         None,
-        choices=MODELS,
+        choices=(
+            *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+            *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
+        ),
         help="the network; resnet50 to 152 are v1.5, those with -v1 stride in their first 1x1; "
         "tiny is for tests and demos; default: resnet50, or the recipe's",
         aliases=("-m",),
@@ -67,16 +63,16 @@ class Config(cli.Settings):
         256,
         least=1,
         help="images that each process trains on in a step",
-        aliases=("-b", "--batch_size"),
+        aliases=("-b",),
     )
     num_epochs: float | None = cli.flag(
         None,
         above=0,
         help="how often every image is used; default: 90, or the recipe's",
-        aliases=("--num_epochs", "--epochs"),
+        aliases=("--epochs",),
     )
     num_batches: int | None = cli.flag(
-        None, least=1, help="steps of the run, instead of --num-epochs", aliases=("--num_batches",)
+        None, least=1, help="steps of the run, instead of --num-epochs"
     )
     image_size: int | None = cli.flag(
         None,
@@ -87,18 +83,15 @@ class Config(cli.Settings):
     log_dir: str = cli.flag(
         "imagenet_resnet",
         help="folder of checkpoints, log and TensorBoard's scalars; a run resumes from it",
-        aliases=("--log_dir",),
     )
     clear_log: bool = cli.flag(
         False,
         help="begin anew: remove the checkpoints, the log and the scalars of an earlier run first",
-        aliases=("--clear_log",),
     )
     local_ckpt: bool = cli.flag(
         False,
         help="accepted, without effect: rank 0 saves checkpoints, and gives them to all when the "
         "run resumes",
-        aliases=("--local_ckpt",),
     )
     tensorboard_dir: str | None = cli.flag(
         None, help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)", metavar="DIR"
@@ -165,14 +158,12 @@ class Config(cli.Settings):
         help="epochs at which schedule steps lowers the rate (default: 30,60,80, in proportion "
         "for fewer than 90 epochs)",
         metavar="EPOCHS",
-        aliases=("--lr_decay_steps",),
     )
     lr_decay_lrs: str | None = cli.flag(
         None,
         help="rates of schedule steps, one more than --lr-decay-steps: the first is that before "
         "the first of them (default: a tenth at each)",
         metavar="RATES",
-        aliases=("--lr_decay_lrs",),
     )
     plateau_patience: int = cli.flag(
         10, least=1, help="evaluations without a lower loss after which schedule plateau falls"
@@ -181,26 +172,20 @@ class Config(cli.Settings):
         0.1, above=0, below=1, help="to what share of its rate schedule plateau falls"
     )
     warmup_epochs: float | None = cli.flag(
-        None,
-        least=0,
-        help="epochs in which the rate rises; default: the recipe's",
-        aliases=("--warmup_epochs",),
+        None, least=0, help="epochs in which the rate rises; default: the recipe's"
     )
     warmup_lr: float | None = cli.flag(
         None,
         least=0,
         help=f"learning rate at which the warm-up begins (default: {WARMUP_START}, of recipe "
         "article 0.1)",
-        aliases=("--warmup_lr",),
     )
     increased_aug: bool = cli.flag(
-        False,
-        help="change colours at random too, as recipe tutorial does from 128 ranks on",
-        aliases=("--increased_aug",),
+        False, help="change colours at random too, as recipe tutorial does from 128 ranks on"
     )
     precision: str | None = cli.flag(
         None,
-        choices=PRECISIONS,
+        choices=("float32", "bfloat16", "float16"),
         help="type of activations; weights stay float32 (default: float32; of recipes tutorial "
         "and article float16 on a GPU that is fast at it)",
     )
@@ -209,13 +194,10 @@ class Config(cli.Settings):
         least=1,
         help="factor of the loss with float16, so that gradients do not vanish (default: 1024, "
         "with larc 256)",
-        aliases=("--loss_scale",),
     )
     fp16_compression: bool = cli.flag(False, help="send gradients between processes as float16")
     jit: bool = cli.flag(False, help="compile forward and backward pass with XLA")
-    display_every: int = cli.flag(
-        50, least=1, help="steps between two lines of output", aliases=("--display_every",)
-    )
+    display_every: int = cli.flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = cli.flag(
         None,
         least=0,
@@ -258,7 +240,7 @@ class Config(cli.Settings):
         """Refuses values that are not allowed, and flags that would have no effect."""
         super().__post_init__()
         if not self.recipe:
-            object.__setattr__(self, "recipe", "article" if self.framework == "mxnet" else "v1.5")
+            object.__setattr__(self, "recipe", _usual_recipe(self.framework))
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
         if self.synthetic and (self.evaluate or self.eval_every):
@@ -348,6 +330,12 @@ class Config(cli.Settings):
         if self.schedule == "plateau" and not (self.eval_every or self.recipe == "cifar10"):
             raise ValueError("--schedule plateau needs --eval-every: evaluations lower the rate")
 
+    def changed(self) -> dict[str, Any]:
+        """Returns the settings that are not what they are by default, by name."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        defaults["recipe"] = _usual_recipe(self.framework)
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+
     @property
     def half_if_fast(self) -> bool:
         """Whether a device that is fast at float16 is to use it."""
@@ -362,6 +350,10 @@ class Config(cli.Settings):
     def decay_rates(self) -> tuple[float, ...]:
         """The rates of --lr-decay-lrs; empty where it is not given."""
         return _numbers("--lr-decay-lrs", self.lr_decay_lrs)
+
+
+def _usual_recipe(framework: str) -> str:
+    return "article" if framework == "mxnet" else "v1.5"
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.trainer.comm import Comm
 
@@ -34,8 +36,6 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
       class_index: [batch] integers.
       mask: [batch], False for what is not to be counted.
     """
-    import numpy as np
-
     wanted = np.asarray(mask, bool)
     rows = np.asarray(logits, np.float64)[wanted]
     there = np.take_along_axis(rows, np.asarray(class_index)[wanted, None], 1)
@@ -62,8 +62,6 @@ def evaluate(
     Raises:
       DataDamagedError: another number of examples was counted.
     """
-    import numpy as np
-
     sums = np.zeros(4)
     for batch in batches:
         sums += count(logits(batch["images"]), batch["class_index"], batch["mask"])

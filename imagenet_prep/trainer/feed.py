@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 
@@ -58,8 +60,6 @@ class Noise:
         self, batch_size: int, image_size: int, world: World, hold: Callable[[Any], Any]
     ) -> None:
         """Draws the batch, of NumPy arrays; `hold` returns it as a framework holds it."""
-        import numpy as np
-
         random = np.random.default_rng(world.rank)
         shape = (batch_size, image_size, image_size, 3)
         self._batch = hold(

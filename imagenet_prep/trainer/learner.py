@@ -6,25 +6,26 @@ MXNet's are never imported together: each has an environment of its own.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.comm import Comm, cores, launched
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.recipe import Run
 
 
 class Learner(Protocol):
-    """One rank of a run; all ranks call the same methods in the same order."""
+    """One rank of a run; all ranks call the same methods in the same order.
 
-    @property
-    def comm(self) -> Comm:
-        """The other ranks."""
+    Attributes:
+      comm: the other ranks.
+      fast_half: whether the device computes faster in float16 than in float32.
+    """
 
-    @property
-    def fast_half(self) -> bool:
-        """Whether the device computes faster in float16 than in float32."""
+    comm: Comm
+    fast_half: bool
 
     def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch of NumPy arrays, channels last, as the framework holds it."""
@@ -63,13 +64,18 @@ def connect(config: Config) -> Learner:
     """Returns the learner of the framework that is asked for; it has met the other ranks.
 
     Raises:
-      UsageError: the framework, or its way to the other ranks, is not there.
+      UsageError: the way to the other ranks, or a GPU for MXNet's float16, is not there; or
+        these are not the ranks that were launched.
       ImagenetPrepError: the launcher's environment cannot be, or GPUs are too few.
     """
     if config.framework == "mxnet":
+        # Read when MXNet is imported, which a server's process does for as long as it lives.
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores(launched())))
         from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 
         return MxnetLearner(config)
+    # Before it is imported: its start-up lines would stand in the table.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
     return TensorFlowLearner(config)

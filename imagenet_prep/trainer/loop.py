@@ -7,7 +7,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -149,17 +149,7 @@ class _Training:
         )
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
-        found: dict[str, Any] | None = None
-        failure: list[str] | None = None
-        if self._leads:
-            # All ranks must learn of an error on rank 0: they would wait for ever.
-            try:
-                found = self._restore()
-            except ImagenetPrepError as error:
-                failure = _as_json(error)
-        place = self._reader.state() if found is None else found["reader"]
-        found, place, failure = self._comm.broadcast_object((found, place, failure))
-        self._raise(failure)
+        found, place = self._on_first(self._restore)
         # Also at the start, since this refuses a rank that would read another set or order.
         self._reader.restore(place)
         if found is not None:
@@ -174,8 +164,27 @@ class _Training:
         self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step, **chosen})
         self._flush()
 
-    def _restore(self) -> dict[str, Any] | None:
-        """Loads the last checkpoint into this rank's variables; returns its other contents."""
+    def _on_first(self, work: Callable[[], Any]) -> Any:
+        """Returns to all ranks, as JSON has it, what `work` returns on rank 0.
+
+        An error there ends all ranks with one exit code: the others would wait for ever.
+        """
+        value: Any = None
+        failure: Sequence[str] | None = None
+        if self._leads:
+            try:
+                value = work()
+            except ImagenetPrepError as error:
+                failure = type(error).__name__, str(error)
+        value, failure = self._comm.broadcast_object((value, failure))
+        if failure is not None:
+            self._comm.close()
+            name, message = failure
+            raise errors.by_name(name)(message)
+        return value
+
+    def _restore(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Loads the last checkpoint; returns what else is in it, and where reading begins."""
         LocalStore(self._folder).remove_temporaries()
         if self._config.mirror is not None:
             self._mirror = Mirror(self._config.mirror, self._folder, self._scalars, self._export)
@@ -185,7 +194,7 @@ class _Training:
             self._log.clear()
         found = checkpoint.load_latest(self._folder)
         if found is None:
-            return None
+            return None, self._reader.state()
         there, evaluates = found.facts["run"], self._config.evaluate
         if other := recipe.difference(there, self._plan, only_model=evaluates):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
@@ -196,16 +205,15 @@ class _Training:
         if evaluates:
             # Any ranks and batch size do; epochs are those of the run that was.
             self._plan = dataclasses.replace(self._plan, global_batch=there["global_batch"])
-        values = [found.arrays[f"variable_{number:04d}"] for number in range(len(found.arrays))]
-        self._learner.assign(values, only_model=evaluates)
-        return {
+        self._learner.assign(list(found.arrays.values()), only_model=evaluates)
+        rest = {
             "step": found.step,
             "saved_at": found.saved_at,
-            "reader": found.facts["reader"],
             # Checkpoints of older versions, which had no plateau, lack it.
             "plateau": found.facts.get("plateau", self._plateau.state()),
             "name": checkpoint.name(found.step),
         }
+        return rest, found.facts["reader"]
 
     def _train(self, asked: Callable[[], bool]) -> Score | None:
         """Makes the remaining steps, until asked to stop; returns the last evaluation."""
@@ -257,14 +265,9 @@ class _Training:
 
     def _evaluate_due(self, *, is_last: bool) -> Score | None:
         """Evaluates where it is time for it."""
-        score = None
-        if self._watched is not None and self._is_due():
-            score = self._watch()
-        if (
-            self._test is not None
-            and is_last
-            and (score is None or self._test is not self._watched)
-        ):
+        score = self._watch() if self._watched is not None and self._is_due() else None
+        seen = score is not None and self._test is self._watched
+        if is_last and self._test is not None and not seen:
             score = self._evaluate(self._test)
         return score
 
@@ -289,20 +292,18 @@ class _Training:
         if self._saved_step == self._step:
             return
         self._learner.average_statistics()
-        failure: list[str] | None = None
-        if self._leads:
+
+        def save() -> float:
             arrays = {f"variable_{n:04d}": v for n, v in enumerate(self._learner.values())}
             facts = {
                 "run": self._plan.facts(),
                 "reader": self._reader.state(),
                 "plateau": self._plateau.state(),
             }
-            try:
-                checkpoint.save(self._folder, self._step, facts, arrays, keep=self._config.keep)
-            except ImagenetPrepError as error:
-                failure = _as_json(error)
-        self._saved_at, failure = self._comm.broadcast_object((time.time(), failure))
-        self._raise(failure)
+            checkpoint.save(self._folder, self._step, facts, arrays, keep=self._config.keep)
+            return time.time()
+
+        self._saved_at = self._on_first(save)
         self._saved_step = self._step
         self._flush()
 
@@ -310,13 +311,6 @@ class _Training:
         if self._mirror is not None:
             self._log.flush()
             self._mirror.flush()
-
-    def _raise(self, failure: list[str] | None) -> None:
-        """Raises the error of rank 0, if any, so that all ranks end with the same exit code."""
-        if failure is not None:
-            self._comm.close()
-            name, message = failure
-            raise errors.by_name(name)(message)
 
     def _end_together(self) -> None:
         """Makes all ranks wait for the mirror: launchers kill the others when one ends."""
@@ -335,11 +329,6 @@ class _Training:
             self._log.test(score)
         self._flush()
         return score
-
-
-def _as_json(error: ImagenetPrepError) -> list[str]:
-    """Returns an error for the other ranks: its class and its message."""
-    return [type(error).__name__, str(error)]
 
 
 @contextlib.contextmanager

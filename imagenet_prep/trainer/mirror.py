@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
+from imagenet_prep.core import cli
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -104,7 +105,8 @@ class Mirror:
         timer.cancel()
         absent = [name for name, path in self._files() if self._uploaded.get(name) != _state(path)]
         if absent:
-            _say(f"{self._base} lacks {len(absent)} files of this run: {', '.join(absent[:4])}")
+            names = ", ".join(absent[:4])
+            cli.say(f"mirror: {self._base} lacks {len(absent)} files of this run: {names}")
         return not absent
 
     def _files(self) -> list[tuple[str, Path]]:
@@ -132,7 +134,7 @@ class Mirror:
                 try:
                     store.bring(File(name, found.num_bytes, found.sha256), folder)
                 except DataDamagedError as error:
-                    _say(f"{error} Going on without it.")
+                    cli.say(f"mirror: {error} Going on without it.")
         if path.is_file():
             with open(path, "rb") as opened:
                 sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -161,11 +163,11 @@ class Mirror:
             if not self._in_trouble:
                 where = "" if self._base in str(error) else f"{self._base}: "
                 said = str(error).rstrip(". ")
-                _say(f"{where}{said}. Training goes on, this is tried again.")
+                cli.say(f"mirror: {where}{said}. Training goes on, this is tried again.")
             self._in_trouble = True
             raise UnavailableError(str(error)) from error
         if self._in_trouble:
-            _say(f"{self._base}: all has arrived after all.")
+            cli.say(f"mirror: {self._base}: all has arrived after all.")
         self._in_trouble = False
 
     def _upload(self) -> None:
@@ -195,7 +197,3 @@ def _is_needed(name: str) -> bool:
 def _state(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _say(text: str) -> None:
-    print(f"imagenet-prep: mirror: {text}", file=sys.stderr, flush=True)

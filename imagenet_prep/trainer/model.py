@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 # Sandler/Goyal's constants, as every ResNet-50 v1.5 has them.
 _BN_MOMENTUM = 0.9
 _BN_EPSILON = 1e-5
@@ -29,8 +31,6 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
       image_size: pixels of a side.
       num_classes: length of a row of logits.
     """
-    import keras
-
     images = keras.Input((image_size, image_size, 3), name="images")
     if name == "cifar":
         x = _cifar(images)
@@ -50,15 +50,11 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
 
 def dropout_seeds(network: Any) -> list[Any]:
     """Returns, for each dropout, the [2] int64 variable that decides what it leaves out next."""
-    import keras
-
     layers = [layer for layer in network.layers if isinstance(layer, keras.layers.Dropout)]
     return [layer.seed_generator.state.value for layer in layers]
 
 
 def _resnet(x: Any, name: str) -> Any:
-    import keras
-
     x = _batch_norm(_convolution(x, 64, 7, 2), relu=True)
     x = keras.layers.ZeroPadding2D(1)(x)
     x = keras.layers.MaxPooling2D(3, 2)(x)
@@ -83,8 +79,6 @@ def _tiny(x: Any) -> Any:
 
 def _cifar(x: Any) -> Any:
     """get_model of the guide's model_def.py."""
-    import keras
-
     for filters, dropped in ((32, 0.2), (64, 0.3), (128, 0.4)):
         for padding in ("same", "valid"):
             x = keras.layers.Conv2D(filters, 3, padding=padding)(x)
@@ -98,8 +92,6 @@ def _cifar(x: Any) -> Any:
 
 def _mnist(x: Any) -> Any:
     """As small as LeNet-5 (LeCun et al. 1998), so that an epoch takes seconds on a CPU."""
-    import keras
-
     for filters in (16, 32):
         x = keras.layers.Conv2D(filters, 5, activation="relu")(x)
         x = keras.layers.MaxPooling2D()(x)
@@ -109,34 +101,27 @@ def _mnist(x: Any) -> Any:
 
 
 def _bottleneck(x: Any, filters: int, stride: int, *, strides_first: bool) -> Any:
-    import keras
-
-    shortcut = _shortcut(x, 4 * filters, stride)
-    strides = (stride, 1) if strides_first else (1, stride)
-    x = _batch_norm(_convolution(x, filters, 1, strides[0]), relu=True)
-    x = _batch_norm(_convolution(x, filters, 3, strides[1]), relu=True)
-    x = _batch_norm(_convolution(x, 4 * filters, 1, 1), gamma="zeros")
-    return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
+    first, second = (stride, 1) if strides_first else (1, stride)
+    return _block(x, stride, (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1))
 
 
 def _plain(x: Any, filters: int, stride: int) -> Any:
-    import keras
+    return _block(x, stride, (filters, 3, stride), (filters, 3, 1))
 
-    shortcut = _shortcut(x, filters, stride)
-    x = _batch_norm(_convolution(x, filters, 3, stride), relu=True)
-    x = _batch_norm(_convolution(x, filters, 3, 1), gamma="zeros")
+
+def _block(x: Any, stride: int, *convolutions: tuple[int, int, int]) -> Any:
+    """Returns a residual block of convolutions, each as (filters, size, stride)."""
+    *first, last = convolutions
+    shortcut = x
+    if stride > 1 or x.shape[-1] != last[0]:
+        shortcut = _batch_norm(_convolution(x, last[0], 1, stride))
+    for each in first:
+        x = _batch_norm(_convolution(x, *each), relu=True)
+    x = _batch_norm(_convolution(x, *last), gamma="zeros")
     return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
 
 
-def _shortcut(x: Any, filters: int, stride: int) -> Any:
-    if stride == 1 and x.shape[-1] == filters:
-        return x
-    return _batch_norm(_convolution(x, filters, 1, stride))
-
-
 def _convolution(x: Any, filters: int, size: int, stride: int) -> Any:
-    import keras
-
     # "same" of TensorFlow pads a stride of 2 unevenly; this is what the published weights had.
     if size > 1:
         x = keras.layers.ZeroPadding2D((size - 1) // 2)(x)
@@ -150,8 +135,6 @@ def _convolution(x: Any, filters: int, size: int, stride: int) -> Any:
 
 
 def _batch_norm(x: Any, *, relu: bool = False, gamma: str = "ones") -> Any:
-    import keras
-
     x = keras.layers.BatchNormalization(
         momentum=_BN_MOMENTUM, epsilon=_BN_EPSILON, gamma_initializer=gamma
     )(x)

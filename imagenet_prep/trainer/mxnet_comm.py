@@ -2,10 +2,7 @@
 
 Both do one thing, adding arrays up in place, and all else is made of it. So ranks have the same
 weights either way, to the bit where there are two of them, and a run may change from one to the
-other.
-
-The servers only add. Gluon's way, with the optimizer on the servers, keeps the first learning rate
-for ever (apache/mxnet issue 15919), and gives no momentum back for a checkpoint.
+other. In Gluon's way, servers keep the first learning rate for ever (apache/mxnet issue 15919).
 """
 
 from __future__ import annotations
@@ -17,36 +14,14 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, launched, meet
+from imagenet_prep.trainer.comm import Comm, meet
 
 # Numbers of one message; what rank 0 tells the others has a few hundred bytes. The servers want
 # arrays of one name to have one shape.
 _PIECE = 4096
 
 
-class Alone(Comm):
-    """The only rank."""
-
-    def totals(self, sums: Any) -> list[float]:
-        """Returns the sums over the ranks of a few numbers."""
-        return _numbers(sums)
-
-    def add_up(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to its sum over the ranks, as soon as it is known.
-
-        Args:
-          arrays: MXNet's; the same number and shapes each time.
-          what: one word. What bears the same word must be waited for in between.
-        """
-
-    def broadcast(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to what it is on rank 0, and waits for it."""
-
-    def average(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to its mean over the ranks, and waits for it."""
-
-
-class _Together(Alone):
+class _Together(Comm):
     """Several ranks that add up."""
 
     # Of numbers that are counted.
@@ -63,12 +38,12 @@ class _Together(Alone):
         self.add_up(arrays, what)
         mx.nd.waitall()
 
-    def average(self, arrays: Sequence[Any], what: str) -> None:
+    def average(self, arrays: Sequence[Any]) -> None:
         """Sets each array to its mean over the ranks, and waits for it."""
         import mxnet as mx
 
         mx.nd.waitall()
-        self.add_up(arrays, what)
+        self.add_up(arrays, "statistic")
         for array in arrays:
             array /= self.world.size
         mx.nd.waitall()
@@ -79,10 +54,10 @@ class _Together(Alone):
         import numpy as np
 
         numbers = np.zeros(4)
-        numbers[: len(sums)] = _numbers(sums)
+        numbers[: len(sums)] = super().totals(sums)
         array = mx.nd.array(numbers, dtype=self._dtype)
         self.add_up([array], "totals")
-        return _numbers(array)[: len(sums)]
+        return super().totals(array.asnumpy())[: len(sums)]
 
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
         """Returns what a NumPy array of small whole numbers is on rank 0."""
@@ -129,11 +104,7 @@ class Servers(_Together):
     _dtype = "float32"
 
     def __init__(self, world: World, kind: str) -> None:
-        """Meets servers and ranks.
-
-        Raises:
-          UsageError: there are no servers.
-        """
+        """Meets servers and ranks; raises UsageError where there are no servers."""
         if "DMLC_PS_ROOT_URI" not in os.environ:
             raise UsageError(
                 f"--comm {kind} needs parameter servers: start it by `imagenet-prep launch "
@@ -163,24 +134,3 @@ class Servers(_Together):
         """Waits for all ranks, parts from them, and ends the servers."""
         self._store = None
         gc.collect()
-
-
-def connect(kind: str) -> Alone:
-    """Returns the way to the other ranks that the launcher has started.
-
-    Args:
-      kind: as `--comm` has it.
-
-    Raises:
-      UsageError: there should be several, and what they communicate by is not there.
-      ImagenetPrepError: the launcher's environment cannot be.
-    """
-    world = launched()
-    if kind != "horovod":
-        return Servers(world, kind)
-    return Ring(world) if world.size > 1 else Alone()
-
-
-def _numbers(few: Any) -> list[float]:
-    """Returns what an array of MXNet or NumPy holds, or a list."""
-    return [float(each) for each in (few.asnumpy() if hasattr(few, "asnumpy") else few)]

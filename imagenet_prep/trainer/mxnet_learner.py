@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import model_zoo, nn
+
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.trainer import device, gluon, mxnet_comm, recipe
-from imagenet_prep.trainer.comm import launched
+from imagenet_prep.trainer import recipe
+from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run
 
 
@@ -18,19 +22,14 @@ class MxnetLearner:
     """See `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
-        """Meets the other ranks, takes a GPU or cores, and seeds the first weights.
-
-        Raises:
-          UsageError: float16 is asked for without a GPU, or servers or Horovod are missing.
-          ImagenetPrepError: the host has GPUs, but fewer than ranks.
-        """
-        # Read when MXNet is imported, which a server's process does for as long as it lives.
-        os.environ.setdefault("OMP_NUM_THREADS", str(device.cores(launched())))
-        self.comm = mxnet_comm.connect(config.comm)
-        import mxnet as mx
-
+        """Meets the other ranks, takes a GPU or cores, seeds first weights; raises as `connect`."""
+        world, self.comm = launched(), Comm()
+        if config.comm != "horovod":
+            self.comm = Servers(world, config.comm)
+        elif world.size > 1:
+            self.comm = Ring(world)
         gpus, local_rank = mx.context.num_gpus(), self.comm.world.local_rank
-        device.check(local_rank, gpus)
+        check_gpus(local_rank, gpus)
         self.fast_half = gpus > 0
         self._context = mx.gpu(local_rank) if gpus else mx.cpu()
         if recipe.precision(config, fast_half=self.fast_half) == "float16":
@@ -48,17 +47,13 @@ class MxnetLearner:
         return {name: self._array(each) for name, each in (batch | {"images": images}).items()}
 
     def _array(self, array: Any) -> Any:
-        import mxnet as mx
-
         held = isinstance(array, mx.nd.NDArray)
         return array if held else mx.nd.array(array, ctx=self._context)
 
     def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - refused by Config
         """Makes network and optimizer."""
-        import mxnet as mx
-
         self._plan = plan
-        self._network = gluon.build(plan.model, plan.image_size, plan.num_classes, self._context)
+        self._network = _network(plan, self._context)
         parameters = self._network.collect_params().values()
         self._weights = [each for each in parameters if each.grad_req != "null"]
         self._statistics = [each for each in parameters if each.grad_req == "null"]
@@ -89,10 +84,8 @@ class MxnetLearner:
 
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
         """Sets all variables, or the model's."""
-        *model, slots = self._groups()
-        arrays = [
-            array for group in ([*model] if only_model else [*model, slots]) for array in group
-        ]
+        groups = self._groups()[:2] if only_model else self._groups()
+        arrays = [array for group in groups for array in group]
         for array, value in zip(arrays, values, strict=not only_model):
             array[:] = value
 
@@ -104,7 +97,7 @@ class MxnetLearner:
 
     def average_statistics(self) -> None:
         """Sets the statistics of batch norms to their mean over the ranks."""
-        self.comm.average([each.data() for each in self._statistics], "statistic")
+        self.comm.average([each.data() for each in self._statistics])
 
     def step(
         self,
@@ -115,8 +108,6 @@ class MxnetLearner:
         asks: bool,
     ) -> tuple[Any, Any]:
         """Makes a step; both results are arrays."""
-        import mxnet as mx
-
         plan = self._plan
         with mx.autograd.record():
             loss = self._loss(**{name: self._array(each) for name, each in batch.items()})
@@ -127,7 +118,9 @@ class MxnetLearner:
         self.comm.add_up(gradients, "weight")
         decaying = [each.data() for each in self._weights if _decays(each)]
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
-        values = mx.nd.concat(loss, loss + plan.weight_decay / 2 * squares, dim=0)
+        total = loss + plan.weight_decay / 2 * squares
+        # As an array whose elements are numbers, once they are asked for.
+        values = mx.nd.concat(loss, total, dim=0).as_np_ndarray()
         # float16 overflows now and then. The sum then overflows on every rank, and all skip the
         # step. To look waits for the device, as MXNet's own loss scaler does.
         if plan.loss_scale == 1.0 or _are_finite(gradients):
@@ -140,8 +133,6 @@ class MxnetLearner:
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
         """Returns the mean cross entropy of the images that are there, [1]."""
-        import mxnet as mx
-
         share = self._plan.label_smoothing
         logs = mx.nd.log_softmax(self._network(images).astype("float32"))
         losses = (share - 1) * mx.nd.pick(logs, class_index) - share * logs.mean(axis=1)
@@ -153,17 +144,36 @@ class MxnetLearner:
 
     def export(self, path: Path) -> None:
         """Writes a folder with model-symbol.json and model-0000.params."""
-        import numpy as np
-
         # Gluon writes what it has computed once.
         self.logits(np.zeros((1, 3, self._plan.image_size, self._plan.image_size), np.float32))
         path.mkdir(parents=True, exist_ok=True)
         self._network.export(str(path / "model"))
 
 
-def _are_finite(arrays: list[Any]) -> bool:
-    import mxnet as mx
+def _network(plan: Run, context: Any) -> Any:
+    """Returns an initialised network: [batch, 3, size, size] normalised images -> logits.
 
+    "tiny" has 24 thousand weights and no batch norm; all others are v1 of Gluon's model zoo.
+    """
+    if plan.model == "tiny":
+        network = nn.HybridSequential()
+        for filters in (16, 32, 64):
+            network.add(nn.Conv2D(filters, 3, strides=2, padding=1, activation="relu"))
+        network.add(nn.GlobalAvgPool2D(), nn.Dense(plan.num_classes))
+    else:
+        zoo = f"{plan.model.removesuffix('-v1')}_v1"
+        network = model_zoo.vision.get_model(zoo, classes=plan.num_classes)
+    # A forward pass, as Gluon's own way to learn the shapes needs one, would leave weights in
+    # oneDNN's own layout, which Horovod cannot read: it dies of that, at random.
+    network.infer_shape(mx.nd.zeros((1, 3, plan.image_size, plan.image_size)))
+    # As He et al. 2015 (MSRA), and Horovod's example for MXNet.
+    first = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
+    network.initialize(first, ctx=context)
+    network.hybridize()
+    return network
+
+
+def _are_finite(arrays: list[Any]) -> bool:
     # A GPU takes at most 200 arrays at once.
     parts = [arrays[first : first + 200] for first in range(0, len(arrays), 200)]
     return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() for part in parts)

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from imagenet_prep.trainer.recipe import Run
+
 # The defaults of Keras; the guide's runs had them. RMSprop forgets as Adam's momentum does.
 _FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
 
@@ -24,39 +28,23 @@ class Optimizer:
         its mean square), and then for Adam each mean square and the number of steps.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        variables: Sequence[Any],
-        *,
-        momentum: float,
-        nesterov: bool,
-        weight_decay: float,
-        trust_coefficient: float,
-    ) -> None:
-        import tensorflow as tf
-
-        self._kind = kind
+    def __init__(self, plan: Run, variables: Sequence[Any]) -> None:
+        """Makes the slots; kind and numbers of the optimizer are those of the run."""
+        self._plan, self._kind = plan, plan.optimizer
         self._variables = list(variables)
-        self._momentum = momentum
-        self._nesterov = nesterov
-        self._weight_decay = weight_decay
-        self._trust = trust_coefficient
-        like = self._variables * (2 if kind == "adam" else 1)
+        like = self._variables * (2 if self._kind == "adam" else 1)
         self._means = [
             tf.Variable(tf.zeros_like(v), trainable=False, name=f"slot_{number}")
             for number, v in enumerate(like)
         ]
         self._steps = tf.Variable(0.0, trainable=False, name="steps")
-        self.slots = [*self._means, self._steps] if kind == "adam" else self._means
+        self.slots = [*self._means, self._steps] if self._kind == "adam" else self._means
 
     def regularizer(self) -> Any:
         """Returns the loss whose gradient the weight decay is: decay / 2 * sum(w^2)."""
-        import tensorflow as tf
-
         # tf.nn.l2_loss halves.
         norms = [tf.nn.l2_loss(variable) for variable in self._variables if _decays(variable)]
-        return self._weight_decay * tf.add_n(norms)
+        return self._plan.weight_decay * tf.add_n(norms)
 
     def apply(self, gradients: Sequence[Any], learning_rate: Any) -> None:
         """Makes one step; `gradients` are float32, in the order of the variables."""
@@ -64,7 +52,7 @@ class Optimizer:
             self._steps.assign_add(1.0)
         for number, (variable, gradient) in enumerate(zip(self._variables, gradients, strict=True)):
             if _decays(variable):
-                gradient = gradient + self._weight_decay * variable
+                gradient = gradient + self._plan.weight_decay * variable
             if self._kind == "adam":
                 step = self._adam(number, gradient)
             elif self._kind == "rmsprop":
@@ -76,13 +64,11 @@ class Optimizer:
 
     def _with_momentum(self, number: int, gradient: Any) -> Any:
         slot = self._means[number]
-        slot.assign(self._momentum * slot + gradient)
-        return gradient + self._momentum * slot if self._nesterov else slot
+        slot.assign(self._plan.momentum * slot + gradient)
+        return gradient + self._plan.momentum * slot if self._plan.nesterov else slot
 
     def _adam(self, number: int, gradient: Any) -> Any:
         """Kingma and Ba 2014, with Keras' epsilon, which is not corrected for the first steps."""
-        import tensorflow as tf
-
         mean, square = self._means[number], self._means[number + len(self._variables)]
         mean.assign_add((gradient - mean) * (1 - _FIRST_DECAY))
         square.assign_add((gradient * gradient - square) * (1 - _SECOND_DECAY))
@@ -91,8 +77,6 @@ class Optimizer:
 
     def _rmsprop(self, number: int, gradient: Any) -> Any:
         """Hinton 2012, as Keras has it."""
-        import tensorflow as tf
-
         square = self._means[number]
         square.assign_add((gradient * gradient - square) * (1 - _FIRST_DECAY))
         return gradient / tf.sqrt(square + _EPSILON)
@@ -103,13 +87,12 @@ class Optimizer:
         LARS (You et al. 2017) leaves batch norms and biases alone. LARC only ever lowers the
         rate, and as in the tutorial does so for all variables; one that is 0 takes a full step.
         """
-        import tensorflow as tf
-
         if self._kind == "sgd" or (self._kind == "lars" and not _decays(variable)):
             return 1.0
         weights, slope = tf.norm(variable), tf.norm(gradient)
         known = tf.logical_and(weights > 0, slope > 0)
-        rate = tf.where(known, self._trust * weights / tf.where(known, slope, 1.0), 1.0)
+        trust = self._plan.trust_coefficient
+        rate = tf.where(known, trust * weights / tf.where(known, slope, 1.0), 1.0)
         return tf.minimum(rate / learning_rate, 1.0) if self._kind == "larc" else rate
 
 

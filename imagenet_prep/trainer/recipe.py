@@ -16,8 +16,58 @@ from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 _TUTORIAL_LARGE = 128
 _LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
-# The guide's example takes the same rate for each of its optimizers.
-_GUIDES_OPTIMIZERS = ("adam", "rmsprop", "sgd")
+# What a recipe has that says nothing else.
+_USUAL: dict[str, Any] = {
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "label_smoothing": 0.0,
+    "nesterov": False,
+    "schedule": "poly",
+    "warmup_epochs": 10.0,
+    "warmup_lr": WARMUP_START,
+}
+# The SageMaker guide's cifar10-tf-horovod-sagemaker.py, with the same rate for each of its
+# optimizers. Its weight decay is no L2: Keras' `decay` divided the rate by 1 + 2e-4 a step. Here
+# the plateau alone lowers it.
+_CIFAR10: dict[str, Any] = {
+    "optimizer": "adam",
+    "has_rate": ("adam", "rmsprop", "sgd"),
+    "lr_of_rank": 0.001,
+    "weight_decay": 0.0,
+    "schedule": "plateau",
+    "warmup_epochs": 5.0,
+}
+# What each recipe says on top; the rate is that of 256 images a step, or of one rank.
+_RECIPES: dict[str, dict[str, Any]] = {
+    # train.sh. Its warm-up of 5 epochs is not what the tutorial's 256 GPUs ran with: their printed
+    # rates fall together with 10 (tests/trainer/test_schedule.py).
+    "tutorial": {"lr_of_256": 0.1, "nesterov": True},
+    # NVIDIA's ResNet-50 v1.5 (DGX1_RN50_AMP_90E.sh): 76.9 to 77.0 % after 90 epochs.
+    "v1.5": {
+        "lr_of_256": 0.256,
+        "momentum": 0.875,
+        "weight_decay": math.ldexp(1, -15),
+        "label_smoothing": 0.1,
+        "schedule": "cosine",
+        "warmup_epochs": 8.0,
+    },
+    # AWS's article of 2019 on MXNet with Horovod: 0.1 a GPU, 6.4 on its 64. Length of the warm-up
+    # and decay are those of Horovod's example for MXNet, of the same year:
+    # mxnet_imagenet_resnet50.py has 10 epochs and PolyScheduler(pwr=2).
+    "article": {"lr_of_256": 0.1, "warmup_lr": 0.1},
+    "cifar10": _CIFAR10,
+    # Adam as in Horovod's MNIST example, for two epochs.
+    "mnist": _CIFAR10 | {"schedule": "cosine", "warmup_epochs": 0.0},
+}
+# train_more_aug.sh.
+_MANY_RANKS = {
+    "optimizer": "larc",
+    "lr": 3.7,
+    "momentum": 0.977,
+    "weight_decay": 5e-4,
+    "schedule": "linear-cosine",
+}
 
 
 @dataclass(frozen=True)
@@ -65,21 +115,13 @@ class Run:
 
         What has its default is left out: so checkpoints of versions without it go on.
         """
-        changed = _without_defaults(self.schedule)
-        return _without_defaults(self) | {
-            "schedule": changed | {"drops": list(self.schedule.drops)}
-        }
+        schedule = _without_defaults(self.schedule) | {"drops": list(self.schedule.drops)}
+        return _without_defaults(self) | {"schedule": schedule}
 
 
 def _without_defaults(numbers: Run | Schedule) -> dict[str, Any]:
-    found = {field.name: getattr(numbers, field.name) for field in dataclasses.fields(numbers)}
-    usual = _defaults(numbers)
-    return {name: value for name, value in found.items() if value != usual.get(name)}
-
-
-def _defaults(numbers: Run | Schedule) -> dict[str, Any]:
-    fields = dataclasses.fields(numbers)
-    return {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
+    defaults = {field.name: field.default for field in dataclasses.fields(numbers)}
+    return {name: value for name, value in vars(numbers).items() if value != defaults[name]}
 
 
 def difference(there: dict[str, Any], run: Run, *, only_model: bool) -> str | None:
@@ -90,7 +132,8 @@ def difference(there: dict[str, Any], run: Run, *, only_model: bool) -> str | No
       run: this run.
       only_model: whether everything but framework, model and its images may differ.
     """
-    usual = _defaults(run)
+    fields = dataclasses.fields(run)
+    usual = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
     there, here = usual | there, usual | json.loads(json.dumps(run.facts()))
     model = ("framework", "model", "num_classes", "image_size")
     for key in model if only_model else [*model, *here, *there]:
@@ -162,7 +205,8 @@ def resolve(
         )
     chosen = _chosen(config, batch, world_size)
     optimizer = chosen["optimizer"]
-    total_steps = _total_steps(config, num_examples, batch)
+    whole = int((config.num_epochs or 0) * num_examples)
+    total_steps = config.num_batches or max(1, whole // batch)
     decay = _schedule(config, chosen, steps_per_epoch, total_steps)
     half = precision(config, fast_half=fast_half)
     scale = _LARC_LOSS_SCALE if optimizer == "larc" else _LOSS_SCALE
@@ -191,14 +235,6 @@ def resolve(
     )
 
 
-def _total_steps(config: Config, num_examples: int, batch: int) -> int:
-    """Returns the steps of the whole run, of `batch` images each."""
-    if config.num_batches is not None:
-        return config.num_batches
-    assert config.num_epochs is not None
-    return max(1, int(config.num_epochs * num_examples) // batch)
-
-
 def eval_steps(config: Config, steps_per_epoch: int) -> int:
     """Returns the steps between evaluations; 0: there is one at the end only."""
     return max(1, round(config.eval_every * steps_per_epoch)) if config.eval_every else 0
@@ -206,14 +242,14 @@ def eval_steps(config: Config, steps_per_epoch: int) -> int:
 
 def _chosen(config: Config, batch: int, world_size: int) -> dict[str, Any]:
     """Returns the recipe's numbers, with those that were given instead."""
-    recipe = {
-        "tutorial": lambda: _tutorial(batch, world_size, config.optimizer),
-        "v1.5": lambda: _v15(batch),
-        "article": lambda: _article(batch),
-        "cifar10": lambda: _cifar10(world_size),
-        "mnist": lambda: _mnist(world_size),
-    }[config.recipe]()
-    recipe.setdefault("warmup_lr", WARMUP_START)
+    recipe = _USUAL | _RECIPES[config.recipe]
+    of_256, of_rank = (recipe.pop(name, 0.0) for name in ("lr_of_256", "lr_of_rank"))
+    recipe["lr"] = of_256 * batch / 256 + of_rank * world_size
+    if config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE:
+        recipe |= _MANY_RANKS
+    elif config.recipe == "tutorial" and config.optimizer == "larc":
+        # As the script, which had one rate for LARC.
+        recipe |= {"optimizer": "larc", "lr": _MANY_RANKS["lr"]}
     has_rate = recipe.pop("has_rate", (recipe["optimizer"],))
     if config.lr is None and config.optimizer not in (None, *has_rate):
         raise UsageError(
@@ -243,7 +279,10 @@ def _schedule(
     drops: tuple[float, ...] = ()
     if kind == "steps":
         drops = config.decay_epochs or tuple(epoch * shrink for epoch in STEP_EPOCHS)
-    decay = Schedule(
+    falls: dict[str, Any] = {}
+    if kind == "plateau":
+        falls = {"patience": config.plateau_patience, "factor": config.plateau_factor}
+    return Schedule(
         kind=kind,
         peak=chosen["lr"],
         warmup_steps=min(round(warmup_epochs * steps_per_epoch), total_steps - 1),
@@ -251,92 +290,5 @@ def _schedule(
         drops=tuple(round(epoch * steps_per_epoch) for epoch in drops),
         start=chosen["warmup_lr"],
         rates=config.decay_rates,
+        **falls,
     )
-    if kind != "plateau":
-        return decay
-    return dataclasses.replace(
-        decay, patience=config.plateau_patience, factor=config.plateau_factor
-    )
-
-
-def _tutorial(batch: int, world_size: int, optimizer: str | None) -> dict[str, Any]:
-    """train.sh, and train_more_aug.sh where there are many GPUs.
-
-    The script's warm-up of 5 epochs is not what the tutorial's 256 GPUs ran with: their printed
-    rates fall together with 10 (tests/trainer/test_schedule.py).
-    """
-    shared = {"label_smoothing": 0.0, "nesterov": True, "warmup_epochs": 10.0}
-    if world_size < _TUTORIAL_LARGE:
-        # As the script, which had one rate for LARC.
-        larc = optimizer == "larc"
-        return shared | {
-            "optimizer": "larc" if larc else "sgd",
-            "lr": 3.7 if larc else 0.1 * batch / 256,
-            "momentum": 0.9,
-            "weight_decay": 1e-4,
-            "schedule": "poly",
-        }
-    return shared | {
-        "optimizer": "larc",
-        "lr": 3.7,
-        "momentum": 0.977,
-        "weight_decay": 5e-4,
-        "schedule": "linear-cosine",
-    }
-
-
-def _v15(batch: int) -> dict[str, Any]:
-    """NVIDIA's ResNet-50 v1.5 (DGX1_RN50_AMP_90E.sh): 76.9 to 77.0 % after 90 epochs."""
-    return {
-        "optimizer": "sgd",
-        "lr": 0.256 * batch / 256,
-        "momentum": 0.875,
-        "weight_decay": math.ldexp(1, -15),
-        "label_smoothing": 0.1,
-        "nesterov": False,
-        "schedule": "cosine",
-        "warmup_epochs": 8.0,
-    }
-
-
-def _article(batch: int) -> dict[str, Any]:
-    """AWS's article of 2019 on MXNet with Horovod: 0.1 a GPU, 6.4 on its 64.
-
-    Length of the warm-up and decay are those of Horovod's example for MXNet, of the same year:
-    mxnet_imagenet_resnet50.py has 10 epochs and PolyScheduler(pwr=2).
-    """
-    return {
-        "optimizer": "sgd",
-        "lr": 0.1 * batch / 256,
-        "warmup_lr": 0.1,
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-        "label_smoothing": 0.0,
-        "nesterov": False,
-        "schedule": "poly",
-        "warmup_epochs": 10.0,
-    }
-
-
-def _cifar10(world_size: int) -> dict[str, Any]:
-    """The SageMaker guide's cifar10-tf-horovod-sagemaker.py.
-
-    Its weight decay is no L2: Keras' `decay` divided the rate by 1 + 2e-4 a step. Here the plateau
-    alone lowers it.
-    """
-    return {
-        "optimizer": "adam",
-        "has_rate": _GUIDES_OPTIMIZERS,
-        "lr": 0.001 * world_size,
-        "momentum": 0.9,
-        "weight_decay": 0.0,
-        "label_smoothing": 0.0,
-        "nesterov": False,
-        "schedule": "plateau",
-        "warmup_epochs": 5.0,
-    }
-
-
-def _mnist(world_size: int) -> dict[str, Any]:
-    """Adam as in Horovod's MNIST example, for two epochs."""
-    return _cifar10(world_size) | {"schedule": "cosine", "warmup_epochs": 0.0}

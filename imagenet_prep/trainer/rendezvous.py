@@ -28,10 +28,6 @@ from imagenet_prep.hosts.hosts_file import Host
 # The form of a token, which is part of URLs.
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
-# After the first, Horovod names the ranks that others wait for; after the second, it ends the job.
-_STALL_WARNING_S, _STALL_TIMEOUT_S = 30, 600
-# Seconds for ranks to connect once all hosts are there; Gloo waits as long for a frozen rank.
-_MEETING_S = 120
 _REQUEST_S, _POLL_S = 10.0, 0.5
 # Gloo's largest value holds a rank's addresses for all others: 150 kB at 1,024 ranks. Gloo puts
 # three values for each rank, and we put two for each host.
@@ -93,23 +89,19 @@ def environments(
       ImagenetPrepError: Horovod is missing.
     """
     try:
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
         from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     except ImportError as error:
         raise ImagenetPrepError(
             f"several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
         ) from error
-    shared = {
-        # Horovod asks for http://ADDRESS:PORT/SCOPE/KEY: with this one for /TOKEN:PORT/SCOPE/KEY.
-        **create_run_env_vars(
-            f"{place.address}:{place.port}/{place.token}", [interface], place.port
-        ),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": _MEETING_S,
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": _STALL_WARNING_S,
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": _STALL_TIMEOUT_S,
-    }
+    # Horovod asks for http://ADDRESS:PORT/SCOPE/KEY: with this one for /TOKEN:PORT/SCOPE/KEY.
+    address = f"{place.address}:{place.port}/{place.token}"
+    shared = create_run_env_vars(address, [interface], place.port)
+    known = parse_hosts(",".join(f"{each.address}:{each.slots}" for each in hosts))
     return [
         {name: str(value) for name, value in (shared | create_slot_env_vars(slot)).items()}
-        for slot in _plan(hosts)
+        for slot in get_host_assignments(known, sum(each.slots for each in hosts))
         if slot.hostname == host
     ]
 
@@ -175,7 +167,7 @@ def _ask(place: Place, method: str, name: str, body: str = "") -> str | None:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Keeps values by "scope/key", for whoever has the token."""
+    """Keeps `values` by "scope/key", for whoever has the token."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -189,7 +181,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._most_values = _VALUES_EACH * size
         self._most_strangers = _STRANGERS + size
         self._lock = threading.Lock()
-        self._values: dict[str, bytes] = {}
+        self.values: dict[str, bytes] = {}
         self._strangers: dict[Any, None] = {}  # connections, the oldest first
 
     def admits(self, connection: Any, line: bytes) -> bool:
@@ -201,17 +193,12 @@ class _Server(socketserver.ThreadingTCPServer):
             self._strangers.pop(connection, None)
         return True
 
-    def value(self, name: str) -> bytes | None:
-        """Returns what was put under a name, or None."""
-        with self._lock:
-            return self._values.get(name)
-
     def put(self, name: str, value: bytes) -> bool:
         """Keeps a value; returns False where there are more than a job can have."""
         with self._lock:
-            if name not in self._values and len(self._values) >= self._most_values:
+            if name not in self.values and len(self.values) >= self._most_values:
                 return False
-            self._values[name] = value
+            self.values[name] = value
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -253,7 +240,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return super().parse_request()
 
     def do_GET(self) -> None:
-        value = self.server.value(self._name)
+        value = self.server.values.get(self._name)
         self._answer(404 if value is None else 200, value or b"")
 
     def do_PUT(self) -> None:
@@ -282,11 +269,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Says nothing: each request would be a line, with the token in it."""
-
-
-def _plan(hosts: Sequence[Host]) -> list:  # type: ignore[type-arg]
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-
-    ranks = sum(host.slots for host in hosts)
-    text = ",".join(f"{host.address}:{host.slots}" for host in hosts)
-    return get_host_assignments(parse_hosts(text), ranks)  # type: ignore[no-any-return]

@@ -6,53 +6,66 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.trainer import device, model, recipe
-from imagenet_prep.trainer.comm import connect
+import keras
+import tensorflow as tf
+
+from imagenet_prep.trainer import model, recipe
+from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
-from imagenet_prep.trainer.step import make_step
+
+_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+# NVIDIA's GPUs from Volta on have tensor cores for float16.
+_FAST_HALF = (7, 0)
 
 
 class TensorFlowLearner:
     """See `trainer.learner.Learner`."""
 
     def __init__(self, config: Config) -> None:
-        """Meets the other ranks, takes a GPU or cores, and seeds the first weights."""
-        device.quieten()
-        self.comm = connect(fp16_compression=config.fp16_compression)
-        self.fast_half = device.fast_half(self.comm.world)
+        """Meets the other ranks, takes a GPU or cores, seeds first weights; raises as `connect`."""
+        world, self.comm = launched(), Comm()
+        if world.size > 1:
+            self.comm = Horovod(world, fp16_compression=config.fp16_compression)
+            world = self.comm.world
+        gpus = tf.config.list_physical_devices("GPU")
+        mine = gpus[world.local_rank : world.local_rank + 1]
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in mine]
+        self.fast_half = any(d.get("compute_capability", (0, 0)) >= _FAST_HALF for d in details)
         self._precision = recipe.precision(config, fast_half=self.fast_half)
-        device.settle(self.comm.world, self._precision, config.seed)
+        if gpus:
+            check_gpus(world.local_rank, len(gpus))
+            tf.config.set_visible_devices(mine, "GPU")
+            tf.config.experimental.set_memory_growth(mine[0], True)
+        elif world.local_size > 1:
+            tf.config.threading.set_intra_op_parallelism_threads(cores(world))
+        keras.config.set_dtype_policy(_POLICIES[self._precision])
+        keras.utils.set_random_seed(config.seed)
 
     def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns tensors."""
-        import tensorflow as tf
-
         dtype = "bfloat16" if self._precision == "bfloat16" else "float32"
         held = {name: tf.constant(array) for name, array in batch.items()}
         return held | {"images": tf.cast(held["images"], dtype)}
 
     def build(self, plan: Run, *, jit: bool) -> None:
         """Makes model and optimizer; `jit` compiles both passes with XLA."""
-        import tensorflow as tf
-
+        self._plan = plan
         self._model = model.build(plan.model, plan.image_size, plan.num_classes)
         # Horovod, like the optimizer, wants TensorFlow's own variables, not Keras' around them.
         self._weights = [v.value for v in self._model.trainable_variables]
         self._statistics = [v.value for v in self._model.non_trainable_weights]
         self._dropouts = model.dropout_seeds(self._model)
-        self._seed = plan.seed
-        optimizer = Optimizer(
-            plan.optimizer,
-            self._weights,
-            momentum=plan.momentum,
-            nesterov=plan.nesterov,
-            weight_decay=plan.weight_decay,
-            trust_coefficient=plan.trust_coefficient,
+        self._optimizer = Optimizer(plan, self._weights)
+        self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
+        self._cross_entropy = keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=plan.label_smoothing, reduction="none"
         )
-        self._variables = [*self._weights, *self._statistics, *optimizer.slots]
-        self._step = make_step(self._model, self._weights, optimizer, self.comm, plan, jit=jit)
+        # XLA also compiles the backward pass of a compiled function. The reduction over the ranks
+        # stays outside, since XLA does not know Horovod's operation.
+        self._forward = tf.function(self._loss, jit_compile=True) if jit else self._loss
+        self._traced_step = tf.function(self._move)
         self._logits = tf.function(lambda images: self._model(images, training=False))
 
     def values(self) -> list[Any]:
@@ -68,26 +81,50 @@ class TensorFlowLearner:
 
     def share(self) -> None:
         """Sets all variables to what they are on rank 0."""
-        self.comm.broadcast_variables(self._variables)
+        self.comm.broadcast(self._variables, "variable")
 
     def average_statistics(self) -> None:
         """Sets the statistics of batch norms to their mean over the ranks."""
-        self.comm.average_variables(self._statistics)
+        self.comm.average(self._statistics)
 
     def step(
         self, number: int, batch: dict[str, Any], rate: float, *, asks: bool
     ) -> tuple[Any, Any]:
         """Makes a step; what dropouts leave out depends on seed, step and rank alone."""
-        import tensorflow as tf
-
         world = self.comm.world
         for nth, seed in enumerate(self._dropouts):
-            seed.assign([self._seed + (nth << 32), number * world.size + world.rank])
-        made: tuple[Any, Any] = self._step(
+            seed.assign([self._plan.seed + (nth << 32), number * world.size + world.rank])
+        made: tuple[Any, Any] = self._traced_step(
             *(batch["images"], batch["class_index"], batch["mask"]),
             *(tf.constant(rate), tf.constant(float(asks))),
         )
         return made
+
+    def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
+        """Returns the mean cross entropy of the images that are there."""
+        logits = self._model(images, training=True)
+        losses = self._cross_entropy(tf.one_hot(class_index, self._plan.num_classes), logits)
+        there = tf.cast(mask, tf.float32)
+        return tf.reduce_sum(losses * there) / tf.maximum(tf.reduce_sum(there), 1.0)
+
+    def _move(self, images: Any, class_index: Any, mask: Any, rate: Any, asks: Any) -> Any:
+        """Returns [loss, total loss], and how many ranks ask to end, after one step."""
+        plan = self._plan
+        with tf.GradientTape() as tape:
+            loss = self._forward(images, class_index, mask)
+            scaled = loss * plan.loss_scale
+        gradients = self.comm.tape(tape).gradient(scaled, self._weights)
+        gradients = [gradient / plan.loss_scale for gradient in gradients]
+        total = loss + self._optimizer.regularizer()
+        if plan.loss_scale == 1.0:
+            self._optimizer.apply(gradients, rate)
+        else:
+            # float16 overflows now and then. The mean then overflows on every rank, and all
+            # skip the step.
+            sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
+            if sound:
+                self._optimizer.apply(gradients, rate)
+        return tf.stack([loss, total]), self.comm.sum(asks)
 
     def logits(self, images: Any) -> Any:
         """Returns the model's answers."""

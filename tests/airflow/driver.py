@@ -40,12 +40,12 @@ def run(dag_file: str, conf: str, result: str) -> None:
 
 def describe(dag_file: str, result: str) -> None:
     """Writes what parsing the file loads, and what a user sees of the DAG."""
-    import airflow.sdk  # noqa: F401 - what Airflow loads anyway is not the file's doing
-
+    # What Airflow has loaded itself is not the file's doing.
     before = set(sys.modules)
     names = runpy.run_path(dag_file)
     dag = load(dag_file)
     told = {
+        "before": sorted(before),
         "modules": sorted(set(sys.modules) - before),
         "params": {
             name: [param.value, param.description, param.schema]

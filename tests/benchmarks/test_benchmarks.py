@@ -389,12 +389,13 @@ def test_reading_is_judged_against_each_floor_and_by_what_epochs_add() -> None:
 
 @pytest.mark.long
 def test_write_measures_archives_in_s3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    only = "^R ours, 2 threads(, from.*)?$"
+    only = "^R ours, 1 worker, "
     arguments = ["--images=40", "--rounds=1", "--s3", f"--only={only}", f"--scratch={tmp_path}"]
     write.main([*SMALL, *arguments])
     printed = capsys.readouterr().out
 
     assert "R: from S3 at 5 ms against here, second set" in printed
+    assert "R: to S3, against a folder" in printed
 
 
 def test_a_delayed_server_gets_all_bytes_later() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from imagenet_prep.codec.planes import BICUBIC, BYTES, Look
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.testing.photographs import FAMILIES, IMAGENET_SIZE, Camera
@@ -34,6 +35,15 @@ def photograph(height: int, width: int) -> np.ndarray:
     smooth = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
     grain = rng.normal(0, 8, (height, width, 3))
     return np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8)
+
+
+def decoded(
+    data: bytes, height: int, width: int, window: Sequence[int] | None = None
+) -> np.ndarray | None:
+    """Returns [height, width, 3] of a JPEG, or of a window of it; None where planes declines."""
+    pixels = np.empty((height, width, 3), np.uint8)
+    made = Look(height, width, BYTES, BICUBIC).decode(data, window, pixels)
+    return pixels if made else None
 
 
 @cache

@@ -7,7 +7,7 @@ import pytest
 import simplejpeg
 
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.codec.probe import JPEG, probe
+from imagenet_prep.codec.probe import probe
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.jpeg import refuse_bombs
@@ -76,7 +76,7 @@ def test_a_stored_image_is_sound_exactly_if_all_of_it_decodes(seed: int) -> None
             header = probe(data)
         except BadImageError:
             continue
-        if header.format != JPEG:
+        if header is None:
             continue
         try:
             pixels = simplejpeg.decode_jpeg(data, "RGB")

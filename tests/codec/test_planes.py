@@ -22,7 +22,6 @@ import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import libraries, planes
-from imagenet_prep.codec.planes import Window
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, UsageError
@@ -195,7 +194,7 @@ def test_flat_pictures_stay_flat() -> None:
     for shade, (height, width) in itertools.product((0, 1, 128, 254, 255), corpus.SIZES):
         pixels = np.full((height, width, 3), shade, np.uint8)
         data = simplejpeg.encode_jpeg(pixels, 100, "RGB", "420")
-        found = planes.decode(data, 21, 43)
+        found = corpus.decoded(data, 21, 43)
         assert found is not None
         assert np.unique(found).tolist() == [shade]
 
@@ -250,7 +249,7 @@ def test_no_image_leaves_memory_behind(count: int) -> None:
         "def work(n):\n"
         "    for i, data in enumerate(islice(cycle(small), n)):\n"
         "        part, size = data[: len(data) - i % 3], (9 + i % 50, 9 + i % 31)\n"
-        "        planes.shrink(part, *size, 90, 10**6), planes.decode(part, *size)\n"
+        "        planes.shrink(part, *size, 90, 10**6), corpus.decoded(part, *size)\n"
         f"work(2000); before = rss(); work({count}); print(rss() - before)\n"
     )
     done = subprocess.run(
@@ -266,7 +265,7 @@ def test_other_formats_are_declined() -> None:
     Image.new("RGB", (40, 30)).save(rgb, "JPEG", keep_rgb=True)
     for data in (buffer.getvalue(), rgb.getvalue(), b"", b"\x89PNG", b"\xff\xd8\xff"):
         assert planes.shrink(data, 10, 10, 90, MAX_PIXELS) is None
-        assert planes.decode(data, 10, 10) is None
+        assert corpus.decoded(data, 10, 10) is None
 
 
 def test_sizes_that_no_jpeg_has_are_declined() -> None:
@@ -277,12 +276,12 @@ def test_sizes_that_no_jpeg_has_are_declined() -> None:
 
 
 WINDOWS = [
-    Window(0, 0, 300, 400),
-    Window(40, 52, 200, 180),
-    Window(41, 53, 199, 171),
-    Window(299, 399, 1, 1),
-    Window(7, 0, 293, 3),
-    Window(100, 120, 64, 64),
+    (0, 0, 300, 400),
+    (40, 52, 200, 180),
+    (41, 53, 199, 171),
+    (299, 399, 1, 1),
+    (7, 0, 293, 3),
+    (100, 120, 64, 64),
 ]
 
 
@@ -295,7 +294,7 @@ def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
     ):
         look = planes.Look(*shape[:2], values, planes.NEIGHBOURS, channels_first=first)
         bytes_ = planes.Look(*shape[:2], planes.BYTES, planes.NEIGHBOURS)
-        data, window = corpus.files()[name], Window(7, 31, 60, 90)
+        data, window = corpus.files()[name], (7, 31, 60, 90)
         pixels = np.empty(shape, np.uint8)
         assert bytes_.decode(data, window, pixels)
         expected = np.stack([values.table[c][pixels[..., c]] for c in range(3)])
@@ -319,13 +318,13 @@ def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
         buffer.write(simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling))
     else:
         image.save(buffer, "JPEG", **how.get(sampling, {}))
-    whole = planes.decode(buffer.getvalue(), 93, 117)
+    whole = corpus.decoded(buffer.getvalue(), 93, 117)
     assert whole is not None
     for left, width in itertools.product(
         (0, 1, 7, 8, 33, 64, 96, 109, 116), (1, 5, 9, 18, 40, 117)
     ):
         width = min(width, 117 - left)
-        found = planes.decode(buffer.getvalue(), 70, width, Window(20, left, 70, width))
+        found = corpus.decoded(buffer.getvalue(), 70, width, (20, left, 70, width))
         assert found is not None
         # Around the edge of a window, chroma is enlarged from what lies inside.
         inside = slice(8 if left else 0, width - 8 if left + width < 117 else width)
@@ -335,7 +334,9 @@ def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive"])
-def test_a_window_is_what_cropping_the_picture_gives(window: Window, sampling: str) -> None:
+def test_a_window_is_what_cropping_the_picture_gives(
+    window: tuple[int, int, int, int], sampling: str
+) -> None:
     pixels = corpus.photograph(300, 400)
     if sampling == "progressive":
         buffer = io.BytesIO()
@@ -346,7 +347,7 @@ def test_a_window_is_what_cropping_the_picture_gives(window: Window, sampling: s
     top, left, height, width = window
     whole = simplejpeg.decode_jpeg(data)[top : top + height, left : left + width]
     for size in ((96, 96), (224, 224), (height, width)):
-        found = planes.decode(data, *size, window)
+        found = corpus.decoded(data, *size, window)
         assert found is not None
         assert found.shape == (*size, 3)
         image = Image.fromarray(whole).resize(size[::-1], Image.Resampling.BICUBIC)
@@ -354,7 +355,7 @@ def test_a_window_is_what_cropping_the_picture_gives(window: Window, sampling: s
 
 
 def test_a_grey_picture_is_decoded_to_three_equal_channels() -> None:
-    found = planes.decode(mutations.sources()["grey"], 50, 60)
+    found = corpus.decoded(mutations.sources()["grey"], 50, 60)
 
     assert found is not None
     assert (found == found[..., :1]).all()
@@ -364,7 +365,7 @@ def test_a_grey_picture_is_decoded_to_three_equal_channels() -> None:
     "window", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 0, 5), (92, 0, 5, 5), (0, 124, 5, 5)]
 )
 def test_a_window_that_leaves_the_picture_is_declined(window: tuple[int, int, int, int]) -> None:
-    assert planes.decode(corpus.files()["96x128 420"], 8, 8, Window(*window)) is None
+    assert corpus.decoded(corpus.files()["96x128 420"], 8, 8, window) is None
 
 
 @pytest.fixture
@@ -406,8 +407,8 @@ def test_a_libjpeg_that_leaves_out_other_columns_is_refused(
     monkeypatch.setattr(
         planes._Workspace,
         "decode",
-        lambda self, data, height, width, window, *rest: whole(
-            self, data, height, width, window._replace(left=window.left // 2), *rest
+        lambda self, look, data, window, pixels: whole(
+            self, look, data, (window[0], window[1] // 2, *window[2:]), pixels
         ),
     )
     with pytest.raises(UsageError, match="leaves out other columns"):

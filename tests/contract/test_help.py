@@ -21,6 +21,7 @@ HEAVY = {
     "airflow",
     "apache_beam",
     "boto3",
+    "botocore",
     "cv2",
     "horovod",
     "keras",

@@ -171,6 +171,12 @@ def test_bounds_hold_however_a_config_is_made() -> None:
         Settings("here", "there", short_side=0)
 
 
+def test_a_flag_may_be_typed_with_underscores() -> None:
+    found = parse("in", "--source=in_put", "--short_side", "3", "--keep_original", "--", "--a_b")
+
+    assert found == Settings("in", "in_put", 3, keep_original=True, more=("--a_b",))
+
+
 def test_words_after_dashes_are_kept_as_they_are() -> None:
     given = parse("here", "--source", "there", "--", "df", "--", "--short-side")
 

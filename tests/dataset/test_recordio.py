@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import recordio
 from imagenet_prep.dataset.recordio import Stored
+from tests.kit.recordio import framed
 
 MAGIC = bytes.fromhex("0a23d7ce")
 # Images that hold the magic number in all places, and more often than chance would have it.
@@ -32,7 +33,7 @@ def test_a_record_is_what_mxnet_writes() -> None:
 def test_a_label_may_be_an_array_of_one() -> None:
     head = MAGIC + struct.pack("<I", 28 + 4) + struct.pack("<IfQQf", 1, 0.0, 3, 0, 7.0)
 
-    assert recordio.frame(3, 7, b"1234", as_array=True) == head + b"1234"
+    assert framed(3, 7, b"1234", as_array=True) == head + b"1234"
 
 
 def test_a_magic_number_in_an_image_cuts_the_record() -> None:
@@ -55,7 +56,7 @@ def test_every_image_is_found_once_from_any_pieces(
     images: list[tuple[bytes, bool]], data: st.DataObject
 ) -> None:
     frames = [
-        recordio.frame(number, number % 5, image, as_array=array)
+        framed(number, number % 5, image, as_array=array)
         for number, (image, array) in enumerate(images)
     ]
     file = b"".join(frames)

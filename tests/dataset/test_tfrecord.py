@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import tfrecord
+from tests.kit.tfrecords import framed
 
 PAYLOADS = (b"", b"first payload", bytes(range(40)))
 
 
 def shard_of(payloads: tuple[bytes, ...]) -> bytes:
-    return b"".join(map(tfrecord.frame, payloads))
+    return b"".join(map(framed, payloads))
 
 
 def payloads_in(data: bytes) -> tuple[bytes, ...]:
@@ -31,7 +32,7 @@ def test_reading_inverts_framing(payloads: list[bytes]) -> None:
     assert [record.number for record in records] == list(range(len(payloads)))
     for record in records:
         stop = record.offset + len(record.payload) + tfrecord.FRAMING_BYTES
-        assert data[record.offset : stop] == tfrecord.frame(record.payload)
+        assert data[record.offset : stop] == framed(record.payload)
 
 
 def test_masked_crc_is_that_of_tensorflows_own_test() -> None:
@@ -84,4 +85,4 @@ def test_an_impossible_length_is_refused_before_it_is_allocated() -> None:
 
 
 def test_index_line_counts_the_framing() -> None:
-    assert tfrecord.index_line(0, len(tfrecord.frame(b"abc"))) == "0 19\n"
+    assert tfrecord.index_line(0, len(framed(b"abc"))) == "0 19\n"

@@ -16,7 +16,8 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.distribute.chain import Chain, Limits, Member, State
+from imagenet_prep.distribute.chain import Chain, Member, State
+from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER, BrokenError, Cause
 from imagenet_prep.distribute.wire import Frame
 from imagenet_prep.hosts.process import Ending
@@ -57,8 +58,19 @@ class Run:
     def __init__(self, count: int = 3, *, retries: int = 20, alone: bool = False) -> None:
         self.did = Recorder()
         members = [Member(name, FILES, alone=alone) for name in "abcdefgh"[:count]]
-        limits = Limits(retries, 60.0, "/data/set", "/usr/bin/python3")
-        self.chain = Chain(members, limits, self.did)
+        request = Request(
+            data=b"",
+            root="/data/set",
+            path="/copy",
+            python="/usr/bin/python3",
+            prove=False,
+            limit=0.0,
+            retries=retries,
+            wait_s=60.0,
+            silence_s=60.0,
+            placements={},
+        )
+        self.chain = Chain(members, request, self.did)
         self.chain.begin()
         self.members = members
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.distribute.line import Line, Phase
+from imagenet_prep.distribute.line import Line
 from imagenet_prep.distribute.messages import BrokenError
 
 FILES = [File(name, 100, "0" * 64) for name in ("labels", "index/a", "a", "index/b", "b")]
@@ -22,7 +22,7 @@ def lacking(*names: str, begun: int = 0) -> Line:
 def taken(line: Line) -> list[str]:
     names = []
     while (following := line.next()) is not None:
-        names.append(following.file.name)
+        names.append(following[0].name)
     return names
 
 
@@ -32,7 +32,7 @@ def test_nothing_goes_before_all_that_is_lacking_is_named() -> None:
     line.offer(["a"])
     assert line.next() is None
     line.lacks_no_more(1)
-    assert line.phase is Phase.GIVEN
+    assert line.all_named
     assert taken(line) == ["a"]
 
 
@@ -58,7 +58,7 @@ def test_a_shard_waits_again_where_its_index_broke_off() -> None:
     line.offer(["a", "index/a"])
     following = line.next()
     assert following is not None
-    assert following.file.name == "index/a"
+    assert following[0].name == "index/a"
     line.put_back("index/a")
     assert line.next() is None
     line.offer(["index/a"])
@@ -70,11 +70,11 @@ def test_a_beginning_is_gone_on_with_once() -> None:
     line.offer(["a"])
     following = line.next()
     assert following is not None
-    assert following.start == 40
+    assert following[1] == 40
     assert line.wrong("a") is False
     following = line.next()
     assert following is not None
-    assert following.start == 0
+    assert following[1] == 0
     assert line.wrong("a") is True
 
 

@@ -28,11 +28,11 @@ STREAMS = {end: peers.streams(allowed) for end, allowed in ENDS.items()}
 class Ends:
     """A channel, and what is at the other ends of its pipes."""
 
-    def __init__(self, allowed: Messages, silence_s: float, start_s: float) -> None:
+    def __init__(self, allowed: Messages, silence_s: float) -> None:
         reads, self._says = os.pipe()
         self.hears, writes = os.pipe()
         self._open = {reads, writes, self._says, self.hears}
-        self.channel = wire.Channel(reads, writes, allowed, silence_s=silence_s, start_s=start_s)
+        self.channel = wire.Channel(reads, writes, allowed, silence_s=silence_s)
 
     def say(self, data: bytes) -> None:
         while data:
@@ -49,10 +49,8 @@ class Ends:
 
 
 @contextlib.contextmanager
-def ends(
-    allowed: Messages = messages.FROM_GIVER, *, silence_s: float = 60.0, start_s: float = 60.0
-) -> Iterator[Ends]:
-    made = Ends(allowed, silence_s, start_s)
+def ends(allowed: Messages = messages.FROM_GIVER, *, silence_s: float = 60.0) -> Iterator[Ends]:
+    made = Ends(allowed, silence_s)
     try:
         yield made
     finally:
@@ -163,15 +161,18 @@ def test_a_peer_that_never_says_a_message_is_given_up_at_bounded_memory(noise: b
         assert sent < 64 << 20
 
 
-def test_silence_breaks_it_at_once_where_no_time_is_given() -> None:
-    with ends(silence_s=0.0, start_s=0.0) as made:
+def test_silence_breaks_it_at_once_where_no_time_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "START_S", 0.0)
+    with ends(silence_s=0.0) as made:
         with pytest.raises(BrokenError, match="it has sent nothing for 0 s") as raised:
             made.channel.read()
         assert raised.value.cause is Cause.SILENT
 
 
 def test_the_first_word_has_more_time_than_the_next() -> None:
-    with ends(silence_s=0.0, start_s=60.0) as made:
+    with ends(silence_s=0.0) as made:
         made.say(peers.line("alive"))
         with pytest.raises(BrokenError, match="it has sent nothing for 0 s"):
             made.channel.read()

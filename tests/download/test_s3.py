@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,30 +13,21 @@ from imagenet_prep.storage.store import open_remote
 from tests.download.conftest import DEVKIT, FILES, TRAIN, archives, arguments
 from tests.kit import command
 from tests.kit.http_server import serve
-from tests.kit.s3_server import SECRET_KEY, S3Server, serve_s3
+from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, key_of
 
-BUCKET, PREFIX = "archives", "ilsvrc/2012"
+PREFIX = "ilsvrc/2012"
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        client = server.client()
-        client.create_bucket(Bucket=BUCKET)
-        for name, data in FILES.items():
-            client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/{name}", Body=data)
-        yield server
+def archives_there(s3: S3Server) -> None:
+    client = s3.client()
+    for name, data in FILES.items():
+        client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/{name}", Body=data)
 
 
-@pytest.fixture
-def environment(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
-
-
+@pytest.mark.usefixtures("archives_there")
 def test_archives_come_from_a_bucket_exactly(s3: S3Server, tmp_path: Path) -> None:
     flags = arguments(tmp_path, f"s3://{BUCKET}/{PREFIX}/", "--allow-other")
     result = command.run("download", *flags, env=s3.environment)
@@ -49,6 +39,7 @@ def test_archives_come_from_a_bucket_exactly(s3: S3Server, tmp_path: Path) -> No
         assert path.is_dir() or SECRET_KEY.encode() not in path.read_bytes()
 
 
+@pytest.mark.usefixtures("archives_there")
 @pytest.mark.parametrize(
     ("base", "more", "said"),
     [
@@ -71,42 +62,42 @@ def test_a_refusal_is_explained(
     assert SECRET_KEY not in result.err
 
 
-def test_an_object_that_changes_is_noticed(environment: None, s3: S3Server) -> None:
-    client = s3.client()
-    client.put_object(Bucket=BUCKET, Key="changing", Body=b"a" * 1000)
-    source = open_remote(f"s3://{BUCKET}", connections=1, timeout_s=10)
+def test_an_object_that_changes_is_noticed(s3: S3Server, prefix: str) -> None:
+    client, there = s3.client(), {"Bucket": BUCKET, "Key": key_of(f"{prefix}/changing")}
+    client.put_object(**there, Body=b"a" * 1000)
+    source = open_remote(prefix, connections=1, timeout_s=10)
     stat = source.stat("changing")
     assert b"".join(source.read("changing", 10, 20, stat)) == b"a" * 20
-    client.put_object(Bucket=BUCKET, Key="changing", Body=b"b" * 1000)
+    client.put_object(**there, Body=b"b" * 1000)
 
     with pytest.raises(IncompleteError, match="has changed"):
         b"".join(source.read("changing", 10, 20, stat))
-    client.delete_object(Bucket=BUCKET, Key="changing")
+    client.delete_object(**there)
     with pytest.raises(StoreError, match="404"):
         b"".join(source.read("changing", 10, 20, stat))
 
 
 def test_an_endpoint_that_is_gone_is_tried_again_and_named(
-    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(IncompleteError, match=r"given up after 2 failed attempts"):
-        flags = arguments(tmp_path, f"s3://{BUCKET}/{PREFIX}", "--allow-other", "--retries", "1")
+        flags = arguments(tmp_path, prefix, "--allow-other", "--retries", "1")
         download.run(flags)
 
 
 def test_a_tired_endpoint_is_waited_for(
-    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The faults of the web server, seen through boto3."""
-    path = f"{BUCKET}/{DEVKIT}"
+    path = f"{BUCKET}/{key_of(prefix)}/{DEVKIT}"
 
     def plan(number: int, _path: str, _first: int, _last: int) -> str:
         return ("", "503", "cut", "429", "reset", "short")[number] if number < 6 else ""
 
     with serve({path: FILES[DEVKIT]}, plan=plan) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        flags = arguments(tmp_path, f"s3://{BUCKET}", "--allow-other", "--what", "devkit")
+        flags = arguments(tmp_path, prefix, "--allow-other", "--what", "devkit")
         assert download.run(flags) == 0
 
     assert archives(tmp_path) == {DEVKIT: FILES[DEVKIT]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import re
 import shutil
@@ -24,6 +25,7 @@ from tests.kit.dataset import (
 )
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
+from tests.kit.shared import made_once
 
 KINDS = ("threads", "processes")
 SHARDS = ("--train-shards", "24", "--validation-shards", "4")
@@ -32,18 +34,23 @@ NUM_SHARDS = 28
 
 
 class Whole:
-    """An undisturbed run: its bytes, and about how long it takes."""
+    """An undisturbed run: its bytes, and about how long it takes; made once for all workers."""
 
-    def __init__(self, source: Path, out: Path, kind: str) -> None:
-        with command.started(*prepare(source, out, kind)) as run:
-            start = time.monotonic()
-            command.wait_until(lambda: receipts(out), "the first receipt")
-            first = time.monotonic()
-            result = run.finish()
-        assert result.code == 0, result
-        self.contents = contents(out)
-        self.seconds = time.monotonic() - start
-        self.writing_s = time.monotonic() - first
+    def __init__(self, source: Path, folder: Path, kind: str) -> None:
+        def make(folder: Path) -> None:
+            out = folder / "out"
+            with command.started(*prepare(source, out, kind)) as run:
+                start = time.monotonic()
+                command.wait_until(lambda: receipts(out), "the first receipt")
+                first = time.monotonic()
+                result = run.finish()
+            assert result.code == 0, result
+            end = time.monotonic()
+            (folder / "seconds.json").write_text(json.dumps([end - start, end - first]))
+
+        made_once(folder, make)
+        self.contents = contents(folder / "out")
+        self.seconds, self.writing_s = json.loads((folder / "seconds.json").read_bytes())
 
 
 def prepare(source: Path, out: Path, kind: str) -> list[str]:
@@ -57,8 +64,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(many: Miniature, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(many.root, tmp_path_factory.mktemp("whole") / "out", kind)
+def whole(many: Miniature, kind: str, shared_cache: Path) -> Whole:
+    return Whole(many.root, shared_cache / f"whole-{kind}", kind)
 
 
 @contextlib.contextmanager
@@ -258,8 +265,8 @@ def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
 
 
 @pytest.fixture(scope="module")
-def whole_in_threads(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    return Whole(many.root, tmp_path_factory.mktemp("whole") / "out", "threads")
+def whole_in_threads(many: Miniature, shared_cache: Path) -> Whole:
+    return Whole(many.root, shared_cache / "whole-threads", "threads")
 
 
 def wait_for_receipt(out: Path, done: int, run: command.Running) -> None:

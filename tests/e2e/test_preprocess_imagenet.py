@@ -86,7 +86,7 @@ def test_a_folder_of_archives_is_read_where_it_lies(
     [
         ("--local_scratch_dir=/x --project=p", "imagenet-prep replicate /x --to s3://"),
         ("--local_scratch_dir=/x --gcs_output_path=gs://b/p", "imagenet-prep replicate /x --to"),
-        ("--raw_data_dir=/in", "--local_scratch_dir"),
+        ("--raw_data_dir=/in", "--local-scratch-dir"),
         ("--local_scratch_dir=s3://b/x", "--local-scratch-dir"),
         ("--local_scratch_dir=/x --shards=8", "--shards"),
     ],

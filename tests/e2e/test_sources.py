@@ -6,7 +6,6 @@ import io
 import json
 import random
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.kit.dataset import (
     receipts,
     split_records,
 )
+from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 
 OFFICIAL = labels.official_classes()
@@ -102,7 +102,7 @@ def official(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[
     code = (
         "import sys\n"
         "from imagenet_prep.sources import labels\n"
-        "labels.check_canaries = lambda devkit, path: None\n"
+        "labels.check_canaries = lambda wnids, path: None\n"
         "sys.argv[0] = 'imagenet-prep'\n"
         "from imagenet_prep.__main__ import main\n"
         "main()\n"
@@ -369,9 +369,18 @@ def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["threads", "processes"])
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    long_but(
+        [("threads", (0, 2)), ("processes", (1, 3))],
+        [
+            *(("threads", (0, 2)), ("processes", (1, 3))),
+            *(("threads", (0, 1, 2, 3)), ("processes", (0, 1, 2, 3))),
+        ],
+    ),
+)
 def test_killed_at_any_moment_a_run_from_parquet_goes_on(
-    reference: Reference, parquet: Path, tmp_path: Path, kind: str
+    reference: Reference, parquet: Path, tmp_path: Path, kind: str, moments: tuple[int, ...]
 ) -> None:
     out = tmp_path / "out"
     arguments = ("prepare", "--source", parquet, "--out", out, *SETTINGS)
@@ -383,10 +392,9 @@ def test_killed_at_any_moment_a_run_from_parquet_goes_on(
         lambda: len(receipts(out)) >= 2,
         lambda: len(receipts(out)) >= 6,
     ]
-    for reached in steps:
+    for reached in (steps[moment] for moment in moments):
         with command.started(*arguments, *flags) as running:
-            while not (reached() or running.ended):
-                time.sleep(0.002)
+            command.wait_until(lambda r=running, at=reached: at() or r.ended, "a step, or the end")
             running.kill()
             command.wait_until(lambda: not running.workers(), "its workers are gone")
         there = shards(out)

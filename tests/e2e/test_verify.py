@@ -22,6 +22,7 @@ from tests.e2e.conftest import Reference
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents, everything, records, shard_names
 from tests.kit.faults import cut, disk, flip_bit, remount
+from tests.kit.tfrecords import framed
 
 LEVELS = ("manifest", "crc", "decode")
 
@@ -36,7 +37,7 @@ def record_at(reference: Reference, shard: str, position: int) -> str:
 
 def rewritten(out: Path, shard: str, images: list[example.ImageExample]) -> None:
     """Forges a shard: new records with right CRCs, right index, right digests in the manifest."""
-    frames = [tfrecord.frame(example.encode(image)) for image in images]
+    frames = [framed(example.encode(image)) for image in images]
     lines, offset = [], 0
     for frame in frames:
         lines.append(tfrecord.index_line(offset, len(frame)))
@@ -254,7 +255,7 @@ def test_swapped_shards_are_told_from_damaged_ones(prepared: Path) -> None:
 def test_a_shard_written_by_another_program_is_found(reference: Reference, prepared: Path) -> None:
     """The same records in another order: every CRC fits, the digest does not."""
     name = "validation-00000-of-00003"
-    frames = [tfrecord.frame(example.encode(i)) for i in reversed(records(reference.out / name))]
+    frames = [framed(example.encode(i)) for i in reversed(records(reference.out / name))]
     (prepared / name).write_bytes(b"".join(frames))
     result = command.run("verify", prepared)
 

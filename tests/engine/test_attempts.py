@@ -55,7 +55,12 @@ def test_receipts_are_collected_while_workers_work_and_when_they_end(
     def collect() -> None:
         seen.append(len(stage.receipts(["a", "b"])))
 
-    started = Fake([lambda: stage.execute(Task("a")), lambda: stage.execute(Task("b"))])
+    started = Fake(
+        [
+            lambda: stage.publish(Task("a"), stage.make(Task("a"))),
+            lambda: stage.publish(Task("b"), stage.make(Task("b"))),
+        ]
+    )
     attempts.follow(started, collect, 0.0)
     assert seen == [1, 2, 2]
 
@@ -96,7 +101,7 @@ def on_a_cluster(
             def act() -> None:
                 number, error = next(left)
                 for task in [n for n in "abc" if n not in stage.receipts("abc")][:number]:
-                    stage.execute(Task(task))
+                    stage.publish(Task(task), stage.make(Task(task)))
                 if error is not None:
                     raise error
 

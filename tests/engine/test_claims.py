@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import traceback
 from pathlib import Path
@@ -19,7 +20,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.engine import Lease, lease
 from imagenet_prep.engine.workers import done, run_worker
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import AbsentError
 
 
@@ -98,6 +99,34 @@ def test_of_a_cluster_too_each_task_is_done_once(stage: engine.Stage[Task]) -> N
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
 
 
+def test_two_workers_part_instead_of_listing_claims_for_each_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took turns, and each listed all claims before each of its tasks."""
+    monkeypatch.setattr(lease, "_chance", random.Random(0))
+    looks = []
+
+    class Watched(LocalStore):
+        def names(self, folder: str) -> list[str]:
+            looks.append(folder)
+            return super().names(folder)
+
+    store = Watched(tmp_path)
+    tasks = [Task(f"{number:03d}") for number in range(300)]
+    held, work = Lease.take_over(store), engine.Stage("write", "0" * 64, store, Work(store))
+    left = [held.claimed(work, tasks), held.claimed(work, tasks)]
+    claimed = []
+    while left:
+        for worker in tuple(left):
+            if (task := next(worker, None)) is None:
+                left.remove(worker)
+            else:
+                claimed.append(task)
+    assert sorted(claimed) == tasks, "each once"
+    assert {*claimed[:2]} == {*tasks[:2]}, "what takes longest is begun first"
+    assert len(looks) < 30
+
+
 def test_a_receipt_counts_only_beside_its_files_at_their_sizes(stage: engine.Stage[Task]) -> None:
     stage.clear()
     run_worker(stage, TASKS)
@@ -134,6 +163,7 @@ def test_a_store_that_refuses_what_was_made_is_a_failure(
     run_worker(stage, TASKS)
     with pytest.raises(StoreError, match="the store refuses"):
         stage.raise_failure()
+    assert list(stage.store.local.path(TEMPORARY).iterdir()) == []
 
 
 def test_workers_that_outlive_their_job_stop(

@@ -34,8 +34,8 @@ def stage(root: Path, function: Any = None) -> Stage[Task]:
 
 def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) -> None:
     work = stage(tmp_path)
-    work.execute(Task("one"))
-    work.execute(Task("two"))
+    work.publish(Task("one"), work.make(Task("one")))
+    work.publish(Task("two"), work.make(Task("two")))
     receipts = work.receipts(["one", "two"])
 
     assert receipts["one"]["worker"] == receipts["two"]["worker"]
@@ -66,7 +66,7 @@ def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) ->
 )
 def test_a_damaged_receipt_is_a_task_to_be_done(tmp_path: Path, damage: bytes) -> None:
     work = stage(tmp_path)
-    work.execute(Task("one"))
+    work.publish(Task("one"), work.make(Task("one")))
     assert work.receipts(["one"])
     (path,) = tmp_path.rglob("receipts/one.json")
     path.write_bytes(damage)

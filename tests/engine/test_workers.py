@@ -147,13 +147,13 @@ def test_options_of_beam_want_a_runner() -> None:
 def test_a_verb_that_is_run_as_a_module_has_worker_processes(
     stage: engine.Stage[Task], tmp_path: Path
 ) -> None:
-    """Its classes are called `__main__`'s there, which is another module in the workers."""
+    """Its classes are those of the module's own name there, so the workers find them."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\n"
         "from pathlib import Path\n"
         "from typing import NamedTuple\n"
         "from imagenet_prep import engine\n"
+        "from imagenet_prep.core import cli\n"
         "from imagenet_prep.storage.folder import LocalStore\n"
         "class Task(NamedTuple):\n"
         "    name: str\n"
@@ -162,11 +162,14 @@ def test_a_verb_that_is_run_as_a_module_has_worker_processes(
         "class Work:\n"
         "    def __call__(self, task):\n"
         "        return work(task)\n"
-        "if __name__ == '__main__':\n"
-        "    stage = engine.Stage('write', '0' * 64, LocalStore(Path(sys.argv[1])), Work())\n"
+        "def run(argv):\n"
+        "    stage = engine.Stage('write', '0' * 64, LocalStore(Path(argv[0])), Work())\n"
         "    workers = engine.Workers(2, engine.PROCESSES)\n"
         "    tasks = [Task('a'), Task('b')]\n"
         "    print(len(engine.run(stage, tasks, workers, title='', quiet=True)))\n"
+        "    return 0\n"
+        "if __name__ == '__main__':\n"
+        "    cli.main('program')\n"
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     ended = subprocess.run(

@@ -15,6 +15,7 @@ from imagenet_prep.read.records import Records
 from tests.export.conftest import exported
 from tests.kit import layouts
 from tests.kit.command import PATIENCE_S, started
+from tests.kit.recordio import framed
 from tests.kit.shared import made_once
 
 pytestmark = pytest.mark.mxnet
@@ -115,16 +116,16 @@ def test_records_are_framed_as_mxnet_frames_them_wherever_the_magic_number_stand
     made: tuple[Path, Any], payloads: list[tuple[int, bool, bytes]]
 ) -> None:
     folder, _ = made
-    framed = [
-        recordio.frame(number, label, data, as_array=as_array)
+    records = [
+        framed(number, label, data, as_array=as_array)
         for number, (label, as_array, data) in enumerate(payloads)
     ]
 
-    assert (folder / "payloads.rec").read_bytes() == b"".join(framed)
+    assert (folder / "payloads.rec").read_bytes() == b"".join(records)
     offset = 0
     for line, (number, record) in zip(
         (folder / "payloads.idx").read_text().splitlines(keepends=True),
-        enumerate(framed),
+        enumerate(records),
         strict=True,
     ):
         assert line == recordio.index_line(number, offset)

@@ -1,4 +1,4 @@
-"""One cluster, one S3 server and one reference for all tests of a worker process."""
+"""One cluster and one reference for all tests of a worker process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kit import command, flink
 from tests.kit.dataset import contents
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_proxy import Proxy, proxied
-from tests.kit.s3_server import S3Server, serve_s3
+from tests.kit.s3_server import S3Server
 
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
 
@@ -23,12 +23,6 @@ class Reference(NamedTuple):
     source: Path
     out: Path
     contents: dict[str, bytes]
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +37,7 @@ def running(
     tmp_path_factory: pytest.TempPathFactory, s3: S3Server, way: Proxy
 ) -> Iterator[flink.Cluster]:
     environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url}
-    with flink.cluster(tmp_path_factory.mktemp("flink"), environment) as made:
+    with flink.cluster(tmp_path_factory.mktemp("flink"), environment, flink.SHORT_LIVED) as made:
         yield made
 
 

@@ -24,7 +24,7 @@ from tests.flink.conftest import SETTINGS, Reference
 from tests.kit import command, flink
 from tests.kit.dataset import assert_nothing_half_visible, contents, receipts
 from tests.kit.s3_proxy import Proxy
-from tests.kit.s3_server import BUCKET, S3Server, objects, uploads
+from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
 
 pytestmark = [pytest.mark.flink, pytest.mark.slow]
 
@@ -41,7 +41,7 @@ def workers(out: Path) -> set[str]:
 
 def message(said: str) -> str:
     """Returns what is on stderr besides how far the run is, which a busy machine shows more of."""
-    return re.sub(r"(?m)^(\w+: \d+/.* left|source: .*)\n", "", said)
+    return re.sub(r"(?m)^([\w ]+: \d+/.* left|source: .*)\n", "", said)
 
 
 @contextlib.contextmanager
@@ -155,6 +155,23 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process(
 def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     cluster: flink.Cluster, reference: Reference, tmp_path: Path
 ) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(reference.out, damaged, ignore=shutil.ignore_patterns(".work"))
+    for shard in damaged.glob("validation-*"):
+        with shard.open("r+b") as file:
+            file.seek(1000)
+            file.write(b"rot")
+    argv = ["resize", "-i", str(damaged), "-o", str(tmp_path / "out"), "-s", "validation"]
+    result = command.run(*argv, "--size", "64", "--", *cluster.options())
+    assert result.code == 3, result
+    assert re.fullmatch(r"imagenet-prep: .*validation-.*\n", message(result.err)), result
+
+
+# In short: the damaged set above.
+@pytest.mark.long
+def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
     more = ("--on-bad-image", "fail", "--", *cluster.options())
     result = command.run(*prepare(reference, tmp_path / "out", *more))
     assert result.code == 3, result
@@ -205,22 +222,26 @@ def test_resize_and_verify_run_on_the_cluster_too(
 # In short: e2e/test_s3_out's job from bucket to bucket, and the kill above.
 @pytest.mark.long
 def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_nothing(
-    cluster: flink.Cluster, reference: Reference, s3: S3Server, way: Proxy, tmp_path: Path
+    cluster: flink.Cluster,
+    reference: Reference,
+    s3: S3Server,
+    prefix: str,
+    way: Proxy,
+    tmp_path: Path,
 ) -> None:
     """The launcher and the workers share the bucket alone: their TMPDIR are two."""
     client = s3.client()
-    client.create_bucket(Bucket=BUCKET)
+    source, out = f"{prefix}/archives", f"{prefix}/new"
     for path in reference.source.glob("ILSVRC2012*"):
-        client.upload_file(str(path), BUCKET, f"archives/{path.name}")
+        client.upload_file(str(path), BUCKET, key_of(f"{source}/{path.name}"))
 
     def writers() -> set[str]:
-        listed = client.list_objects_v2(Bucket=BUCKET, Prefix="new/.work/write-")
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=key_of(f"{out}/.work/write-"))
         keys = [each["Key"] for each in listed.get("Contents", ()) if "/receipts/" in each["Key"]]
         found = (client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys)
         return {json.loads(receipt)["worker"].partition("/")[0] for receipt in found}
 
-    out = f"s3://{BUCKET}/new"
-    argv = ["prepare", "--source", f"s3://{BUCKET}/archives", "--out", out, *SETTINGS]
+    argv = ["prepare", "--source", source, "--out", out, *SETTINGS]
     environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url, "TMPDIR": str(tmp_path)}
     way.left = 100
     with command.started(*argv, "--", *cluster.options(), env=environment) as run:
@@ -234,11 +255,11 @@ def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_n
     assert result.code == 0, result
     assert "workers were lost" in result.err, "it was killed too late"
     assert way.done.total() > 20, way.done
-    there = objects(client, "new")
+    there = objects(client, out)
     made = {name: data for name, data in there.items() if not name.startswith(".work/")}
     assert made == reference.contents
     assert not [name for name in there if name.startswith((".work/jobs/", ".work/plan"))]
-    assert uploads(client, "new") == []
+    assert uploads(client, out) == []
 
 
 @pytest.mark.parametrize("verb", ["prepare", "resize", "verify"])

@@ -28,6 +28,12 @@ pytestmark = pytest.mark.long
 EXAMPLES = REPOSITORY / "examples"
 PROGRAMS = Path(__file__).parent
 PAGE = REPOSITORY / "docs" / "pytorch.md"
+# Prints by how much the weights of two checkpoints differ at most.
+WEIGHTS_APART = """\
+import sys, torch
+one, other = (torch.load(name)["model"] for name in sys.argv[1:])
+print(max(float((one[name] - other[name]).abs().max()) for name in one))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +62,13 @@ def torchrun(ranks: int) -> tuple[str, ...]:
     return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
 
 
+def launched(python: Path, ranks: int) -> tuple[str, ...]:
+    """Returns what starts ranks that find each other by Horovod."""
+    if not list(python.parents[1].glob(".horovod-*")):
+        pytest.skip("Horovod is not built for PyTorch; make test-long does it in .venv/loaders")
+    return ("-m", "pipelines.launch", "-np", str(ranks), "--", "python")
+
+
 def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, scenes: Path) -> None:
     looked = json.loads(ended(python, PROGRAMS / "loaders.py", scenes))
 
@@ -67,13 +80,14 @@ def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, sc
 
 @pytest.mark.parametrize(
     ("ranks", "loader", "workers"),
-    [(1, "plain", 2), (1, "stateful", 2), (2, "reader", 0), (2, "plain", 2)],
+    [(1, "plain", 2), (1, "stateful", 2), (2, "reader", 0), (2, "plain", 2), (2, "horovod", 0)],
 )
 def test_killed_in_mid_epoch_nothing_is_repeated_or_lost(
     python: Path, colours: Path, tmp_path: Path, ranks: int, loader: str, workers: int
 ) -> None:
     checkpoint = tmp_path / "checkpoint.pt"
-    program = (*torchrun(ranks), PROGRAMS / "train.py", colours, checkpoint, loader, workers)
+    start = launched(python, ranks) if loader == "horovod" else torchrun(ranks)
+    program = (*start, PROGRAMS / "train.py", colours, checkpoint, loader, workers)
     words = ("-W", "ignore", *map(str, program))
     with command.started("8", program=words, python=python) as running:
         command.wait_until(
@@ -103,6 +117,29 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     assert [row["epoch"] for row in more] == [1, 2]
     assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
     assert more[-1]["top1"] > 0.8
+
+
+def test_the_example_for_horovod_ends_with_the_same_weights_after_a_kill(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    program = (*launched(python, 2), EXAMPLES / "pytorch_horovod.py", "--data-dir", shades)
+    program += ("--image-size", "32", "--batch-size", "4", "--save-every", "3", "--out")
+    both = [tmp_path / "whole.pt", tmp_path / "killed.pt"]
+    # As torchrun does: two ranks with a thread for each core take turns at waiting.
+    one = {"OMP_NUM_THREADS": "1"}
+    whole = rows(ended(python, *program, both[0], **one))
+    words = ("-W", "ignore", *map(str, program))
+    with command.started(both[1], program=words, python=python, env=one) as running:
+        command.wait_until(lambda: running.ended or both[1].exists(), "a checkpoint")
+        running.send(signal.SIGKILL, running.workers())
+        running.kill()
+    ended(python, *program, both[1], **one)
+    told = json.loads(ended(python, "-c", WEIGHTS_APART, *both))
+
+    assert [row["epoch"] for row in whole] == [0, 1, 2]
+    assert [row["images"] for row in whole] == [NUM_VALIDATION] * 3
+    assert whole[-1]["top1"] > 0.8
+    assert told == pytest.approx(0, abs=1e-4)
 
 
 def test_the_example_for_jax_goes_on_in_mid_epoch(

@@ -2,8 +2,9 @@
 
 torchrun --nproc-per-node N train.py SET CHECKPOINT LOADER WORKERS HOLD
 
-LOADER is "reader", "plain" (torch's DataLoader) or "stateful" (torchdata's). After HOLD steps all
-ranks wait to be killed; 0 never waits. Every third step is saved: others are trained on again.
+LOADER is "reader", "plain" (torch's DataLoader), "stateful" (torchdata's) or "horovod": the reader,
+and ranks that communicate by Horovod. After HOLD steps all ranks wait to be killed; 0 never waits.
+Every third step is saved: others are trained on again.
 """
 
 import json
@@ -21,12 +22,27 @@ from imagenet_prep.read import make_dataset
 EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3
 root, name, kind, workers, hold = sys.argv[1:]
 checkpoint = Path(name)
-distributed.init_process_group("gloo")
-rank = distributed.get_rank()
+
+
+def gathered(numbers):
+    """Returns the numbers of all ranks, rank by rank."""
+    everyone = [torch.empty_like(numbers) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(everyone, numbers)
+    return torch.cat(everyone)
+
+
+if kind == "horovod":
+    import horovod.torch as hvd
+
+    hvd.init()
+    rank, gather = hvd.rank(), hvd.allgather
+else:
+    distributed.init_process_group("gloo")
+    rank, gather = distributed.get_rank(), gathered
 reader = make_dataset(root, "train", BATCH, 16, backend="native", dtype="uint8", seed=4)
 sampler = reader.sampler()
 how = {"batch_size": None, "sampler": sampler, "num_workers": int(workers)}
-if kind == "reader":
+if kind in ("reader", "horovod"):
     loader = stateful = reader
 elif kind == "plain":
     loader, stateful = DataLoader(reader, **how), sampler
@@ -42,9 +58,7 @@ for epoch in range(saved["epoch"], EPOCHS):
     for step, batch in enumerate(loader, 1):
         assert batch["images"].shape == (BATCH, 16, 16, 3)
         numbers = torch.as_tensor(batch["class_index"])
-        everyone = [torch.empty_like(numbers) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(everyone, numbers)
-        seen[epoch] += torch.cat(everyone).tolist()
+        seen[epoch] += gather(numbers).tolist()
         done += 1
         if rank == 0 and done % SAVE_EVERY == 0:
             state = sampler.state_dict(step) if kind == "plain" else stateful.state_dict()
@@ -56,4 +70,5 @@ for epoch in range(saved["epoch"], EPOCHS):
             signal.pause()
 if rank == 0:
     print(json.dumps({"seen": seen, "resumed_after": resumed_after}))
-distributed.destroy_process_group()
+if kind != "horovod":
+    distributed.destroy_process_group()

@@ -40,7 +40,7 @@ def golden_plan(seed: int, num_shards: int) -> list[list[str]]:
             shards[shard].append(member)
         first += len(members)
     return [
-        [m.key for m in sorted(shard, key=lambda member: plan.place_in_shard(member, seed))]
+        [m.key for m in sorted(shard, key=lambda member: plan.entry(0, member, seed))]
         for shard in shards
     ]
 

@@ -7,7 +7,6 @@ import sys
 from imagenet_prep.core import cli
 from imagenet_prep.core.world import World
 from imagenet_prep.read import reader
-from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
@@ -20,10 +19,11 @@ def read() -> None:
 
 def _read(place: str) -> int:
     """Does what make_dataset does, but for the decoding, which takes seconds to import."""
-    records = reader._open_records(ReadConfig(place, "train", 2))
+    config = ReadConfig(place, "train", 2)
+    records = reader._open_records(config)
     window = 16 if "://" in place else 0
     order = Order(records.examples_per_shard, 0, window, records.placement)
-    feed = Feed(records, order, World(), 2, True, RECIPES["resnet"], 0, False)
+    feed = Feed(records, order, World(), config)
     print(sum(len(batch.encoded) for batch in feed.batches(0, 0)))
     feed.close()
     return 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example
 from imagenet_prep.dataset.example import ImageExample
 from tests.hostile import images, manifests
-from tests.kit.tfrecords import picture, plain, wnid
+from tests.kit.tfrecords import framed, picture, plain, wnid
 
 TEXTS = {kind: manifests.NAMES[kind] for kind in ("parents", "absolute", "escape", "csi", "long")}
 
@@ -32,7 +32,7 @@ def hostile() -> Iterator[tuple[str, bytes]]:
         yield f"image: {kind}", _shard(sound._replace(encoded=encoded))
     for kind, length in {"1 EB": 1 << 60, "4 GB": 1 << 32, "negative": 2**64 - 1}.items():
         head = struct.pack("<Q", length)
-        crc = tfrecord.frame(head)[-4:]
+        crc = framed(head)[-4:]
         yield f"a length of {kind}", head + crc + b"x" * 100
     payload = example.encode(sound)
     for kind, data in {
@@ -46,14 +46,14 @@ def hostile() -> Iterator[tuple[str, bytes]]:
         "the same twice": payload * 2,
         "cut": payload[:-7],
     }.items():
-        yield f"payload: {kind}", tfrecord.frame(data)
+        yield f"payload: {kind}", framed(data)
     yield "noise", bytes(range(256)) * 40
     yield "empty", b""
 
 
 def _shard(one: ImageExample) -> bytes:
     second = picture(1, plain(1))._replace(filename=f"{wnid(1)}_1.JPEG")
-    return tfrecord.frame(example.encode(one)) + tfrecord.frame(example.encode(second))
+    return framed(example.encode(one)) + framed(example.encode(second))
 
 
 def _nested(depth: int) -> bytes:

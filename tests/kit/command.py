@@ -27,8 +27,12 @@ PROGRAM = ("-P", "-m", "imagenet_prep")
 
 # A bound, not a measure: on a busy machine everything is slow, and what hangs hangs forever.
 PATIENCE_S = 600.0
-# Half the CPU time of Beam's job server, which lives for one job.
-SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Half the CPU time of Beam's job server, which lives for one job: few classes are worth the time to
+# optimize them, or to prove again that a compiler has made them.
+SHORT_LIVED_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 # Ranks ask each other what there is to reduce after each of these many milliseconds, by default
 # every one: on two cores that costs more than their work.
 RARE_CYCLES = {"HOROVOD_CYCLE_TIME": "10"}
@@ -108,7 +112,8 @@ def environment(**more: str) -> dict[str, str]:
     """Returns what a command sees: ours alone, so that no developer's setting decides a test."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     # Compiled files of the checkout are nobody's result.
-    ours = {"LANG": "C.UTF-8", "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join(map(str, (REPOSITORY / "tests" / "kit" / "start", REPOSITORY)))
+    ours = {"LANG": "C.UTF-8", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     return kept | ours | {"JDK_JAVA_OPTIONS": SHORT_LIVED_JAVA} | RARE_CYCLES | more
 
 
@@ -193,12 +198,18 @@ def _warm() -> Warm:
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> None:
-    """Returns as soon as `condition()` is true; AssertionError after `timeout` seconds."""
+    """Returns as soon as `condition()` is true; AssertionError after `timeout` seconds.
+
+    A condition that costs much is asked less often: what it waits for needs the processor.
+    """
     end = time.monotonic() + timeout
+    asked = time.thread_time()
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"not within {timeout} s: {what}")
-        time.sleep(0.002)
+        cost_s = time.thread_time() - asked
+        time.sleep(max(0.002, 9 * cost_s))
+        asked = time.thread_time()
 
 
 def _marked(mark: bytes) -> list[int]:

@@ -15,8 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tests.kit import command
 # The Makefile puts Flink's jars and the job server's here.
 JARS = Path.home() / ".cache/imagenet-prep/flink"
 NUM_TASK_MANAGERS = 2
-_START_S = 60.0
+# Compiled once and not again, without the collector's threads: cheaper for a JVM that lives for a
+# minute, slower for one that works for long.
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 # What Flink's own start scripts add for Java 17.
 _OPENS = [
@@ -79,15 +82,22 @@ class Cluster:
       task_managers: their processes; one slot each.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        jvm: Sequence[str] = (),
+    ) -> None:
         """Writes the configuration; `start` starts.
 
         Args:
           folder: for settings and logs.
           environment: variables that workers see besides, e.g. credentials.
+          jvm: flags of all Java programs, the job server's too, e.g. SHORT_LIVED.
         """
         self._folder = folder
         self._environment = environment or {}
+        self._jvm = jvm
         self._rpc, self._rest, self._blob, self._pool = _free_ports(4)
         self.url = f"http://127.0.0.1:{self._rest}"
         self._numbers = itertools.count()
@@ -111,6 +121,11 @@ class Cluster:
             "heartbeat.interval": 1000,
             "heartbeat.timeout": 10_000,
             "heartbeat.rpc-failure-threshold": 1,
+            # A thread of Beam's that has no memory left would leave a job that waits for ever.
+            "cluster.uncaught-exception-handling": "FAIL",
+            # Beam keeps a job's workers from step to step only if Flink's own class loader has
+            # loaded its runner, not the one that each job gets for the jar that it brings.
+            "classloader.resolve-order": "parent-first",
         }
         (folder / "config.yaml").write_text(json.dumps(settings | _MEMORY))
         (folder / "log4j.properties").write_text(_LOG4J)
@@ -125,7 +140,7 @@ class Cluster:
         self._others.append(self._process("pool", argv, environment))
         for _ in range(NUM_TASK_MANAGERS):
             self._add_task_manager()
-        command.wait_until(self._ready, f"Flink answers; see {self._folder}/*.log", _START_S)
+        command.wait_until(self._ready, f"Flink answers; see {self._folder}/*.log")
 
     def complete(self) -> None:
         """Starts a TaskManager for each that has died, and waits until Flink has noticed both."""
@@ -133,7 +148,7 @@ class Cluster:
         for each in dead:
             self.task_managers.remove(each)
             self._add_task_manager()
-        command.wait_until(self._ready, "Flink has all its slots", _START_S)
+        command.wait_until(self._ready, "Flink has all its slots")
 
     def _add_task_manager(self) -> None:
         heap = "320m"
@@ -148,6 +163,11 @@ class Cluster:
             f"--flink_job_server_jar={JARS / 'job-server.jar'}",
             "--environment_type=EXTERNAL",
             f"--environment_config=127.0.0.1:{self._pool}",
+            # From one step to the next.
+            "--environment_cache_millis=10000",
+            *(f"--job_server_jvm_properties={flag}" for flag in self._jvm),
+            # Beam asks pip for a list of all packages, for the logs of its containers.
+            "--experiments=disable_logging_submission_environment",
         ]
 
     def jobs(self) -> dict[str, str]:
@@ -166,7 +186,7 @@ class Cluster:
 
     def workers(self) -> list[int]:
         """Returns the worker processes of running jobs."""
-        return _children(self._others[1].pid)
+        return children_of(self._others[1].pid)
 
     def slots(self) -> int:
         """Returns the slots of the TaskManagers that are there."""
@@ -187,28 +207,33 @@ class Cluster:
         """Ends everything that was started, and what that started, by pid."""
         processes = [*self.task_managers, *self._others]
         for process in processes:
-            _signal([*_children(process.pid), process.pid], signal.SIGKILL)
+            _signal([*children_of(process.pid), process.pid], signal.SIGKILL)
         for process in processes:
-            process.wait(_START_S)
+            process.wait(command.PATIENCE_S)
 
     def _ready(self) -> bool:
         for process in [*self._others, *self.task_managers]:
             if process.poll() is not None:
                 raise AssertionError(f"ended with {process.returncode}:\n{self.logs()}")
         try:
-            with socket.create_connection(("127.0.0.1", self._pool), timeout=5):
-                return self.slots() == NUM_TASK_MANAGERS
+            with socket.create_connection(("127.0.0.1", self._pool), timeout=command.PATIENCE_S):
+                if self.slots() == NUM_TASK_MANAGERS:
+                    return True
         except OSError:
-            return False
+            pass
+        time.sleep(0.1)  # it has work of its own
+        return False
 
     def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=command.PATIENCE_S) as answer:
             return json.load(answer)
 
     def _java(self, main: str, heap: str = "448m") -> subprocess.Popen[bytes]:
         settings = f"-Dlog4j.configurationFile={self._folder / 'log4j.properties'}"
-        argv = ["java", f"-Xmx{heap}", f"-Xms{heap}", *_OPENS, settings]
-        argv += ["-cp", f"{JARS}/lib/*", main, "--configDir", str(self._folder)]
+        argv = ["java", f"-Xmx{heap}", f"-Xms{heap}", *self._jvm, *_OPENS, settings]
+        # Flink's own jars come first: Beam's has an older Flink in it.
+        jars = f"{JARS}/lib/*:{JARS / 'job-server.jar'}"
+        argv += ["-cp", jars, main, "--configDir", str(self._folder)]
         name = f"{main.rpartition('.')[2]}-{next(self._numbers)}"
         return self._process(name, argv, command.environment())
 
@@ -228,11 +253,16 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
-    """Yields a cluster that keeps its logs in `folder`; skips where Java or the jars lack."""
+def cluster(
+    folder: Path, environment: dict[str, str] | None = None, jvm: Sequence[str] = ()
+) -> Iterator[Cluster]:
+    """Yields a cluster that keeps its logs in `folder`; skips where Java or the jars lack.
+
+    The arguments are those of `Cluster`.
+    """
     if lack := lacking():
         pytest.skip(lack)
-    made = Cluster(folder, environment)
+    made = Cluster(folder, environment, jvm)
     try:
         made.start()
         yield made
@@ -263,7 +293,7 @@ def _signal(pids: list[int], signum: signal.Signals) -> None:
             os.kill(pid, signum)
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Returns the children of all threads of a process."""
     found = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -298,7 +328,7 @@ def _down(folder: Path) -> int:
     for line in (folder / "pids").read_text().split() if (folder / "pids").exists() else []:
         with contextlib.suppress(OSError):
             if str(folder).encode() in Path(f"/proc/{line}/environ").read_bytes() or _ours(line):
-                for pid in [*_children(int(line)), int(line)]:
+                for pid in [*children_of(int(line)), int(line)]:
                     os.kill(pid, signal.SIGTERM)
     (folder / "pids").unlink(missing_ok=True)
     return 0

@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 from imagenet_prep.dataset import recordio
 from imagenet_prep.sources import labels
 from tests.kit.miniature import Miniature
+from tests.kit.recordio import framed
 
 Named = tuple[str, str, bytes]
 """Split, key, bytes."""
@@ -211,7 +212,7 @@ def write_recordio(
 ) -> None:
     """Writes one file, and its list beside it; labels are numbers and arrays by turns."""
     frames = [
-        recordio.frame(number, index, data, as_array=bool(number % 2))
+        framed(number, index, data, as_array=bool(number % 2))
         for number, (index, _, data) in enumerate(rows)
     ]
     write(path, b"".join(frames))

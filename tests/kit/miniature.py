@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from imagenet_prep.testing import miniature
-from imagenet_prep.testing.devkit import Synset, make_devkit
-from imagenet_prep.testing.miniature import Miniature, SourceImage, make_miniature
+from imagenet_prep.testing.miniature import (
+    Miniature,
+    SourceImage,
+    Synset,
+    make_devkit,
+    make_miniature,
+)
 from tests.kit.shared import made_once
 
 __all__ = [

@@ -53,19 +53,26 @@ class S3Server:
 BUCKET = "sets"
 
 
+def key_of(address: str) -> str:
+    """Returns the key in the bucket of what has an address."""
+    return address.removeprefix(f"s3://{BUCKET}/")
+
+
 def objects(client: Any, prefix: str) -> dict[str, bytes]:
-    """Returns the objects of a data set by name, those of the work folder too."""
-    listing = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{prefix}/")
+    """Returns the objects below a prefix or its address by name, those of the work folder too."""
+    below = f"{key_of(prefix)}/"
+    listing = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=below)
     keys = [each["Key"] for page in listing for each in page.get("Contents", ())]
     return {
-        key.removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        key.removeprefix(below): client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         for key in keys
     }
 
 
 def uploads(client: Any, prefix: str) -> list[str]:
     """Returns the keys of multipart uploads that nobody has finished."""
-    listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/").get("Uploads", [])
+    below = f"{key_of(prefix)}/"
+    listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=below).get("Uploads", [])
     return [each["Key"] for each in listed]
 
 

@@ -110,11 +110,16 @@ def write_set(
     return manifest
 
 
+def framed(payload: bytes) -> bytes:
+    """Returns a payload as one record."""
+    return b"".join(tfrecord.frame_parts((b"", payload, b"")))
+
+
 def _write_split(root: Path, split: str, shards: Sequence[Sequence[ImageExample]]) -> Split:
     written = []
     for number, examples in enumerate(shards):
         name = naming.shard_name(split, number, len(shards))
-        records = [tfrecord.frame(example.encode(one)) for one in examples]
+        records = [framed(example.encode(one)) for one in examples]
         data = b"".join(records)
         sizes = [len(record) for record in records]
         starts = np.cumsum([0, *sizes[:-1]]).tolist()

@@ -37,12 +37,7 @@ VERBS = (
     ),
     *("imagenet_prep.reporting.compare", "imagenet_prep.distribute.replica"),
     *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
-    *(
-        "pipelines.prepare",
-        "imagenet_prep.preparation.job",
-        "imagenet_prep.preparation.output",
-        "scipy.io",
-    ),
+    *("pipelines.prepare", "imagenet_prep.preparation.job", "imagenet_prep.preparation.output"),
 )
 PROGRAM = "imagenet_prep.__main__:main"
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import io
 import json
 import re
+import runpy
+import sys
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +18,7 @@ import pytest
 
 from imagenet_prep.read import ReadConfig, Reader
 from tests.conftest import REPOSITORY
-from tests.kit.command import PATIENCE_S, started
+from tests.kit.command import PATIENCE_S, Finished, started
 from tests.trainer.conftest import NUM_VALIDATION, horovod, shades
 
 __all__ = ["horovod", "shades"]
@@ -39,9 +44,10 @@ def test_the_page_has_every_change_of_the_script_and_no_other() -> None:
     assert sorted(set(numbers)) == [str(number) for number in range(1, 9)]
 
 
-def test_the_example_for_pytorch_asks_the_reader_for_what_it_has() -> None:
-    """tests/frameworks runs it; PyTorch is not in this environment."""
-    tree = ast.parse((EXAMPLES / "pytorch.py").read_text("utf-8"))
+@pytest.mark.parametrize("name", ["pytorch.py", "pytorch_horovod.py"])
+def test_the_examples_for_pytorch_ask_the_reader_for_what_it_has(name: str) -> None:
+    """tests/frameworks runs them; PyTorch is not in this environment."""
+    tree = ast.parse((EXAMPLES / name).read_text("utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     (made,) = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "make_dataset"]
     chosen = {each.arg: ast.literal_eval(each.value) for each in made.keywords if each.arg}
@@ -52,30 +58,43 @@ def test_the_example_for_pytorch_asks_the_reader_for_what_it_has() -> None:
 
 
 class Trained(NamedTuple):
-    """What came of single.py, and of distributed.py on two ranks."""
+    """What single.py printed, what came of distributed.py on two ranks, and what both have left."""
 
-    single: Any
-    both: Any
+    single: str
+    both: Finished
     folder: Path
 
 
 @pytest.fixture(scope="module")
-def trained(shades: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Both at once, with the same images a step and the same learning rate in the end."""
+def trained(
+    tf: Any, horovod: None, shades: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    """Both, with the same images a step and the same learning rate in the end."""
     folder = tmp_path_factory.mktemp("examples")
     shared = ("--data-dir", shades, "--image-size", "32", "--epochs", "2")
     alone = (*("--batch-size", "8", "--learning-rate", "0.1", "--out", folder / "single.keras"),)
     half = (*("--batch-size", "4", "--learning-rate", "0.05", "--out", folder / "both.keras"),)
-    levers = ("--timeline", folder / "timeline.json", "--fusion-threshold-mb", "16", "--autotune")
+    levers = ("--timeline", folder / "timeline.json", "--fusion-threshold-mb", "16")
     launch = ("launch", "-np", "2", "--rank-logs", folder / "logs", *levers, "--", "python")
-    program = ("-P", EXAMPLES / "single.py")
-    with (
-        started(*shared, *alone, program=tuple(map(str, program))) as single,
-        started(*launch, EXAMPLES / "distributed.py", *shared, *half) as both,
-    ):
-        found = Trained(single.finish(PATIENCE_S), both.finish(PATIENCE_S), folder)
-    assert (found.single.code, found.both.code) == (0, 0), found
-    return found
+    with started(*launch, EXAMPLES / "distributed.py", *shared, *half) as running:
+        single = printed(EXAMPLES / "single.py", *shared, *alone)
+        both = running.finish(PATIENCE_S)
+    assert both.code == 0, both
+    return Trained(single, both, folder)
+
+
+def printed(program: Path, *arguments: str | Path) -> str:
+    """Returns what a program prints that is run here, where TensorFlow is imported already."""
+    import keras
+
+    # Another test's training in this process may have left another one.
+    keras.config.set_dtype_policy("float32")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(sys, "argv", [str(program), *map(str, arguments)])
+        warnings.simplefilter("ignore")  # of Keras, which copies its variables as NumPy 1 had it
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(program))
+    return out.getvalue()
 
 
 def rows(text: str) -> list[dict[str, Any]]:
@@ -86,7 +105,7 @@ def needs_ranks(test: Any) -> Any:
     """Marks a test that starts real ranks."""
     for mark in (pytest.mark.tf, pytest.mark.horovod, pytest.mark.slow):
         test = mark(test)
-    return pytest.mark.usefixtures("tf", "horovod")(test)
+    return test
 
 
 @needs_ranks
@@ -94,7 +113,7 @@ def test_two_ranks_learn_what_one_process_learns(trained: Trained) -> None:
     import keras
     import numpy as np
 
-    single, both = rows(trained.single.out), rows(trained.both.out)
+    single, both = rows(trained.single), rows(trained.both.out)
     assert [row["epoch"] for row in both] == [0, 1]  # rank 0 alone speaks
     assert [row["images"] for row in both] == [NUM_VALIDATION] * 2
     for one, other in zip(single, both, strict=True):

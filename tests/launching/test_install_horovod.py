@@ -57,6 +57,8 @@ def source(folder: Path, text: str) -> Path:
     for name in ("common/basics.py", "mxnet/mpi_ops.py"):
         loads = f"of {Path(name).name}\nctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
         layouts.write(folder / "horovod" / name, loads.encode())
+    for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        layouts.write(folder / build, b"if()\nset(CMAKE_CXX_STANDARD 14)\n")
     path = folder / "horovod" / "common" / "gloo" / "gloo_context.cc"
     layouts.write(path, text.encode())
     return path
@@ -95,6 +97,17 @@ def test_what_tensorflow_no_longer_has_is_left_out_or_put_back(tmp_path: Path) -
     assert "GpuStreamHandle AsGpuStreamValue(Stream* stream) {" in operations
 
 
+@pytest.mark.parametrize(("framework", "standard"), [("tensorflow", 14), ("pytorch", 20)])
+def test_pytorchs_headers_are_compiled_by_the_standard_that_they_want(
+    tmp_path: Path, framework: str, standard: int
+) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    install_horovod.mend(tmp_path, framework)
+
+    for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        assert (tmp_path / build).read_text() == f"if()\nset(CMAKE_CXX_STANDARD {standard})\n"
+
+
 @pytest.mark.parametrize("times", [0, 2])
 def test_a_source_that_is_another_one_is_refused(tmp_path: Path, times: int) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n" * times)
@@ -118,7 +131,8 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -> None:
-    packages |= {"tensorflow": "2.21.0", "mxnet": "1.9.1", "nvidia-nccl-cu12": "2.25.1"}
+    packages |= {"tensorflow": "2.21.0", "mxnet": "1.9.1", "torch": "2.15.0"}
+    packages |= {"nvidia-nccl-cu12": "2.25.1"}
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     head, machine = f"horovod-0.28.1+interface-python{version}-", os.uname().machine
 
@@ -126,13 +140,16 @@ def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -
         framework + more: install_horovod.wheel_key(
             Config(framework=framework, **({more: True} if more else {}))
         )
-        for framework, more in (("tensorflow", ""), ("tensorflow", "nccl"), ("mxnet", "mpi"))
+        for framework, more in (
+            *(("tensorflow", ""), ("tensorflow", "nccl"), ("mxnet", "mpi"), ("pytorch", "")),
+        )
     }
 
     assert found == {
         "tensorflow": f"{head}tensorflow-2.21.0-gloo-{machine}",
         "tensorflownccl": f"{head}tensorflow-2.21.0-nvidia-nccl-cu12-2.25.1-gloo-{machine}",
         "mxnetmpi": f"{head}mxnet-1.9.1-openmpi-4.1.8-{machine}",
+        "pytorch": f"{head}torch-2.15.0-gloo-{machine}",
     }
 
 
@@ -141,6 +158,8 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
         install_horovod.wheel_key(Config())
     with pytest.raises(UsageError, match=r"one mxnet, .* docs/mxnet\.md"):
         install_horovod.wheel_key(Config(framework="mxnet"))
+    with pytest.raises(UsageError, match=r"one pytorch, .* pip install torch first"):
+        install_horovod.wheel_key(Config(framework="pytorch"))
     packages["tensorflow"] = "2.21.0"
     with pytest.raises(UsageError, match=r"no nvidia-nccl-cu12: .*imagenet-prep\[gpu"):
         install_horovod.wheel_key(Config(nccl=True))
@@ -181,7 +200,8 @@ def test_the_proof_is_a_program(
 
     ((*_, program),) = asked
     compile(program, "proof", "exec")
-    assert f"import horovod.{framework} as hvd\n" in program
+    module = {"pytorch": "torch"}.get(framework, framework)
+    assert f"import horovod.{module} as hvd\n" in program
     assert "(2, 3.0, False)" in program
 
 
@@ -214,7 +234,7 @@ def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(
 @pytest.mark.slow
 @pytest.mark.tf
 @pytest.mark.horovod
-@pytest.mark.usefixtures("tf", "horovod")
+@pytest.mark.usefixtures("horovod")
 def test_ranks_of_two_hosts_send_by_the_interface_that_was_asked_for(tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as net:
         first, second = net.nodes

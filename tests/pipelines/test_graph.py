@@ -6,18 +6,26 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from imagenet_prep.core.errors import JobLostError
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.member import Member, parse_members
+from imagenet_prep.engine import Lease
 from imagenet_prep.engine.workers import Done
+from imagenet_prep.preparation.shared_plan import OfClass
+from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.storage.folder import LocalStore
 from pipelines.prepare import Config, prepare
 from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
 from tests.kit.miniature import miniature_for_tests
+from tests.preparation.test_inventory import CLASSES, Listed, selection
 
 # Beam's DirectRunner would try to download another program first.
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
@@ -37,14 +45,63 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     ours = graph.Preparation.of(config)
     selection = ours.job.selection
     assert selection.annotations is not None
-    images = [ours.index.execute(task) for task in selection.index_tasks()]
+    images = [ours.index.publish(task, ours.index.make(task)) for task in selection.index_tasks()]
     listed = [Done(*each, True) for each in zip(selection.index_tasks(), images, strict=True)]
-    read = [Done(task, {}, True) for task in selection.annotations.tasks()]
+    read = [Done(task, {}, True) for task in selection.annotations.tasks]
 
     assert graph._census(None, ours, listed, read, []).edition == ""
     for images, boxes in ((listed[1:], read), (listed, read[1:])):
         with pytest.raises(JobLostError, match="1 of . tasks were left undone"):
             graph._census(None, ours, images, boxes, [])
+
+
+class Both(Listed):
+    """Its images of train come class by class, those of validation in one list."""
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        one_each = super().index_tasks(split)
+        return [IndexTask(split, split, f"{split}.tar")] if split == "validation" else one_each
+
+    def index(self, task: IndexTask) -> list[Member]:
+        pieces = [task] if task.class_index is not None else super().index_tasks(task.split)
+        return [member for piece in pieces for member in super(Both, self).index(piece)]
+
+
+def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
+    """Its lines would wait in a TaskManager's heap."""
+    import apache_beam as beam
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+    from apache_beam.testing.util import assert_that
+
+    from pipelines import graph
+
+    wanted = selection(source=Both(CLASSES, ()), splits=("train", "validation"))
+    store = LocalStore(tmp_path)
+    job: Any = SimpleNamespace(selection=wanted)
+    ours = graph.Preparation(job, store, Lease.take_over(store))
+
+    def check(found: list[tuple[OfClass, str]]) -> None:
+        keys = [(split, index) for split in wanted.splits for index in range(3)]
+        assert sorted(key for key, _ in found) == keys
+        for (_, index), name in found:
+            members = parse_members(store.read(name))
+            assert [m.class_index for m in members] == [index] * Both.counts[index]
+
+    with beam.Pipeline(FnApiRunner()) as pipeline:
+        index = pipeline | graph.Archives(ours) | graph.Index(ours)
+        assert_that(index["lists"], check)
+
+
+def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
+    """Beam's runner for Flink does so for steps with state alone; memory holds all of others."""
+    from apache_beam.transforms.userstate import is_stateful_dofn
+
+    from pipelines import graph
+
+    ours: Any = None
+    assert is_stateful_dofn(graph._Deal(ours))
+    assert is_stateful_dofn(graph._Lines(ours))
+    assert is_stateful_dofn(graph._Write(ours))
 
 
 @pytest.mark.slow

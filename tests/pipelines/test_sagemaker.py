@@ -18,6 +18,7 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     UsageError,
 )
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.log import Log
@@ -279,16 +280,16 @@ def test_an_own_script_is_sent_with_its_neighbours_and_run_from_there(
     for name in ("my_train.py", "nets.py", "notes.txt"):
         (tmp_path / name).write_text(name)
     arn = {"TrainingJobArn": "arn"}
-    cloud = Cloud(put_object=[{}, {}], create_training_job=[arn])
+    cloud, bucket, places = Cloud(create_training_job=[arn]), LocalStore(tmp_path / "b"), []
     monkeypatch.setattr(sagemaker, "Service", lambda _: cloud)
+    opened = "imagenet_prep.storage.store.open_store"
+    monkeypatch.setattr(opened, lambda place: places.append(place) or bucket)
     script = str(tmp_path / "my_train.py")
     assert sagemaker.run([*JOB, "--data", "s3://b/set", "--", "python", script, "--epochs=3"]) == 0
 
-    sent = [(asked["Key"], asked["Body"]) for name, asked in cloud.asked if name == "put_object"]
-    assert sent == [
-        ("runs/resnet-1/code/my_train.py", b"my_train.py"),
-        ("runs/resnet-1/code/nets.py", b"nets.py"),
-    ]
+    assert places == ["s3://bucket/runs/resnet-1/code"]
+    assert [*bucket.names("")] == ["my_train.py", "nets.py"]
+    assert bucket.read("nets.py") == b"nets.py"
     made = cloud.asked[-1][1]
     algorithm = made["AlgorithmSpecification"]
     words = ["python", "/opt/ml/input/data/code/my_train.py", "--epochs=3"]

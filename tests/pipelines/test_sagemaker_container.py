@@ -18,13 +18,14 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching.host import probe
+from imagenet_prep.train import parse
 from imagenet_prep.trainer import checkpoint, rendezvous
 from pipelines import sagemaker_container
 from pipelines.sagemaker_container import train_flags
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
 from tests.kit.command import PATIENCE_S, RARE_CYCLES, wait_until
-from tests.kit.s3_server import S3Server, serve_s3
+from tests.kit.s3_server import S3Server
 from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
 from tests.trainer.test_two_ranks import running_ranks, wait_for
 
@@ -38,7 +39,7 @@ def needs_ranks(test: Any) -> Any:
     """Marks a test that starts real ranks."""
     for mark in (pytest.mark.tf, pytest.mark.horovod, pytest.mark.slow):
         test = mark(test)
-    return pytest.mark.usefixtures("tf", "horovod")(test)
+    return pytest.mark.usefixtures("horovod")(test)
 
 
 def write_layout(
@@ -82,9 +83,8 @@ def test_the_guides_names_are_taken_and_what_its_sdk_adds_is_left_out(
     guide = {"epochs": "15", "learning-rate": "0.001", "batch-size": "256", "momentum": "0.9"}
     sdk = {"sagemaker_program": '"x.py"', "sagemaker_region": '"eu"', "model_dir": '"s3://b/m"'}
 
-    assert train_flags({**guide, **sdk}) == [
-        *("--batch-size=256", "--num-epochs=15", "--lr=0.001", "--momentum=0.9"),
-    ]
+    found = parse(["--synthetic", *train_flags({**guide, **sdk})])
+    assert (found.batch_size, found.num_epochs, found.lr, found.momentum) == (256, 15, 0.001, 0.9)
     assert "hyperparameter model_dir: not needed" in capsys.readouterr().out
 
 
@@ -234,9 +234,9 @@ def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.parametrize("is_kept", [False, True], ids=["mirror", "folder"])
 def test_a_spot_interruption_is_survived_with_the_checkpoints_or_with_the_mirror(
-    shades: Path, tmp_path: Path, s3: S3Server, is_kept: bool
+    shades: Path, tmp_path: Path, s3: S3Server, prefix: str, is_kept: bool
 ) -> None:
-    more = {"num_epochs": 4000.0, "display_every": 1, "mirror": "s3://runs/spot"}
+    more = {"num_epochs": 4000.0, "display_every": 1, "mirror": prefix}
     root = tmp_path / "ml"
     write_layout(root, shades, ["algo-1"], "algo-1", "eth0", **more)
     saved = [0]
@@ -298,14 +298,6 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     first.join(PATIENCE_S)
     assert not first.is_alive()
     assert [line.startswith("nothing was started:\n  algo-2: manifest ") for line in said] == [True]
-
-
-@pytest.fixture
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as server:
-        server.client().create_bucket(Bucket="runs")
-        yield server
 
 
 @pytest.fixture

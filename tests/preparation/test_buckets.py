@@ -29,8 +29,8 @@ from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store, open_store
 from tests.kit.dataset import contents
-from tests.kit.s3_server import BUCKET, S3Server, objects
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.s3_server import S3Server, objects
+from tests.kit.tfrecords import framed, picture, plain, write_set
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -71,7 +71,7 @@ def made(store: Store, client: Any) -> dict[str, bytes]:
     """Returns the data set in a store but for its work."""
     if folder := store.as_folder:
         return contents(folder.root)
-    found = objects(client, store.where().removeprefix(f"s3://{BUCKET}/"))
+    found = objects(client, store.where())
     return {name: data for name, data in found.items() if not name.startswith(naming.WORK)}
 
 
@@ -147,7 +147,7 @@ def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:
     with pytest.raises(DataDamagedError, match=rf"{FIRST}: record 0 at byte 0: data CRC"):
         resize(source, out)
     records = list(tfrecord.read_records(io.BytesIO(whole), FIRST))
-    source.write(FIRST, b"".join(tfrecord.frame(each.payload) for each in reversed(records)))
+    source.write(FIRST, b"".join(framed(each.payload) for each in reversed(records)))
     with pytest.raises(DataDamagedError, match=rf"{FIRST}: sha256 .*, its manifest says "):
         resize(source, out)
     options = {"splits": ("train", "validation"), "policy": Policy(16, 85), "quiet": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,18 @@ from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Stage, Workers
-from imagenet_prep.preparation import chosen_members, dealing
+from imagenet_prep.preparation import chosen_members
 from imagenet_prep.preparation import inventory as inventories
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan, runs
-from imagenet_prep.sources import editions
+from imagenet_prep.sources import class_tars, editions, parquet, recordio
 from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.source import IndexTask, Part, Stored
+from imagenet_prep.sources.source import IndexTask, Part, Source, Stored
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit import layouts
 
 CLASSES = ClassList(("n00000001", "n00000002", "n00000003"), ("one", "two", "three"))
 WORKERS = Workers(1, "threads")
@@ -72,7 +73,7 @@ def selection(counts: tuple[int, ...] = (4, 3, 2), **more: Any) -> Selection:
 
 
 def keys(store: LocalStore, split: plan.SplitPlan) -> list[str]:
-    lists = (plan.parse(store.read(plan_name(shard))) for shard in split.shard_names)
+    lists = (parse_members(store.read(plan_name(shard))) for shard in split.shard_names)
     return [member.key for members in lists for member in members]
 
 
@@ -211,14 +212,14 @@ def test_an_excluded_image_leaves_its_place_empty(tmp_path: Path) -> None:
     whole, part = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
     (before,) = take_inventory(selection(num_shards={"train": 3}), whole, WORKERS, quiet=True).plans
     first = plan_name(before.shard_names[0])
-    out, *left = plan.parse(whole.read(first))
+    out, *left = parse_members(whole.read(first))
     # The counts that are demanded are the source's.
     inventory = take_inventory(
         excluding(out.key, num_shards={"train": 3}), part, WORKERS, quiet=True
     )
     (after,) = inventory.plans
 
-    assert plan.parse(part.read(first)) == left
+    assert parse_members(part.read(first)) == left
     for shard in before.shard_names[1:]:
         assert part.read(plan_name(shard)) == whole.read(plan_name(shard))
     assert after.num_shards == before.num_shards
@@ -279,6 +280,63 @@ def test_no_shard_may_be_left_empty(tmp_path: Path) -> None:
     chosen = excluding(*every, classes=frozenset((0,)), any_counts=True)
     with pytest.raises(UsageError, match="--exclude leaves no image in train-00000-of-00002, tr"):
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
+
+
+PIECES = {"train_1": 5, "train_2": 2}
+
+
+def of_records(root: Path) -> Source:
+    """Returns two files of records, the first of which is listed in several pieces."""
+    for name, count in PIECES.items():
+        rows = [(n % 2, f"{'ab'[n % 2]}/{name}_{n}.jpg", bytes(90)) for n in range(count)]
+        layouts.write_recordio(root / f"{name}.rec", rows)
+    return recordio.find(root, ["train"])
+
+
+def of_parquet(root: Path) -> Source:
+    """Returns two files of rows."""
+    for number, (name, count) in enumerate(PIECES.items()):
+        rows = [
+            {"image": {"bytes": b"image", "path": f"{name}_{n}.jpg"}, "label": n % 2}
+            for n in range(count)
+        ]
+        layouts.write_parquet(root / f"train-0000{number}-of-00002.parquet", rows, ["a", "b"])
+    return parquet.find(root, ["train"])
+
+
+def of_class_tars(root: Path) -> Source:
+    """Returns a folder of a tar for each class."""
+    names = {f"n0000000{n}": [f"{n}_{i}.JPEG" for i in range(m)] for n, m in ((1, 5), (2, 2))}
+    layouts.make_class_tars(names, root, whole=False)
+    return class_tars.find(root, ["train"])
+
+
+@pytest.mark.parametrize(
+    ("find", "parts"),
+    [
+        (of_records, {"train_1.rec": 5, "train_2.rec": 2}),
+        (of_parquet, {"train-00000-of-00002.parquet": 5, "train-00001-of-00002.parquet": 2}),
+        (of_class_tars, {"winter21_whole": 7}),
+    ],
+)
+@pytest.mark.parametrize("holdout", [0, 3])
+def test_each_part_of_a_split_is_said_to_hold_its_own_images(
+    find: Callable[[Path], Source],
+    parts: dict[str, int],
+    holdout: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recordio, "_PIECE_BYTES", 200)
+    chosen = selection(
+        source=find(tmp_path / "in"),
+        any_counts=True,
+        num_shards={"train": 1, "holdout": 1},
+        classes=frozenset(range(2)),
+        holdout=holdout,
+    )
+    taken = take_inventory(chosen, LocalStore(tmp_path / "out"), WORKERS, quiet=True).taken
+    assert taken == Counter(parts)
 
 
 class Mixed(Listed):
@@ -386,8 +444,8 @@ def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
     if cut != "whole":
         monkeypatch.setattr(runs, "RUN_ENTRIES", 23)
     if cut == "by the engine":
-        monkeypatch.setattr(dealing, "_WORTH_PROCESSES_IMAGES", 0)
-        monkeypatch.setattr(dealing.engine, "Stage", as_processes_get_it)
+        monkeypatch.setattr(inventories, "_WORTH_PROCESSES_IMAGES", 0)
+        monkeypatch.setattr(inventories.engine, "Stage", as_processes_get_it)
     wanted, expected = DEALT[case]
     store = LocalStore(tmp_path)
     found = take_inventory(wanted, store, WORKERS, quiet=True)

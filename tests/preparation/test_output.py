@@ -168,6 +168,19 @@ def test_force_replaces_a_split_that_has_other_settings_and_no_other(tmp_path: P
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
+def test_a_prepared_set_gets_no_more_splits(tmp_path: Path, unfinished: bool) -> None:
+    """CIFAR-10's splits lie in one archive, so nothing else tells the two runs apart."""
+    train, validation = (
+        Wanted(Settings("prepare", {split: {"splits": [split]}}), LIBRARIES) for split in BOTH
+    )
+    make(tmp_path, train)
+    if unfinished:
+        (tmp_path / naming.MANIFEST).unlink()
+    with pytest.raises(UsageError, match=r"splits is \['train'\] there, \['validation'\] here"):
+        make(tmp_path, validation)
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
 def test_what_another_verb_makes_is_not_touched(tmp_path: Path, unfinished: bool) -> None:
     make(tmp_path, prepared())
     if unfinished:

@@ -14,7 +14,7 @@ from imagenet_prep.preparation import shared_plan
 from imagenet_prep.preparation.inventory import Inventory, index_stage, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.shared_plan import OfBlock, OfClass, SharedPlan, lines_by_class
-from imagenet_prep.preparation.tasks import IndexWork, plan_name
+from imagenet_prep.preparation.tasks import member_list, plan_name
 from imagenet_prep.sources.source import IndexTask, Part
 from imagenet_prep.storage.folder import LocalStore
 from tests.preparation.test_inventory import CLASSES, WORKERS, Listed, Mixed, excluding, selection
@@ -27,27 +27,34 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
     """Makes a plan step by step, as the graph does."""
     steps = SharedPlan(wanted, store, None)
     stage = index_stage(wanted, store)
-    receipts, classes = {}, defaultdict(list)
+    receipts, mixed, classes = {}, defaultdict(list), defaultdict(list)
     for task in wanted.index_tasks():
-        receipts[task.name] = stage.execute(task)
-        work = stage.function
-        assert isinstance(work, IndexWork)
-        for key, lines in lines_by_class(task, store.read(work.member_list(task))):
-            classes[key].append(lines)
-    ranks = [r for key, lines in classes.items() for r in steps.ranks(key, lines)]
+        receipts[task.name] = stage.publish(task, stage.make(task))
+        name = member_list(stage.folder, task)
+        if task.class_index is not None:
+            classes[task.split, task.class_index].append(name)
+            continue
+        for key, lines in lines_by_class(task.split, store.read(name)):
+            mixed[key].append(lines)
+    for key, pieces in mixed.items():
+        classes[key].append(steps.gather(key, pieces))
+    ranks = [r for key, lists in classes.items() for r in steps.ranks(key, lists)]
     census = steps.census(receipts, ranks)
-    facts, blocks = [], defaultdict(list)
+    shares = defaultdict(list)
     # In any order, as they come from workers.
     order: list[OfClass] = sorted(classes, reverse=True)
     for of_class in order:
-        fact, entries = steps.deal(of_class, classes[of_class], census)
-        facts.append(fact)
+        shares[census.share_of(of_class)] += [(of_class, name) for name in classes[of_class]]
+    facts, blocks = [], defaultdict(list)
+    for lists in shares.values():
+        found, entries = steps.deal(lists, census)
+        facts += found
         for block, packed in entries.items():
             blocks[block].append(packed)
     keys: list[OfBlock] = sorted(blocks, reverse=True)
-    written = [steps.write(key, blocks[key], census) for key in keys]
+    filled = {shard for key in keys for shard in steps.write(key, blocks[key], census)}
     assert steps.found() is None, "a plan without its note is none"
-    made = steps.complete(census, facts, written)
+    made = steps.complete(census, facts, filled)
     assert steps.found() == made
     return made
 
@@ -57,20 +64,31 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
     [
         selection(),
         selection(source=Mixed(CLASSES, PARTS)),
+        selection((4, 0, 5), any_counts=True, holdout=3),
         selection(holdout=3, num_shards={"train": 3, "holdout": 2}),
         selection(holdout_per_class=1),
         selection(per_class=2, any_counts=True, classes=frozenset((0, 2)), seed=7),
         excluding(FIRST, num_shards={"train": 3}),
         excluding(FIRST, holdout=4, per_class=3, any_counts=True),
     ],
-    ids=["whole", "mixed", "holdout", "holdout-per-class", "subset", "excluded", "both"],
+    ids=[
+        "whole",
+        "mixed",
+        "empty-class",
+        "holdout",
+        "holdout-per-class",
+        "subset",
+        "excluded",
+        "both",
+    ],
 )
-@pytest.mark.parametrize("block_members", [1, 1000])
+@pytest.mark.parametrize("members", [1, 5, 1000])
 def test_the_plan_is_that_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Selection, block_members: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: Selection, members: int
 ) -> None:
-    monkeypatch.setattr(shared_plan, "_BLOCK_MEMBERS", block_members)
-    monkeypatch.setattr(shared_plan, "_PACKED_BYTES", 100)
+    monkeypatch.setattr(shared_plan, "_BLOCK_MEMBERS", members)
+    monkeypatch.setattr(shared_plan, "_SHARE_MEMBERS", members)
+    monkeypatch.setattr(shared_plan, "_PARSED_BYTES", 100)
     one, many = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "many")
     alone = take_inventory(wanted, one, WORKERS, quiet=True)
     made = together(wanted, many)

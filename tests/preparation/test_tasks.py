@@ -17,10 +17,10 @@ from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.preparation.tasks import (
     HashTask,
     ShardTask,
-    WriteOrHash,
     WriteWork,
     plan_name,
     planned_images,
+    write_or_hash,
 )
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.storage.archive import ArchiveReader
@@ -93,7 +93,12 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
     demanded = {} if expected is None else {"a.tar": md5 if expected == "right" else "0" * 32}
     images = partial(planned_images, reader=Archive(), plans=LocalStore(tmp_path))
     archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
-    do = WriteOrHash(work(LocalStore(tmp_path), images), archives, demanded)
+    do = partial(
+        write_or_hash,
+        write=work(LocalStore(tmp_path), images),
+        archives=archives,
+        expected_md5=demanded,
+    )
 
     if expected == "wrong":
         with pytest.raises(SourceError, match=rf"a\.tar: md5 {md5}, expected 000"):

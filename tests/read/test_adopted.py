@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.world import World
-from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
@@ -39,12 +39,11 @@ def test_an_adopted_set_reads_with_true_sizes_and_classes(
         if layout != "flowers":
             assert records.wnids[place] == expected.wnid
 
-    feed = Feed(
-        records, Order(records.examples_per_shard, 0), World(), 4, True, RECIPES["resnet"], 0, False
-    )
+    order = Order(records.examples_per_shard, 0)
+    feed = Feed(records, order, World(), ReadConfig(str(root), "train", 4))
     for batch in feed.batches(0, 0):
         for encoded, (top, left, height, width) in zip(
-            batch.encoded, batch.views.boxes.tolist(), strict=True
+            batch.encoded, batch.views[0].boxes.tolist(), strict=True
         ):
             full_width, full_height = foreign.look(encoded)[0]
             assert top + height <= full_height

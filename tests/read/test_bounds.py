@@ -43,6 +43,20 @@ def test_an_index_that_wraps_around_is_damage(tmp_path: Path) -> None:
         records.read(0)
 
 
+@pytest.mark.parametrize("short", [0, 5, 15])
+def test_an_index_of_records_shorter_than_their_frames_is_damage(
+    tmp_path: Path, short: int
+) -> None:
+    records = opened(tmp_path / "set", *map(plain, range(2)))
+    path = tmp_path / "set" / naming.index_name("train-00000-of-00001")
+    size = (tmp_path / "set" / "train-00000-of-00001").stat().st_size
+    path.write_text(f"0 {short}\n{short} {size - short}\n")
+
+    for look in (records.read, records.name):
+        with pytest.raises(DataDamagedError, match="index/train-00000-of-00001"):
+            look(0)
+
+
 @pytest.mark.parametrize(
     ("encoded", "reason"),
     [

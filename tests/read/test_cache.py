@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,16 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.read import cache
-from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.cache import NodeCache
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
-from imagenet_prep.read.held import HeldFile
+from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
-from tests.kit.s3_server import serve_s3
+from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.read.conftest import NUM_TRAIN, TRAIN
 
 SHARDS = [naming.shard_name("train", i, len(TRAIN)) for i in range(len(TRAIN))]
@@ -56,22 +58,31 @@ def server(colours: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def closed_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes caches at the end: their threads would go on asking a server that has gone."""
+    opened: weakref.WeakSet[NodeCache] = weakref.WeakSet()
+    begin = NodeCache.__init__
+
+    def open_cache(copy: NodeCache, *arguments: Any) -> None:
+        begin(copy, *arguments)
+        opened.add(copy)
+
+    monkeypatch.setattr(NodeCache, "__init__", open_cache)
+    yield
+    for copy in opened:
+        copy.close()
+
+
 def open_feed(
     address: str, folder: Path, world: World | None = None, *, window: int = 2, **more: Any
 ) -> Feed:
-    limit, seed, skip = more.get("limit"), more.get("seed", 3), more.get("skip", False)
-    copy = NodeCache(address, folder, limit)
+    copy = NodeCache(address, folder, more.get("limit"))
     records = Records(copy.root, "train", copy)
-    return Feed(
-        records=records,
-        order=Order(records.examples_per_shard, seed, window),
-        world=world or World(),
-        batch_size=4,
-        training=True,
-        recipe=RECIPES["resnet"],
-        seed=3,
-        skip_bad=skip,
-    )
+    order = Order(records.examples_per_shard, more.get("seed", 3), window)
+    on_bad_record = "skip" if more.get("skip") else "raise"
+    config = ReadConfig(address, "train", 4, seed=3, on_bad_record=on_bad_record)
+    return Feed(records, order, world or World(), config)
 
 
 def two_windows(root: Path) -> int:
@@ -134,17 +145,15 @@ def test_an_example_is_fetched_before_an_epoch_has_begun(
     assert list(shards_in(tmp_path)) == [SHARDS[2]]
 
 
-def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(tmp_path: Path) -> None:
     """So did workers of a DataLoader, and waited for themselves."""
-    copy = NodeCache(server.url, tmp_path, None)
-    with copy._only_one("some shard"):
+    copy = LocalStore(tmp_path)
+    with only_one(copy, "some shard"):
         child = os.fork()
         if not child:
             signal.pause()
     try:
-        with copy._only_one("some shard", fcntl.LOCK_NB):
+        with only_one(copy, "some shard", fcntl.LOCK_NB):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
@@ -459,18 +468,13 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
 
 
 def test_s3_is_read_like_any_server(
-    colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    colours: Path, tmp_path: Path, s3: S3Server, prefix: str
 ) -> None:
-    (tmp_path / "s3").mkdir()
-    with serve_s3(tmp_path / "s3") as s3:
-        client = s3.client()
-        client.create_bucket(Bucket="sets")
-        for name, data in files_of(colours).items():
-            client.put_object(Bucket="sets", Key=f"small/{name}", Body=data)
-        for name, value in s3.environment.items():
-            monkeypatch.setenv(name, value)
+    client = s3.client()
+    for name, data in files_of(colours).items():
+        client.put_object(Bucket=BUCKET, Key=key_of(f"{prefix}/{name}"), Body=data)
 
-        assert len(read(open_feed("s3://sets/small", tmp_path / "cache"))) == NUM_TRAIN // 4 * 4
+    assert len(read(open_feed(prefix, tmp_path / "cache"))) == NUM_TRAIN // 4 * 4
     assert set(shards_in(tmp_path / "cache")) == set(SHARDS)
 
 

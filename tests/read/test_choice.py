@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.records import Records
 from tests.kit.http_server import serve
 from tests.kit.tfrecords import picture, plain, wnid, write_set
@@ -245,13 +247,16 @@ def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path) -> None:
 def test_parts_and_sets_without_names_are_refused(pictures: Path, tmp_path: Path) -> None:
     records = Records(pictures, "train")
     records.placement = Placement(0, 2)
+    asked = ReadConfig(str(pictures), "train", 1, fraction=0.5)
     with pytest.raises(UsageError, match="is part 0 of 2, copies: 1: choose examples of a whole"):
-        Choice(fraction=0.5).numbers(records, tmp_path)
+        Choice(asked, records.wnids).numbers(records, tmp_path)
     nameless = Records(pictures, "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
     with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
-        Choice(fraction=0.5).numbers(nameless, tmp_path)
-    assert Choice(frozenset((1,))).numbers(nameless, tmp_path).tolist() == list(range(1, COUNT, 8))
+        Choice(asked, nameless.wnids).numbers(nameless, tmp_path)
+    asked = replace(asked, fraction=1.0, classes=[1])
+    of_class = Choice(asked, nameless.wnids).numbers(nameless, tmp_path)
+    assert of_class.tolist() == list(range(1, COUNT, 8))
 
 
 def test_of_a_remote_set_only_shards_with_chosen_examples_are_fetched(

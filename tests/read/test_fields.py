@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
-from imagenet_prep.read.fields import FIELDS, MOST_BOXES
+from imagenet_prep.read.config import FIELDS
+from imagenet_prep.read.feed import MOST_BOXES
 from tests.kit.tfrecords import jpeg, picture, wnid, write_set
 from tests.read.conftest import NUM_TRAIN
 
@@ -86,7 +88,7 @@ def test_a_batch_says_who_is_in_it_and_shows_each_twice(rectangles: Path, backen
                 assert not found[len(example.boxes.xmin) :].any()
             numbers.append(number)
     for batch in reader.encoded_batches():
-        mirrored += [views.mirrored.tolist() for views in batch.all_views]
+        mirrored += [views.mirrored.tolist() for views in batch.views]
 
     assert sorted(numbers) == list(range(COUNT))
     assert len(np.unique(mirrored)) == 2
@@ -191,10 +193,10 @@ def test_an_image_that_only_a_later_view_cannot_show_is_named(
     write_set(tmp_path / "set", {"train": [[*whole[:2], odd, whole[3]]]}, num_classes=COUNT)
     reader = open_set(tmp_path / "set", views=2, on_bad_record="skip")
     for seed in range(99):
-        monkeypatch.setattr(reader._feed, "seed", seed)
+        monkeypatch.setattr(reader._feed, "config", replace(reader._feed.config, seed=seed))
         (batch,) = reader.encoded_batches()
         place = batch.numbers.tolist().index(2)
-        ends = [int(views.boxes[place, [0, 2]].sum()) for views in batch.all_views]
+        ends = [int(views.boxes[place, [0, 2]].sum()) for views in batch.views]
         if ends[0] <= whole[2].height < ends[1]:
             break
     (shown,) = reader

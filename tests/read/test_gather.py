@@ -22,7 +22,7 @@ from imagenet_prep.read import gather, make_dataset
 from imagenet_prep.read.records import Records
 from tests.codec import native
 from tests.hostile.bounds import little_memory
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import framed, picture, plain, write_set
 
 HARNESS = Path(__file__).with_name("harness.c")
 JPEG = plain(7)
@@ -52,7 +52,7 @@ def crowded() -> bytes:
 
 def write(path: Path, payloads: Sequence[bytes]) -> list[tuple[int, int]]:
     """Writes records; returns offset and size of each."""
-    frames = [tfrecord.frame(payload) for payload in payloads]
+    frames = [framed(payload) for payload in payloads]
     path.write_bytes(b"".join(frames))
     stops = np.cumsum([len(each) for each in frames]).tolist()
     return [(stop - len(each), len(each)) for stop, each in zip(stops, frames, strict=True)]

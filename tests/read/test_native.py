@@ -19,22 +19,22 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset, native
 from imagenet_prep.read.augment import RECIPES, Views
-from imagenet_prep.read.config import Decoding
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
 from tests.codec import corpus
 from tests.kit.command import PATIENCE_S
 
 
-def wanted(**more: Any) -> Decoding:
-    settings: dict[str, Any] = {"batch_size": 1, "image_size": 24, "recipe": RECIPES["resnet"]}
-    settings |= {"colour": False, "dtype": "uint8", "layout": "NHWC", "antialias": True}
-    return Decoding(**settings | {"num_threads": 1} | more)
+def wanted(**more: Any) -> ReadConfig:
+    settings: dict[str, Any] = {"dtype": "uint8", "antialias": True, "num_threads": 1}
+    return ReadConfig("nowhere", "train", 1, 24, **settings | more)
 
 
 def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> Any:
-    views = Views(np.array([box], np.int32), np.array([mirrored]))
-    batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, np.zeros(1, int))
+    views = (Views(np.array([box], np.int32), np.array([mirrored])),)
+    numbers = np.zeros(1, int)
+    batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, numbers, {})
     (found,) = native.NativeBackend(wanted(**more)).batches(lambda: iter([batch]), 1)
     return found[0].astype(int)
 

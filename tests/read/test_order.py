@@ -193,14 +193,6 @@ def test_the_tail_of_training_is_another_one_each_epoch() -> None:
     assert all(len(a & b) < 30 for a, b in pairwise(tails))  # 11 are expected
 
 
-@pytest.mark.parametrize(
-    ("start", "world", "batch"), [(-1, 1, 1), (11, 1, 1), (0, 0, 1), (0, 1, 0)]
-)
-def test_what_cannot_be_dealt_is_refused(start: int, world: int, batch: int) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        Steps(start, 10, world, batch, drop_tail=True)
-
-
 # How well orders are mixed: 64 shards of 320 examples of 100 classes, each shard a fair sample of
 # all classes, as shards/plan deals them out.
 SHARDS, PER_SHARD, CLASSES = 64, 320, 100

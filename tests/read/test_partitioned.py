@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,10 @@ from tests.kit.tfrecords import numbers_of
 from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION
 
 NODES, COPIES = 3, (1, 2)
+# Ranks of a node, images of a batch, copies of a shard. In short, each with each reader, and each
+# number of ranks with each number of copies in training or in evaluation.
+TRAINED = list(itertools.product([(1, 4), (2, 3), (4, 4)], COPIES))
+EVALUATED = list(itertools.product([(1, 4), (2, 3), (2, 8), (8, 8)], COPIES))
 
 Nodes = Callable[[int], list[Path]]
 
@@ -55,11 +60,13 @@ def seen(batch: dict[str, Any]) -> list[int]:
     return numbers_of(batch["images"][batch["mask"]])
 
 
-@pytest.mark.parametrize("copies", COPIES)
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (2, 3), (4, 4)])
+@pytest.mark.parametrize(
+    ("sizes", "copies"), long_but([((1, 4), 1), ((2, 3), 2), ((4, 4), 2)], TRAINED)
+)
 def test_training_reads_every_example_once_in_equal_steps(
-    nodes: Nodes, backend: str, copies: int, ranks: int, batch: int
+    nodes: Nodes, backend: str, copies: int, sizes: tuple[int, int]
 ) -> None:
+    ranks, batch = sizes
     readers = open_all(nodes(copies), "train", ranks, batch, backend=backend)
     for _ in range(2):
         by_rank = [[seen(b) for b in reader] for reader in readers]
@@ -70,14 +77,14 @@ def test_training_reads_every_example_once_in_equal_steps(
         assert len(set(flat)) == len(flat) == NUM_TRAIN - readers[0].dropped_per_epoch
 
 
-@pytest.mark.parametrize("copies", COPIES)
 # With (2, 8) and more ranks some have no image.
 @pytest.mark.parametrize(
-    ("ranks", "batch"), long_but([(1, 4), (2, 3), (2, 8)], [(1, 4), (2, 3), (2, 8), (8, 8)])
+    ("sizes", "copies"), long_but([((1, 4), 2), ((2, 3), 1), ((2, 8), 2)], EVALUATED)
 )
 def test_evaluation_counts_every_example_exactly_once(
-    nodes: Nodes, backend: str, copies: int, ranks: int, batch: int
+    nodes: Nodes, backend: str, copies: int, sizes: tuple[int, int]
 ) -> None:
+    ranks, batch = sizes
     readers = open_all(nodes(copies), "validation", ranks, batch, backend=backend)
     by_rank = [list(reader) for reader in readers]
     counted = [number for batches in by_rank for b in batches for number in seen(b)]

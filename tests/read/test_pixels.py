@@ -160,8 +160,9 @@ def test_colours_are_those_of_the_views_on_the_same_crops(scenes: Path, backend:
     )
     colours = {}
     for batch in coloured.encoded_batches():
-        assert batch.views.colours is not None
-        colours |= dict(zip(batch.class_index.tolist(), batch.views.colours, strict=True))
+        (views,) = batch.views
+        assert views.colours is not None
+        colours |= dict(zip(batch.class_index.tolist(), views.colours, strict=True))
     found = by_example(coloured)
 
     assert len(found) == NUM_TRAIN
@@ -172,7 +173,8 @@ def test_colours_are_those_of_the_views_on_the_same_crops(scenes: Path, backend:
         expected = pixels @ of_pixel.T + of_mean @ mean + offset[:, 0]
         # The plain crop was rounded, and colours draw its errors apart.
         np.testing.assert_allclose(found[number], np.clip(expected, 0, 255), atol=2.5)
-    assert open_set(scenes, "validation", backend, colour=True)._feed.colour is False
+    evaluation = open_set(scenes, "validation", backend, colour=True)
+    assert all(batch.views[0].colours is None for batch in evaluation.encoded_batches())
 
 
 def test_padding_shows_the_whole_picture_moved_over_black(tmp_path: Path, backend: str) -> None:
@@ -187,13 +189,9 @@ def test_padding_shows_the_whole_picture_moved_over_black(tmp_path: Path, backen
     )
     views = {}
     for batch in reader.encoded_batches():
-        views |= dict(
-            zip(
-                batch.class_index.tolist(),
-                zip(batch.views.boxes.tolist(), batch.views.mirrored.tolist(), strict=True),
-                strict=True,
-            )
-        )
+        (shown,) = batch.views
+        each = zip(shown.boxes.tolist(), shown.mirrored.tolist(), strict=True)
+        views |= dict(zip(batch.class_index.tolist(), each, strict=True))
     found = by_example(reader)
 
     assert sorted(found) == sorted(views) == list(range(16))

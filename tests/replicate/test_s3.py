@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -93,8 +94,12 @@ def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: P
     assert replicate(s3, tmp_path / "one", "--to", there).code == 0
     refused = replicate(s3, tmp_path / "other", "--to", there)
 
+    digests = [
+        json.loads((tmp_path / name / "dataset.json").read_bytes())["digest"][:16]
+        for name in ("one", "other")
+    ]
     assert refused.code == 2, refused
-    assert "holds another data set" in refused.err
+    assert "holds another data set (manifest {}, expected {})".format(*digests) in refused.err
 
 
 def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:

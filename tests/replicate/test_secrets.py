@@ -102,7 +102,7 @@ def test_keys_to_a_bucket_are_shown_and_written_nowhere(
     s3: S3Server, hosts: Hosts, tmp_path: Path
 ) -> None:
     make_dataset(tmp_path / "set")
-    seen, there = Seen(), f"s3://{BUCKET}/secret"
+    seen, there = Seen(), f"s3://{BUCKET}/secret-copy"
     # SeaweedFS knows no session tokens.
     around = {name: AROUND[name] for name in ("HTTPS_PROXY", "NO_PROXY")}
     environment = {**hosts.environment, **around, **s3.environment}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from imagenet_prep import report as report_verb
 from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
 from tests.conftest import REPOSITORY
 from tests.kit import command
@@ -41,7 +42,7 @@ def make_demo(folder: Path, images: int, short_side: int) -> Demo:
 
 @pytest.fixture(scope="session")
 def demo(shared_cache: Path) -> Demo:
-    """The demo as its users see it: 400 photographs at 256 pixels; read-only."""
+    """The demo as its users see it: 400 photographs at 256 pixels; made in 15 s; read-only."""
     return make_demo(shared_cache / "demo", 400, 256)
 
 
@@ -66,9 +67,32 @@ def copy(small: Demo, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small.out, tmp_path / "copy"))
 
 
+def without_plots(patch: pytest.MonkeyPatch) -> None:
+    """Pages of this process have no plots, which take two of a page's three seconds."""
+    patch.setattr("imagenet_prep.reporting.plots.of", lambda *_: [])
+
+
+@pytest.fixture
+def unplotted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`without_plots`, for one test."""
+    without_plots(monkeypatch)
+
+
+@pytest.fixture
+def written(unplotted: None, tmp_path: Path) -> Callable[..., str]:
+    """Calls `report` and returns the page's text: all of it but the plots."""
+
+    def make(*arguments: str | Path) -> str:
+        out = tmp_path / "page.html"
+        assert report_verb.run([*map(str, arguments), "--out", str(out)]) == 0
+        return out.read_text("utf-8")
+
+    return make
+
+
 @pytest.fixture
 def report(tmp_path: Path) -> Callable[..., str]:
-    """Runs `report` and returns the page's text."""
+    """Runs `report` as users do and returns the page's text."""
 
     def make(*arguments: str | Path) -> str:
         out = tmp_path / "page.html"

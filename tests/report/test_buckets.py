@@ -71,7 +71,10 @@ def test_a_data_set_sends_nobody_to_a_server(both: tuple[LocalStore, BucketStore
 
 
 def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(
-    both: tuple[LocalStore, BucketStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    both: tuple[LocalStore, BucketStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unplotted: None,
 ) -> None:
     address = f"{both[1].where()}/out"
     before = BucketStore(address).everything()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from PIL import Image
 
 from imagenet_prep import verify
 from imagenet_prep.reporting import facts, pictures
-from imagenet_prep.reporting.compare import Comparison, compare
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command
 from tests.report.conftest import Demo
+
+if TYPE_CHECKING:
+    from imagenet_prep.reporting.compare import Comparison
 
 
 def prepared(small: Demo, out: Path, *flags: str) -> Path:
@@ -27,6 +30,8 @@ def prepared(small: Demo, out: Path, *flags: str) -> Path:
 
 
 def compared(one: Path, other: Path) -> Comparison:
+    from imagenet_prep.reporting.compare import compare  # SciPy, which no other test needs
+
     both = [
         facts.gather(LocalStore(root), verify.load(LocalStore(root)), []) for root in (one, other)
     ]

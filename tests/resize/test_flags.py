@@ -75,7 +75,7 @@ def test_one_call_says_what_it_left_out(resized: Resized, tmp_path: Path) -> Non
 def test_other_spellings_ask_for_the_same(resized: Resized, tmp_path: Path, flags: str) -> None:
     out = tmp_path / "out"
     places = ("--in", resized.source.root, "--o", out)
-    result = command.run(*places, *flags.split(), program=MODULE)
+    result = command.run("resize", *places, *flags.split())
 
     assert result.code == 0, result
     made = contents(out)

@@ -10,11 +10,12 @@ import pytest
 
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import example, tfrecord
-from imagenet_prep.dataset.levels import LEVELS
 from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.tfrecords import framed
 
 WNIDS = ("n01440764", "n01443537", "n01484850")
 FIRST, SECOND = "train-00000-of-00002", "train-00001-of-00002"
@@ -46,7 +47,7 @@ class Dataset:
         }
 
     def write(self, name: str, payloads: list[bytes]) -> Shard:
-        frames = [tfrecord.frame(payload) for payload in payloads]
+        frames = [framed(payload) for payload in payloads]
         offsets = [sum(map(len, frames[:i])) for i in range(len(frames))]
         index = "".join(map(tfrecord.index_line, offsets, map(len, frames))).encode()
         data = b"".join(frames)
@@ -189,7 +190,7 @@ def test_extra_bytes_are_found(dataset: Dataset, level: str) -> None:
 
 
 def test_an_extra_record_is_found(dataset: Dataset) -> None:
-    dataset.change(FIRST, lambda data: data.extend(tfrecord.frame(b"one more")))
+    dataset.change(FIRST, lambda data: data.extend(framed(b"one more")))
 
     assert len(dataset.check().problems) >= 1
 

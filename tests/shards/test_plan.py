@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.shards import plan, runs
 from tests.golden import regenerate
 
@@ -52,15 +52,18 @@ def write(folder: Path, classes: Classes, num_shards: int, seed: int) -> tuple[l
     files = runs.write(folder, "train", entries)
     # In two ranges, as two tasks would.
     for start, stop in ((0, 1), (1, num_shards)):
-        plan.write(folder, "train", num_shards, runs.read(files, start, stop))
+        of_range = runs.read(files, start, stop)
+        for _, name, data in plan.files("train", num_shards, of_range):
+            (folder / name).write_bytes(data)
     for file in files:
         file.unlink()
     names = [naming.shard_name("train", shard, num_shards) for shard in range(num_shards)]
-    return names, plan.digest(folder, names)
+    contents = ((folder / plan.file_name(name)).read_bytes() for name in names)
+    return names, plan.digest(contents)
 
 
 def order_in_shard(members: list[Member], seed: int) -> list[Member]:
-    return sorted(members, key=lambda member: plan.place_in_shard(member, seed))
+    return sorted(members, key=lambda member: plan.entry(0, member, seed))
 
 
 splits = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any).map(classes_of)
@@ -210,7 +213,7 @@ def test_plan_files_hold_the_plan(tmp_path: Path) -> None:
     files = [(tmp_path / plan.file_name(name)).read_bytes() for name in names]
 
     assert names == [f"train-0000{i}-of-00004" for i in range(4)]
-    assert [plan.parse(file) for file in files] == [
+    assert [parse_members(file) for file in files] == [
         order_in_shard(shard, 7) for shard in dealt(classes, 4, 7)
     ]
     assert digest == hashlib.sha256(b"".join(files)).hexdigest()
@@ -247,30 +250,4 @@ def test_keys_of_any_script_survive_the_plan_file(tmp_path_factory: object, key:
     member = Member(key, "é.tar", 1, 2, 0)
     (name,), _ = write(folder, [[member]], 1, 0)
 
-    assert plan.parse((folder / plan.file_name(name)).read_bytes()) == [member]
-
-
-@given(splits, seeds, st.randoms(use_true_random=False))
-def test_as_many_members_are_held_out_as_asked_for_in_whatever_order_they_come(
-    classes: Classes, seed: int, chance: random.Random
-) -> None:
-    members = [member for of_class in classes for member in of_class]
-    number = chance.randint(1, len(members))
-    chosen = set(filter(plan.hold_out(members, number, seed), members))
-    chance.shuffle(members)
-
-    assert len(chosen) == number
-    assert set(filter(plan.hold_out(members, number, seed), members)) == chosen
-    by_rank = sorted(members, key=lambda member: plan.entry_by_rank(member, 3, seed))
-    assert set(by_rank[:number]) == chosen
-
-
-def test_a_larger_holdout_holds_the_smaller_one_and_another_seed_takes_others() -> None:
-    classes = classes_of([30, 30])
-
-    def held(number: int, seed: int) -> set[str]:
-        is_held = plan.hold_out(itertools.chain(*classes), number, seed)
-        return {member.key for of_class in classes for member in filter(is_held, of_class)}
-
-    assert held(10, 0) < held(20, 0)
-    assert held(20, 0) != held(20, 1)
+    assert parse_members((folder / plan.file_name(name)).read_bytes()) == [member]

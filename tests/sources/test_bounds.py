@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.io
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import boxes, cifar10, folder, labels, mat, parquet, tar
+from imagenet_prep.sources import boxes, cifar10, folder, labels, parquet, tar
 from imagenet_prep.sources.boxes import BoxTask
 from tests.hostile import archives, pickles, xml
 from tests.hostile.bounds import little_memory
@@ -106,21 +103,6 @@ def test_a_mat_file_that_claims_more_than_it_holds_is_refused(tmp_path: Path, da
 
     with little_memory(128 << 20), pytest.raises(SourceError, match=r"meta\.mat cannot be read"):
         labels.read_devkit(tmp_path)
-
-
-def test_every_kind_of_array_that_scipy_writes_passes() -> None:
-    for compressed in (False, True):
-        buffer = io.BytesIO()
-        content = {
-            "n": np.arange(12.0).reshape(3, 4),
-            "z": np.array([1 + 2j]),
-            "s": "words",
-            "empty": "",
-            "cells": np.array(["a", 7, np.zeros((0, 0))], object),
-            "struct": {"one": 1, "words": "two", "inner": {"three": np.int8(3)}},
-        }
-        scipy.io.savemat(buffer, content, do_compression=compressed)
-        mat.check(buffer.getvalue())
 
 
 def test_a_ground_truth_of_many_digits_is_refused(tmp_path: Path, miniature: Miniature) -> None:

@@ -133,12 +133,12 @@ def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
     found = boxes.find(tmp_path, ["train", "validation"], official=True)
 
     assert found is not None
-    assert [task.name for task in found.tasks()] == [
+    assert [task.name for task in found.tasks] == [
         f"train-{WNID}",
         "train-n01443537",
         "validation",
     ]
-    assert [len(boxes.read(task).lines) for task in found.tasks()] == [1, 1, 1]
+    assert [len(boxes.read(task).lines) for task in found.tasks] == [1, 1, 1]
     assert [part.name for part in found.parts.values()] == [
         "Annotations/CLS-LOC/train",
         "Annotations/CLS-LOC/val",

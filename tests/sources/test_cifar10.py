@@ -153,7 +153,8 @@ def test_the_published_counts_have_no_problem(root: Path) -> None:
 
     assert source.count_problems("train", [5000] * 10) == []
     assert source.count_problems("validation", [1000] * 9 + [999]) == [
-        "validation expects 1,000 images a class, got truck with 999"
+        "validation has 9,999 images, expected 10,000",
+        "validation expects 1,000 images a class, got truck with 999",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import resource
@@ -15,6 +16,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import class_tars, detect, labels
 from imagenet_prep.sources.class_tars import ClassTars
 from tests.kit.layouts import make_class_tars, write
+from tests.storage.test_folder import failing
 
 # The last is no class of ILSVRC2012; members lie in no order.
 CLASSES = {
@@ -182,19 +184,28 @@ def test_what_lies_among_the_tars_and_is_none_is_refused(tmp_path: Path) -> None
         class_tars.find(root, ["train"])
 
 
-def test_more_tars_than_a_process_may_have_open(tmp_path: Path) -> None:
+def test_more_tars_than_a_process_may_have_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = 200
     classes = {f"n{i:08d}": [f"n{i:08d}_1.JPEG"] for i in range(number)}
-    source = class_tars.find(make_class_tars(classes, tmp_path, whole=False), ["train"])
-    reader, before = source.reader, len(os.listdir("/proc/self/fd"))
-    assert before < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    found = members(source)
-    for member in found:
-        reader.will_need([(member.archive, member.offset, member.size)])
-        assert reader.read(member.archive, member.offset, 2) == b"\xff\xd8"
+    root = make_class_tars(classes, tmp_path, whole=False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + number // 2, hard))
+    try:
+        with monkeypatch.context() as patch:
+            # As where the hard limit is no higher; a real one could not be raised again.
+            patch.setattr(resource, "setrlimit", failing(errno.EPERM))
+            source = class_tars.find(root, ["train"])
+            found, reader = members(source), source.reader
+            for member in found * 2:
+                reader.will_need([(member.archive, member.offset, member.size)])
+                assert reader.read(member.archive, member.offset, 2) == b"\xff\xd8"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     assert len(found) == number
-    assert len(os.listdir("/proc/self/fd")) < before + number
 
 
 def test_what_is_packed_is_unpacked_first(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import scipy.io
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import labels
-from imagenet_prep.sources.labels import CANARIES, ClassList, Devkit
+from imagenet_prep.sources.labels import CANARIES, ClassList
 from tests.kit.miniature import Miniature, Synset, make_devkit
 
 ORIGINAL = "md5 fa75699e90414af021442c21a62c3abf"
@@ -165,7 +165,7 @@ def test_a_wrong_label_among_the_first_ten_names_its_file(official: ClassList, p
     index[place] += 1
 
     with pytest.raises(SourceError, match=rf"^here: ILSVRC2012_val_{place + 1:08d}\.JPEG would"):
-        labels.check_canaries(Devkit(official, tuple(index)), Path("here"))
+        labels.check_canaries([official.wnids[i] for i in index], Path("here"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 49_999, 50_001])
@@ -173,14 +173,14 @@ def test_another_number_of_labels_is_refused(official: ClassList, count: int) ->
     index = ([official.index[wnid] for wnid in CANARIES] + [0] * 50_000)[:count]
 
     with pytest.raises(SourceError, match=rf"the {count:,} validation labels are not ILSVRC2012's"):
-        labels.check_canaries(Devkit(official, tuple(index)), Path("here"))
+        labels.check_canaries([official.wnids[i] for i in index], Path("here"))
 
 
 def test_labels_in_id_order_are_refused(official: ClassList) -> None:
     index = tuple(i // 50 for i in range(50_000))
 
     with pytest.raises(SourceError, match=r"would get n01440764, it is n01751748"):
-        labels.check_canaries(Devkit(official, index), Path("here"))
+        labels.check_canaries([official.wnids[i] for i in index], Path("here"))
 
 
 def matlab(**variables: object) -> bytes:
@@ -205,6 +205,9 @@ def synsets(rows: list[tuple]) -> bytes:
         ({META: matlab(other=[1, 2])}, r"meta\.mat cannot be read"),
         ({META: matlab(synsets=[1, 2])}, r"meta\.mat cannot be read"),
         ({META: matlab(synsets="text")}, r"meta\.mat cannot be read"),
+        ({META: synsets([(1j, "n1", "a", 0)])}, r"meta\.mat cannot be read"),
+        ({META: synsets([(np.nan, "n1", "a", 0)])}, r"meta\.mat cannot be read"),
+        ({META: synsets([("one", "n1", "a", 0)])}, r"meta\.mat cannot be read"),
         ({META: synsets([(1, "n1", "a", 1), (2, "n2", "b", 1)])}, "lists no leaf synset"),
         ({META: synsets([(1, "n1", "a", 0), (2, "n1", "b", 0)])}, "a WNID or an ILSVRC2012_ID twi"),
         ({META: synsets([(1, "n1", "a", 0), (1, "n2", "b", 0)])}, "a WNID or an ILSVRC2012_ID twi"),
@@ -223,6 +226,9 @@ def synsets(rows: list[tuple]) -> bytes:
         "foreign-meta",
         "numbers-as-synsets",
         "text-as-synsets",
+        "complex-id",
+        "nan-as-id",
+        "text-as-id",
         "no-leaves",
         "wnid-twice",
         "id-twice",

@@ -113,7 +113,5 @@ def test_boxes_are_read_from_a_server(miniature: Miniature, tmp_path: Path) -> N
     )
     assert local is not None
     assert remote is not None
-    assert [boxes.read(task) for task in remote.tasks()] == [
-        boxes.read(task) for task in local.tasks()
-    ]
+    assert [boxes.read(task) for task in remote.tasks] == [boxes.read(task) for task in local.tasks]
     assert boxes.find(RemotePath(Site(str(tmp_path / "no"))), ["train"], official=False) is None

@@ -52,6 +52,8 @@ def test_an_image_that_holds_the_magic_number_is_read_whole(tmp_path: Path) -> N
     (member,) = members(source)
 
     assert source.reader.read(*member[1:4]) == image
+    # As in a worker process.
+    assert pickle.loads(pickle.dumps(source.reader)).read(*member[1:4]) == image
 
 
 def test_own_classes_keep_their_labels_and_have_the_names_of_their_folders(tmp_path: Path) -> None:

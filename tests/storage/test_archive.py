@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import os
 import pickle
 import threading
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.storage import open_files
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.storage.test_folder import failing
 
@@ -84,8 +87,7 @@ def test_ranges_are_announced_in_the_disks_order(
     assert told == [(0, 1), (2, 3), (7, 1)]
 
 
-def test_many_threads_share_one_descriptor(reader: ArchiveReader) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+def test_many_threads_share_one_descriptor(reader: ArchiveReader, tmp_path: Path) -> None:
     found = []
     threads = [
         threading.Thread(target=lambda: found.append(reader.read("some.tar", 1, 2)))
@@ -97,4 +99,58 @@ def test_many_threads_share_one_descriptor(reader: ArchiveReader) -> None:
         thread.join()
 
     assert found == [b"\1\2"] * 8
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(_held(tmp_path)) == 1
+
+
+def _held(folder: Path) -> list[str]:
+    """Returns the files of a folder that this process holds open; other tests hold others."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in found if path.startswith(f"{folder}/")]
+
+
+def _ten(folder: Path) -> ArchiveReader:
+    for number in range(10):
+        (folder / f"{number}.tar").write_bytes(bytes([number]) * 9)
+    return ArchiveReader({f"{number}.tar": folder / f"{number}.tar" for number in range(10)})
+
+
+def test_of_more_archives_than_may_be_open_the_rest_are_opened_for_each_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "allow", lambda _: 4)
+    with _ten(tmp_path) as reader:
+        for number in [*range(10)] * 2:
+            reader.will_need([(f"{number}.tar", 0, 9)])
+            assert reader.read(f"{number}.tar", 7, 2) == bytes([number]) * 2
+        assert len(_held(tmp_path)) == 4
+
+    assert _held(tmp_path) == []
+
+
+def test_an_archive_that_stays_open_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    real = os.open
+    monkeypatch.setattr(
+        os, "open", lambda path, flags: opened.append(path.name) or real(path, flags)
+    )
+    with _ten(tmp_path) as reader:
+        for number in [3, 5, 3, 5]:
+            reader.will_need([(f"{number}.tar", 0, 9)])
+            reader.read(f"{number}.tar", 0, 9)
+
+    assert opened == ["3.tar", "5.tar"]
+
+
+def test_a_reader_that_nobody_refers_to_closes_its_archives(tmp_path: Path) -> None:
+    reader = _ten(tmp_path)
+    reader.read("3.tar", 0, 1)
+    assert len(_held(tmp_path)) == 1
+
+    del reader
+    gc.collect()
+    assert _held(tmp_path) == []

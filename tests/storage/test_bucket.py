@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.store import Store
-from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, uploads
+from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, key_of, uploads
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -107,12 +108,34 @@ def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -
     assert not temporary.exists()
     assert store.problem(file) is None
     store.verify_published([file])
-    key = f"{store.base.partition(f'{BUCKET}/')[2]}/{file.name}"
+    key = key_of(store.where(file.name))
     head = s3.client().head_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
     assert head["ChecksumType"] == "FULL_OBJECT"
     assert head["ChecksumCRC32C"] == store.stored(file.name).crc32c
     with store.opened(file.name) as stream:
         assert stream.read() == DATA
+
+
+@pytest.mark.parametrize("size", [10, 6 << 20])
+@pytest.mark.parametrize("told", ["the same", "another", ""])
+def test_an_object_is_asked_for_where_the_answer_does_not_prove_it(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, told: str, size: int
+) -> None:
+    asked = store._s3.call
+    operations: list[str] = []
+
+    def call(operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+        operations.append(operation)
+        answer = asked(operation, name, **arguments)
+        if told != "the same" and operation.startswith(("put", "complete")):
+            answer["ChecksumCRC32C"] = told
+        return answer
+
+    monkeypatch.setattr(store._s3, "call", call)
+    store.write("labels.txt", DATA[:size])
+
+    assert operations.count("head_object") == (told != "the same")
+    assert store.read("labels.txt") == DATA[:size]
 
 
 def test_bytes_that_the_disk_has_changed_never_become_an_object(
@@ -124,7 +147,7 @@ def test_bytes_that_the_disk_has_changed_never_become_an_object(
         store.publish(temporary, "train-00000-of-00001", SHA256)
 
     assert store.size("train-00000-of-00001") is None
-    assert uploads(s3.client(), store.base.rpartition("/")[2]) == []
+    assert uploads(s3.client(), store.base) == []
     assert not temporary.exists()
 
 
@@ -191,8 +214,7 @@ def test_names_that_lead_outside_are_refused_before_anything_is_asked(
 def test_an_empty_object_that_stands_for_a_folder_is_removed_with_it(
     store: BucketStore, s3: S3Server
 ) -> None:
-    prefix = store.base.partition(f"{BUCKET}/")[2]
-    s3.client().put_object(Bucket=BUCKET, Key=f"{prefix}/.work/a/", Body=b"")
+    s3.client().put_object(Bucket=BUCKET, Key=key_of(store.where(".work/a/")), Body=b"")
     store.write(".work/a/b", b"")
     store.remove_tree(".work")
 

@@ -106,7 +106,7 @@ def test_other_failures_of_the_disk_are_errors_of_the_store(
 ) -> None:
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
 
-    with pytest.raises(StoreError, match="cannot write .*file: Input/output error"):
+    with pytest.raises(StoreError, match="cannot publish .*file: Input/output error"):
         store.write("file", b"new")
     assert all_files(store.root) == {}
 

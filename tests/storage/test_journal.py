@@ -11,8 +11,8 @@ import pytest
 
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.distribute.replica import Replica
-from imagenet_prep.storage import journal
-from imagenet_prep.storage.journal import Journal
+from imagenet_prep.storage import ledger
+from imagenet_prep.storage.ledger import Journal
 from tests.hostile.peers import DEEP
 from tests.kit.replicas import make_dataset
 
@@ -72,7 +72,7 @@ def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.Mon
         parsed += len(line)
         return json.loads(line)
 
-    monkeypatch.setattr(journal.canonical, "loads", counting)
+    monkeypatch.setattr(ledger.canonical, "loads", counting)
     ours, theirs = Journal(tmp_path, NAME), Journal(tmp_path, NAME)
     for number in range(2000):
         ours.add({"number": number})

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage import kept_lists, remote_archives
+from imagenet_prep.storage import kept_lists, remote_archives, remote_path
 from imagenet_prep.storage.archive import Entry, Range, Reads
 from imagenet_prep.storage.kept_lists import Kept, KeptLists
 from imagenet_prep.storage.remote import Stat, UnavailableError, changed
@@ -93,16 +93,15 @@ def too_much(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.fixture
-def fake() -> Fake:
-    return Fake()
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """The server of every site of the test."""
+    server = Fake()
+    monkeypatch.setattr(remote_path, "open_remote", lambda *_, **__: server)
+    return server
 
 
-def site(fake: Fake, lists: KeptLists | None = None) -> Site:
-    return Site("fake://", lists, connect=lambda *_, **__: fake)
-
-
-def archives(fake: Fake, lists: KeptLists | None = None) -> RemoteArchives:
-    found = open_archives({"a": RemotePath(site(fake, lists), "a")})
+def archives(lists: KeptLists | None = None) -> RemoteArchives:
+    found = open_archives({"a": RemotePath(Site("fake://", lists), "a")})
     assert isinstance(found, RemoteArchives)
     return found
 
@@ -125,7 +124,7 @@ def read_all(reader: RemoteArchives, ranges: list[Range]) -> None:
 def test_requests_are_in_flight_before_anything_is_read(fake: Fake) -> None:
     fake.together = 12
     ranges = far_apart(12)
-    read_all(archives(fake), ranges)
+    read_all(archives(), ranges)
 
     assert Counter(fake.asked) == Counter((offset, size) for _, offset, size in ranges)
     assert fake.most == 12
@@ -137,7 +136,7 @@ def test_neighbours_are_one_request_and_all_bytes_arrive_in_any_order(fake: Fake
     ranges = [("a", start, rng.randrange(4000)) for start in starts]
     rng.shuffle(ranges)
     ranges.append(ranges[0])  # twice
-    read_all(archives(fake), ranges)
+    read_all(archives(), ranges)
 
     assert len(fake.asked) < 10
 
@@ -147,11 +146,11 @@ def test_requests_are_bounded_in_number_and_bytes(
 ) -> None:
     ranges = far_apart(12)
     monkeypatch.setattr(remote_archives, "MOST_IN_FLIGHT", 3)
-    read_all(archives(fake), ranges)
+    read_all(archives(), ranges)
     assert fake.most <= 3
 
     monkeypatch.setattr(remote_archives, "MOST_BYTES", 2 * KIB)
-    reader = archives(fake)
+    reader = archives()
     fake.asked.clear()
     reader.will_need(ranges)
     assert len(fake.asked) <= 2
@@ -164,11 +163,11 @@ def test_a_range_that_is_larger_than_all_bounds_is_read(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_archives, "MOST_BYTES", 10)
-    read_all(archives(fake), [("a", 500_000, 7000), ("a", 0, 3), ("a", 8, 0), ("a", 0, 800_000)])
+    read_all(archives(), [("a", 500_000, 7000), ("a", 0, 3), ("a", 8, 0), ("a", 0, 800_000)])
 
 
 def test_what_was_not_announced_is_read_too(fake: Fake) -> None:
-    reader = archives(fake)
+    reader = archives()
     reader.will_need([("a", 0, 10)])
 
     assert reader.read("a", 77, 5) == DATA[77:82]
@@ -176,7 +175,7 @@ def test_what_was_not_announced_is_read_too(fake: Fake) -> None:
 
 
 def test_each_thread_reads_ahead_for_itself(fake: Fake) -> None:
-    reader = archives(fake)
+    reader = archives()
     errors: list[BaseException] = []
 
     def work(ranges: list[Range]) -> None:
@@ -197,7 +196,7 @@ def test_each_thread_reads_ahead_for_itself(fake: Fake) -> None:
 @pytest.mark.parametrize("fault", [cut, slow_down])
 def test_what_passes_is_tried_again_from_where_it_broke(fake: Fake, fault: Any) -> None:
     fake.faults = [fault]
-    read_all(archives(fake), [("a", 1000, 600)])
+    read_all(archives(), [("a", 1000, 600)])
 
     assert fake.asked == [(1000, 600), (1300, 300) if fault is cut else (1000, 600)]
 
@@ -206,7 +205,7 @@ def test_what_passes_is_tried_again_from_where_it_broke(fake: Fake, fault: Any) 
 def test_what_does_not_pass_ends_the_run(fake: Fake, fault: Any, said: str) -> None:
     fake.faults = [fault]
     with pytest.raises(StoreError, match=said):
-        read_all(archives(fake), [("a", 1000, 600)])
+        read_all(archives(), [("a", 1000, 600)])
     assert len(fake.asked) == 1
 
 
@@ -239,7 +238,7 @@ def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_archives, "REQUEST_BYTES", 33_000)  # a header lies on both sides
-    reader = archives(fake)
+    reader = archives()
 
     assert reader.known_md5("a") is None
     assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
@@ -249,7 +248,7 @@ def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(
 
 
 def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> None:
-    reader = archives(fake)
+    reader = archives()
 
     assert reader.files_of("a", 0, len(DATA), halves, skipping=True) == EXPECTED
     assert fake.asked == [(32_990, 16), (700_000, 16)]
@@ -257,7 +256,7 @@ def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> Non
 
 
 def test_without_check_no_md5_is_computed(fake: Fake) -> None:
-    path = RemotePath(Site("fake://", hashes=False, connect=lambda *_, **__: fake), "a")
+    path = RemotePath(Site("fake://", hashes=False), "a")
     reader = RemoteArchives({"a": path})
     reader.files_of("a", 0, len(DATA), halves)
 
@@ -266,33 +265,31 @@ def test_without_check_no_md5_is_computed(fake: Fake) -> None:
 
 def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path) -> None:
     lists = KeptLists(str(tmp_path))
-    first = archives(fake, lists)
+    first = archives(lists)
     first.files_of("a", 0, len(DATA), halves, skipping=True)
     first.files_of("a", 10, 800_000, halves)
     assert first.md5("a") == MD5
     fake.asked.clear()
 
-    second = archives(fake, lists)
+    second = archives(lists)
     assert second.files_of("a", 0, len(DATA), halves, skipping=True) == EXPECTED
     assert second.files_of("a", 10, 800_000, halves) == EXPECTED
     assert second.known_md5("a") == second.md5("a") == MD5
     assert fake.asked == []
 
-    assert archives(fake, KeptLists(str(tmp_path), believes_md5=False)).md5("a") == MD5
+    assert archives(KeptLists(str(tmp_path), believes_md5=False)).md5("a") == MD5
     assert fake.asked != []
 
 
 def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
-    archives(fake, KeptLists(str(tmp_path / "lists"), writes=False)).files_of(
-        "a", 0, 800_000, halves
-    )
+    archives(KeptLists(str(tmp_path / "lists"), writes=False)).files_of("a", 0, 800_000, halves)
 
     assert not (tmp_path / "lists").exists()
 
 
 def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    reader = archives(fake, KeptLists(str(tmp_path / "file" / "lists")))
+    reader = archives(KeptLists(str(tmp_path / "file" / "lists")))
 
     assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
 
@@ -300,7 +297,7 @@ def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> N
 def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / kept_lists.FOLDER).symlink_to("elsewhere")
-    reader = archives(fake, KeptLists(str(tmp_path / kept_lists.FOLDER)))
+    reader = archives(KeptLists(str(tmp_path / kept_lists.FOLDER)))
 
     assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
     assert list((tmp_path / "elsewhere").iterdir()) == []

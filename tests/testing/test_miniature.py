@@ -21,7 +21,6 @@ from PIL import Image
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.testing import photographs
-from imagenet_prep.testing.devkit import Synset, make_devkit
 from imagenet_prep.testing.miniature import (
     DEVKIT_ARCHIVE,
     IMAGENET_SIZE,
@@ -29,6 +28,8 @@ from imagenet_prep.testing.miniature import (
     TRAIN_ARCHIVE,
     VALIDATION_ARCHIVE,
     Miniature,
+    Synset,
+    make_devkit,
     make_miniature,
 )
 from tests.kit.miniature import edit_train_tar, miniature_for_tests, rewrite_tar
@@ -281,28 +282,6 @@ def test_default_size_has_imagenets_mix_of_sizes_and_bytes(tmp_path: Path) -> No
     assert len(sizes) > 5
     assert {image.kind for image in mini.images} == {"plain", "large"}
     assert 60_000 < mean_bytes < 110_000
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_classes": 11}, "num_classes=11"),
-        ({"num_classes": 1}, "num_classes=1"),
-        ({"num_train": 19}, "num_train=19"),
-        ({"num_train": 7, "odd_files": False}, "num_train=7"),
-        ({"num_validation": 0}, "num_validation=0"),
-        ({"size": (8, 8)}, "size="),
-        ({"seed": -1}, "seed=-1"),
-    ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
-)
-def test_impossible_numbers_are_refused(
-    tmp_path: Path, kwargs: dict[str, object], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_miniature(tmp_path / "new", **kwargs)
-
-    assert not (tmp_path / "new").exists()
 
 
 def test_missing_photographs_are_named_before_anything_is_written(

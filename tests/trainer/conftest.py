@@ -109,7 +109,7 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 @pytest.fixture(scope="session")
 def horovod() -> None:
-    """Horovod, where it is installed."""
+    """Horovod for TensorFlow, where it is installed; neither is imported."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: run `imagenet-prep install-horovod`")
 

@@ -93,8 +93,8 @@ def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of_rank_0(_: Comm, value: Any) -> Any:
-        found, place, failure = value
-        return found, {**place, "nodes": 2}, failure
+        (found, place), failure = value
+        return (found, {**place, "nodes": 2}), failure
 
     monkeypatch.setattr(Comm, "broadcast_object", of_rank_0)
     with pytest.raises(UsageError, match="the state has nodes 2, this reader 1"):

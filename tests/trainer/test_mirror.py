@@ -15,46 +15,19 @@ from imagenet_prep.trainer import checkpoint, mirror
 from imagenet_prep.trainer.config import Config
 from tests.kit.command import wait_until
 from tests.kit.s3_proxy import Proxy, proxied
-from tests.kit.s3_server import S3Server, serve_s3
+from tests.kit.s3_server import BUCKET, S3Server, key_of, objects
 from tests.trainer.conftest import NUM_VALIDATION, end_at_step, rows
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]  # a server takes three seconds to start
-BUCKET = "runs"
 Train = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    pytest.importorskip("boto3")
-    with serve_s3(tmp_path_factory.mktemp("s3")) as running:
-        running.client().create_bucket(Bucket=BUCKET)
-        yield running
-
-
 @pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    """A prefix of this test alone."""
-    return hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
-
-
-@pytest.fixture
-def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def proxy(s3: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Stands before the server; passes all on until it is `down`."""
-    with proxied(server.url, seed=1, faults=1_000_000, rate=0.0) as standing:
-        for name, value in {**server.environment, "AWS_ENDPOINT_URL": standing.url}.items():
-            monkeypatch.setenv(name, value)
+    with proxied(s3.url, seed=1, faults=1_000_000, rate=0.0) as standing:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", standing.url)
         yield standing
-
-
-def objects(server: S3Server, prefix: str) -> dict[str, bytes]:
-    client = server.client()
-    listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
-    return {
-        each["Key"].removeprefix(f"{prefix}/"): client.get_object(Bucket=BUCKET, Key=each["Key"])[
-            "Body"
-        ].read()
-        for each in listed
-    }
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -66,13 +39,13 @@ def files(folder: Path) -> dict[str, bytes]:
 # Of Keras' export, which copies its variables as NumPy 1 had it.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
-    train: Train, server: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
+    train: Train, s3: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
 ) -> None:
-    there = f"s3://{BUCKET}/{prefix}"
-    longer = {"num_epochs": 3.0, "checkpoint_every": 10, "keep": 2, "mirror": there}
+    longer = {"num_epochs": 3.0, "checkpoint_every": 10, "keep": 2, "mirror": prefix}
     train(tmp_path / "one", **longer, export=str(tmp_path / "model.keras"))
 
-    found = objects(server, prefix)
+    client = s3.client()
+    found = objects(client, prefix)
     assert found.pop("export/model.keras") == (tmp_path / "model.keras").read_bytes()
     assert found == files(tmp_path / "one")
     assert [name for name in found if name.startswith("checkpoint")] == [
@@ -80,27 +53,25 @@ def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
         checkpoint.name(25),
     ]
     assert any(name.startswith("tensorboard/events") for name in found)
-    client = server.client()
-    head = client.head_object(
-        Bucket=BUCKET, Key=f"{prefix}/{checkpoint.name(25)}", ChecksumMode="ENABLED"
-    )
+    last = {"Bucket": BUCKET, "Key": key_of(f"{prefix}/{checkpoint.name(25)}")}
+    head = client.head_object(**last, ChecksumMode="ENABLED")
     assert head["Metadata"]["sha256"] == hashlib.sha256(found[checkpoint.name(25)]).hexdigest()
     assert len(head["ChecksumCRC32C"]) == 8
 
     # The machine is lost between two checkpoints; another one has an empty disk.
-    client.delete_object(Bucket=BUCKET, Key=f"{prefix}/{checkpoint.name(25)}")
+    client.delete_object(**last)
     train(tmp_path / "two", **longer)
     first, second = (checkpoint.load(tmp_path / n / checkpoint.name(25)) for n in ("one", "two"))
     assert [k for k in first.arrays if (first.arrays[k] != second.arrays[k]).any()] == []
     assert [row["resumed_at"] for row in rows(tmp_path / "two", "start")] == [0, 20]
-    now = objects(server, prefix)
+    now = objects(client, prefix)
     assert now["train.jsonl"] == (tmp_path / "two" / "train.jsonl").read_bytes()
     assert sum(name.startswith("tensorboard/") for name in now) == 2
 
 
 def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror_up(
     train_by_numpy: Train,
-    server: S3Server,
+    s3: S3Server,
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
@@ -115,21 +86,21 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
         save(*words, **more)
 
     monkeypatch.setattr(checkpoint, "save", save_without_network)
-    settings = {"checkpoint_every": 4, "mirror": f"s3://{BUCKET}/{prefix}"}
+    settings = {"checkpoint_every": 4, "mirror": prefix}
     with pytest.raises(IncompleteError, match="is finished.*its mirror is not"):
         train_by_numpy(tmp_path / "run", **settings)
 
     said = capsys.readouterr().err
     assert said.count("Training goes on, this is tried again") == 1
-    assert f"s3://{BUCKET}/{prefix} lacks 4 files of this run: train.jsonl, " in said
+    assert f"{prefix} lacks 4 files of this run: train.jsonl, " in said
     assert rows(tmp_path / "run", "evaluation")[-1]["examples"] == NUM_VALIDATION
     proxy.down = False
     train_by_numpy(tmp_path / "run", **settings)
-    assert objects(server, prefix) == files(tmp_path / "run")
+    assert objects(s3.client(), prefix) == files(tmp_path / "run")
 
 
 def test_a_mirror_catches_up_while_training_goes_on(
-    server: S3Server,
+    s3: S3Server,
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
@@ -137,7 +108,7 @@ def test_a_mirror_catches_up_while_training_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    copy = mirror.Mirror(f"s3://{BUCKET}/{prefix}", tmp_path, tmp_path / "tensorboard", None)
+    copy = mirror.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
     copy.fetch()
     proxy.down = True
     copy.flush()
@@ -151,7 +122,7 @@ def test_a_mirror_catches_up_while_training_goes_on(
 
     wait_until(arrived, "all has arrived after all")
     assert copy.close()
-    assert objects(server, prefix) == {"train.jsonl": b"{}\n"}
+    assert objects(s3.client(), prefix) == {"train.jsonl": b"{}\n"}
 
 
 def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
@@ -166,23 +137,23 @@ def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
     monkeypatch.setattr(mirror, "_RETRIES", 1)
     proxy.down = True
     with pytest.raises(IncompleteError, match="Nothing was trained yet"):
-        train_by_numpy(tmp_path / "run", mirror=f"s3://{BUCKET}/{prefix}")
+        train_by_numpy(tmp_path / "run", mirror=prefix)
 
     assert not (tmp_path / "run" / "train.jsonl").exists()
 
 
 def test_a_damaged_object_is_said_and_the_checkpoint_before_it_counts(
     train_by_numpy: Train,
-    server: S3Server,
+    s3: S3Server,
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = {"checkpoint_every": 6, "mirror": f"s3://{BUCKET}/{prefix}"}
+    settings = {"checkpoint_every": 6, "mirror": prefix}
     train_by_numpy(tmp_path / "one", **settings)
-    key = f"{prefix}/{checkpoint.name(16)}"
-    client = server.client()
+    key = key_of(f"{prefix}/{checkpoint.name(16)}")
+    client = s3.client()
     metadata = client.head_object(Bucket=BUCKET, Key=key)["Metadata"]
     client.put_object(Bucket=BUCKET, Key=key, Body=b"damaged", Metadata=metadata)
     train_by_numpy(tmp_path / "two", **settings)
@@ -190,23 +161,22 @@ def test_a_damaged_object_is_said_and_the_checkpoint_before_it_counts(
 
     assert f"{checkpoint.name(16)}: sha256 " in said.err
     assert "resumed after step 12" in said.out
-    assert objects(server, prefix).keys() >= files(tmp_path / "two").keys()
+    assert objects(s3.client(), prefix).keys() >= files(tmp_path / "two").keys()
 
 
 def test_a_mirror_that_went_further_is_never_overwritten(
-    train_by_numpy: Train, server: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
+    train_by_numpy: Train, s3: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
 ) -> None:
-    there = f"s3://{BUCKET}/{prefix}"
-    train_by_numpy(tmp_path / "one", checkpoint_every=6, mirror=there)
-    before = objects(server, prefix)
+    train_by_numpy(tmp_path / "one", checkpoint_every=6, mirror=prefix)
+    before = objects(s3.client(), prefix)
     (tmp_path / "two").mkdir()
     shutil.copy(tmp_path / "one" / checkpoint.name(6), tmp_path / "two")
 
     with pytest.raises(UsageError, match=r"holds step 16, .* only step 6\. Give an empty"):
-        train_by_numpy(tmp_path / "two", mirror=there)
-    with pytest.raises(UsageError, match=rf"\(from {there}\) holds a run with seed 0"):
-        train_by_numpy(tmp_path / "three", seed=1, mirror=there)
-    assert objects(server, prefix) == before
+        train_by_numpy(tmp_path / "two", mirror=prefix)
+    with pytest.raises(UsageError, match=rf"\(from {prefix}\) holds a run with seed 0"):
+        train_by_numpy(tmp_path / "three", seed=1, mirror=prefix)
+    assert objects(s3.client(), prefix) == before
 
 
 def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:
@@ -218,7 +188,7 @@ def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:
 
 def test_a_spot_instance_saves_to_the_mirror_and_the_next_one_goes_on(
     train_by_numpy: Train,
-    server: S3Server,
+    s3: S3Server,
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
@@ -232,9 +202,9 @@ def test_a_spot_instance_saves_to_the_mirror_and_the_next_one_goes_on(
         with monkeypatch.context() as patch:
             end_at_step(patch, 6 * part)
             with pytest.raises(IncompleteError, match="asked to stop"):
-                train_by_numpy(run, **settings, mirror=f"s3://{BUCKET}/{prefix}")
+                train_by_numpy(run, **settings, mirror=prefix)
         assert checkpoint.steps(run)[-1] > 6 * part
-        there = objects(server, prefix)
+        there = objects(s3.client(), prefix)
         assert there == files(run) or part == 2
         assert there["train.jsonl"] == (run / "train.jsonl").read_bytes()
     assert (

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.trainer import model
 from tests.kit.lengths import long_but
 
 pytestmark = pytest.mark.tf
@@ -28,10 +27,16 @@ WEIGHTS = {
 SHORT = ("resnet18", "resnet50", "resnet50-v1")
 
 
+def build(name: str, size: int, classes: int) -> Any:
+    from imagenet_prep.trainer import model
+
+    return model.build(name, size, classes)
+
+
 @functools.cache
 def built(name: str) -> Any:
     """A network at 64 pixels; its weights are what the last test made of them."""
-    return model.build(name, 64, 1000)
+    return build(name, 64, 1000)
 
 
 def layers(network: Any, kind: str) -> list[Any]:
@@ -181,7 +186,7 @@ def test_every_block_begins_as_its_shortcut(tf: Any, name: str, blocks: int) -> 
     [*(("tiny", size) for size in (16, 32, 64)), ("mnist", 16), ("mnist", 28), ("cifar", 22)],
 )
 def test_small_nets_take_images_of_any_size(tf: Any, name: str, size: int) -> None:
-    network = model.build(name, size, 7)
+    network = build(name, size, 7)
 
     logits = network(np.zeros((2, size, size, 3), np.float32), training=False)
 
@@ -190,10 +195,12 @@ def test_small_nets_take_images_of_any_size(tf: Any, name: str, size: int) -> No
 
 
 def test_the_net_of_cifar_is_the_guides(tf: Any) -> None:
-    network = model.build("cifar", 32, 10)
+    from imagenet_prep.trainer.model import dropout_seeds
+
+    network = build("cifar", 32, 10)
 
     assert [layer.filters for layer in layers(network, "Conv2D")] == [32, 32, 64, 64, 128, 128]
     assert [layer.rate for layer in layers(network, "Dropout")] == [0.2, 0.3, 0.4, 0.5]
     # Convolutions, dense layers, batch norms.
     assert network.count_params() == 287_008 + 267_786 + 1_792
-    assert len(model.dropout_seeds(network)) == 4
+    assert len(dropout_seeds(network)) == 4

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from imagenet_prep.trainer.optimizer import Optimizer
-
 pytestmark = pytest.mark.tf
 RATE, MOMENTUM, DECAY, ETA = 0.1, 0.9, 0.01, 0.02
+
+
+def made(kind: str, variables: list[Any], *, nesterov: bool = False) -> Any:
+    from imagenet_prep.trainer.optimizer import Optimizer
+
+    plan = SimpleNamespace(
+        optimizer=kind,
+        momentum=MOMENTUM,
+        nesterov=nesterov,
+        weight_decay=DECAY,
+        trust_coefficient=ETA,
+    )
+    return Optimizer(plan, variables)
 
 
 def moved(tf: Any, kind: str, *, nesterov: bool = False, steps: int = 3) -> list[Any]:
     """Returns a kernel, a bias and a kernel of zeros after a few steps of one gradient each."""
     start, gradients = problem()
     variables = [tf.Variable(value) for value in start]
-    optimizer = Optimizer(
-        kind,
-        variables,
-        momentum=MOMENTUM,
-        nesterov=nesterov,
-        weight_decay=DECAY,
-        trust_coefficient=ETA,
-    )
+    optimizer = made(kind, variables, nesterov=nesterov)
     for _ in range(steps):
         optimizer.apply([tf.constant(gradient) for gradient in gradients], tf.constant(RATE))
     return [variable.numpy() for variable in variables]
@@ -103,9 +108,7 @@ def test_adam_and_rmsprop_are_those_of_keras(tf: Any, kind: str) -> None:
 def test_the_regularizer_is_the_loss_whose_gradient_is_the_decay(tf: Any) -> None:
     start, _ = problem()
     variables = [tf.Variable(value) for value in start]
-    optimizer = Optimizer(
-        "sgd", variables, momentum=0.0, nesterov=False, weight_decay=DECAY, trust_coefficient=0.0
-    )
+    optimizer = made("sgd", variables)
     with tf.GradientTape() as tape:
         loss = optimizer.regularizer()
     kernel, bias, _ = tape.gradient(loss, variables)

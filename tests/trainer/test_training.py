@@ -186,10 +186,17 @@ def test_a_finished_run_is_only_evaluated_again(train: Train, finished: Path) ->
 # What each optimizer does to weights is seen in test_optimizer.
 SHORT: list[dict[str, Any]] = [
     {"precision": "bfloat16", "jit": True},
-    {"optimizer": "larc", "lr": 1.0},
-    {"recipe": "tutorial", "schedule": "steps", "increased_aug": True},
+    {
+        "optimizer": "larc",
+        "lr": 1.0,
+        "recipe": "tutorial",
+        "schedule": "steps",
+        "increased_aug": True,
+    },
 ]
 LONG: list[dict[str, Any]] = [
+    {"optimizer": "larc", "lr": 1.0},
+    {"recipe": "tutorial", "schedule": "steps", "increased_aug": True},
     {"optimizer": "lars", "lr": 5.0},
     {"optimizer": "rmsprop", "lr": 0.002},
     {"precision": "bfloat16"},

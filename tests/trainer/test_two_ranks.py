@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from imagenet_prep.trainer import checkpoint
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S, RARE_CYCLES, started
+from tests.kit.command import PATIENCE_S, RARE_CYCLES, started, wait_until
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_but
 from tests.kit.shared import made_once
@@ -107,11 +106,8 @@ def running_ranks(running: Any) -> dict[int, int]:
 
 
 def wait_for(condition: Any, running: Any) -> None:
-    patience = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert not running.ended, running.finish()
-        assert time.monotonic() < patience
-        time.sleep(0.05)
+    wait_until(lambda: condition() or running.ended, "the run is far enough")
+    assert not running.ended, running.finish()
 
 
 @pytest.mark.slow

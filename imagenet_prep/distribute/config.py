@@ -1,0 +1,122 @@
+"""The flags of `replicate`, and the part of the data set that they ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from imagenet_prep.core import cli
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.placement import WHOLE, Placement
+
+_HOSTS = "hosts:"
+
+
+@dataclass(frozen=True)
+class Config(cli.Settings):
+    """Settings of one run; see the help of each flag."""
+
+    dataset: str = cli.flag(
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="the data set: a folder, or s3://bucket/prefix",
+        positional=True,
+    )
+    to: str = cli.flag(
+        place=cli.Place.FOLDER_OR_BUCKET,
+        help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
+        "every host of the file",
+        metavar="TARGET",
+    )
+    mode: str = cli.flag(
+        "full",
+        choices=("full", "partition"),
+        help="full: every host gets all; partition: the part that its own ranks will read",
+    )
+    copies: int = cli.flag(1, help="hosts that get each shard, of a partition", metavar="R")
+    part: str | None = cli.flag(
+        None, help="of a partition into a folder: for host K (from 0) of N", metavar="K/N"
+    )
+    check: bool = cli.flag(False, help="read every byte of the replicas and report; move nothing")
+    repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
+    dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
+    bandwidth_limit: float = cli.flag(
+        0.0,
+        least=0,
+        help="MB/s at most: of all files together, on hosts of each stream; 0: none",
+        metavar="MB/S",
+    )
+    connections: int = cli.flag(
+        8, least=1, help="files moved at a time, to folders and S3", metavar="N"
+    )
+    python: str = cli.flag(
+        sys.executable, help="on hosts: the Python that has imagenet-prep", metavar="PATH"
+    )
+    wait: int = cli.flag(
+        60,
+        least=0,
+        help="seconds that lost hosts are waited for when all others are done",
+        metavar="S",
+    )
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed a file", metavar="N")
+    timeout: int = cli.flag(
+        60, least=1, help="seconds without a byte that are a failure", metavar="S"
+    )
+    json: bool = cli.flag(False, help="print the result as JSON")
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be combined, and impossible numbers."""
+        super().__post_init__()
+        if self.mode == "full" and (self.part is not None or self.copies != 1):
+            raise ValueError("--part, --copies: expected --mode partition")
+        if self.mode == "partition":
+            if self.to.startswith("s3://"):
+                raise ValueError("--mode partition: expected --to hosts:HOSTSFILE:PATH or a folder")
+            if self.to_hosts != (self.part is None):
+                raise ValueError(
+                    "--part K/N: expected for a folder; the hosts file tells it of each host"
+                )
+            self.placement()
+        if sum((self.check, self.repair, self.dry_run)) > 1:
+            raise ValueError("--check, --repair, --dry-run: give one of them")
+        if self.to_hosts and not all(self.hosts_and_path):
+            raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
+
+    def placement(self) -> Placement:
+        """Returns what belongs into a folder.
+
+        Raises:
+          ValueError: there is no such part.
+        """
+        if self.part is None:
+            return WHOLE
+        node, _, nodes = self.part.partition("/")
+        try:
+            return Placement(int(node), int(nodes), self.copies)
+        except ValueError as error:
+            raise ValueError(f"--part {self.part}, --copies {self.copies}: {error}") from None
+
+    def placements(self, addresses: Sequence[str]) -> dict[str, Placement]:
+        """Returns what belongs onto each host.
+
+        Raises:
+          UsageError: there are more copies than hosts.
+        """
+        if self.mode == "full":
+            return dict.fromkeys(addresses, WHOLE)
+        count = len(addresses)
+        try:
+            return {each: Placement(k, count, self.copies) for k, each in enumerate(addresses)}
+        except ValueError as error:
+            raise UsageError(f"--copies {self.copies} on {count} hosts: {error}") from None
+
+    @property
+    def to_hosts(self) -> bool:
+        """Whether the target is the hosts of a file."""
+        return self.to.startswith(_HOSTS)
+
+    @property
+    def hosts_and_path(self) -> tuple[str, str]:
+        """The parts of hosts:HOSTSFILE:PATH."""
+        hosts_file, _, path = self.to.removeprefix(_HOSTS).partition(":")
+        return hosts_file, path

@@ -1,0 +1,89 @@
+"""A replica, wherever it lies: what it must hold, and what keeps others out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import Problem
+from imagenet_prep.dataset.placement import WHOLE, Placement
+
+if TYPE_CHECKING:
+    # What it imports for servers is not needed on hosts.
+    from imagenet_prep.storage.store import Store
+
+
+class Target:
+    """One data set in one place; `Replica` is a folder, `Bucket` a prefix of a bucket.
+
+    Every method raises IncompleteError or StoreError where the place does not answer, or refuses.
+
+    Attributes:
+      store: the place.
+      manifest: of the data set.
+      placement: the part of the data set that belongs there.
+      files: what it must hold, but for the manifest.
+      names: of these files.
+    """
+
+    def __init__(self, store: Store, data: bytes, placement: Placement = WHOLE) -> None:
+        """Begins with the manifest's bytes and the part that is wanted; nothing is written.
+
+        Raises:
+          ManifestError: it is damaged.
+        """
+        self.store = store
+        self.manifest = manifest.loads(data, naming.MANIFEST)
+        self.placement = placement
+        self.files = placement.files(self.manifest)
+        self.names = {file.name for file in self.files}
+        self._data = data
+
+    def refuse_others(self) -> None:
+        """Refuses a place that holds anything but this data set.
+
+        Raises:
+          UsageError: another data set, or files that readers would take for its shards.
+        """
+        there, ours = self._manifest_there(), self.manifest.digest
+        if there is not None and there != self._data and (digest := _digest(there)) != ours:
+            raise UsageError(
+                f"{self.store.where()} holds another data set (manifest {digest[:16]}, expected "
+                f"{ours[:16]}). Remove it, or choose another place."
+            )
+        shards = [name for name in self.store.names("") if naming.looks_like_shard(name)]
+        indexes = map(naming.index_name, self.store.names(naming.INDEX))
+        if odd := sorted({*shards, *indexes} - self.names):
+            raise UsageError(
+                f"{self.store.where()} holds {', '.join(odd[:3])}, which readers would take for "
+                f"shards and which do not belong to {self.placement}. Remove them, or choose "
+                "another place."
+            )
+
+    def manifest_problem(self) -> Problem | None:
+        """Returns what is wrong with the manifest there."""
+        there = self._manifest_there()
+        if there is None:
+            missing = f"{naming.MANIFEST}: missing: the replica is not finished"
+            return Problem(missing, is_missing=True)
+        if there != self._data:
+            return Problem(f"{naming.MANIFEST}: differs from the source's")
+        return None
+
+    def commit(self) -> None:
+        """Publishes the manifest; the caller has proven every other file."""
+        self.store.write(naming.MANIFEST, self._data)
+
+    def _manifest_there(self) -> bytes | None:
+        there = self.store.size(naming.MANIFEST) is not None
+        return self.store.read(naming.MANIFEST) if there else None
+
+
+def _digest(data: bytes) -> str:
+    """Returns the digest that a manifest names; "damaged" where it names none."""
+    try:
+        return str(canonical.loads(data)["digest"])
+    except (ValueError, LookupError, TypeError):
+        return "damaged"

@@ -1,0 +1,27 @@
+"""How many files this process may have open: the system starts it with 1,024, and allows more."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+# For all else that a process has open: connections, files that are written, libraries.
+_OTHERS = 512
+
+
+def allow(count: int) -> int:
+    """Lets this process have so many more files open, as far as the system allows it.
+
+    Only the soft limit is raised. Processes that this one starts inherit it, and none of the
+    descriptors that need it.
+
+    Returns:
+      How many of them it may have open; at least half of its limit, where this is small.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(count + _OTHERS, hard)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return min(count, max(soft - _OTHERS, soft // 2))

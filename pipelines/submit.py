@@ -1,0 +1,68 @@
+"""Submits the graph of `prepare` to a cluster, again and again until the data set is committed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from functools import partial
+
+from imagenet_prep import engine
+from imagenet_prep.core import errors
+from imagenet_prep.engine import Lease
+from imagenet_prep.preparation.job import Job, announce_proven, write_tasks
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.sources.source import Packed
+from pipelines.graph import Preparation, build
+
+
+def run(job: Job, output: Output) -> None:
+    """Runs the graph until the data set is committed; a lost job is followed by another.
+
+    Raises:
+      UsageError: the images would be unpacked where not all workers can read them.
+      ImagenetPrepError: of the class and with the message of the first task that failed.
+      IncompleteError: jobs were lost on end without finishing a task.
+    """
+    store, selection = output.store, job.selection
+    if store.as_folder is None and isinstance(selection.source, Packed):
+        raise errors.UsageError(
+            f"{selection.where} must be unpacked where all workers can read it: give --out "
+            "a folder that they share, then put it into the bucket by imagenet-prep replicate"
+        )
+    announce_proven(job)
+    ours = Preparation(job, store, Lease(store, ""))
+    log = ours.index.log("runner")
+    jobs = engine.Jobs(store, job.workers.beam_args, "prepare", log, quiet=job.quiet)
+    with contextlib.closing(_progress(ours, output)) as progress:
+        jobs.run(lambda p, lease: build(p, replace(ours, lease=lease)), progress.__next__)
+
+
+def _progress(ours: Preparation, output: Output) -> Generator[tuple[int, bool], None, None]:
+    """Looks for receipts; yields how many tasks are finished, and whether these are all."""
+    finished = 0
+    for stage in _stages(ours, output):
+        if stage is None:
+            yield finished, False
+            continue
+        with contextlib.closing(stage):
+            stage.collect()
+            while stage.left:
+                yield finished + len(stage.receipts), False
+                stage.collect()
+        finished += len(stage.receipts)
+    while True:
+        yield finished, True
+
+
+def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed | None]:
+    """Yields the stages to follow, each after the one before it; None until there is a plan."""
+    selection = ours.job.selection
+    follow = partial(engine.Followed, quiet=ours.job.quiet)
+    yield follow(ours.index, selection.index_tasks(), title="index")
+    if ours.boxes and selection.annotations:
+        yield follow(ours.boxes[0], selection.annotations.tasks, title="boxes")
+    while (inventory := ours.plan.found()) is None:
+        yield None
+    tasks = write_tasks(ours.job, inventory)
+    yield follow(ours.write(inventory), tasks, title="write", watch=output.watch)

@@ -1,0 +1,19 @@
+"""Records of RecordIO as other programs write them."""
+
+from __future__ import annotations
+
+import struct
+
+from imagenet_prep.dataset import recordio
+
+# The magic number, and kind and length.
+_FRAME_BYTES = 8
+
+
+def framed(number: int, label: int, image: bytes, *, as_array: bool) -> bytes:
+    """Returns one record, with its label as a number, or as an array of one before the image."""
+    if not as_array:
+        return recordio.frame(number, label, image)
+    record = recordio.frame(number, 0, struct.pack("<f", label) + image)
+    num_labels = struct.pack("<I", 1)
+    return record[:_FRAME_BYTES] + num_labels + record[_FRAME_BYTES + len(num_labels) :]

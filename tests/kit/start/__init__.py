@@ -1,0 +1,1 @@
+"""On the path of every process that tests start, see `tests.kit.command.environment`."""

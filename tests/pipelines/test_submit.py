@@ -1,0 +1,48 @@
+"""The progress of a job on a cluster: which receipts are looked for, one stage after the other."""
+
+from __future__ import annotations
+
+import pytest
+
+
+class Stage:
+    """Stands for a stage that is followed: each look finds one more receipt."""
+
+    def __init__(self, *tasks: str) -> None:
+        self.left, self.receipts, self.is_closed = [*tasks], {}, False
+
+    def collect(self) -> None:
+        self.receipts[self.left.pop()] = {}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipelines import submit
+
+    index, write = Stage("a", "b"), Stage("c", "d")
+    monkeypatch.setattr(submit, "_stages", lambda *_: iter([index, None, None, write]))
+    progress = submit._progress(None, None)
+
+    assert next(progress) == (1, False)
+    assert not index.is_closed
+    assert [next(progress) for _ in range(3)] == [(2, False), (2, False), (3, False)]
+    assert index.is_closed
+    assert not write.is_closed
+    assert [next(progress) for _ in range(2)] == [(4, True), (4, True)]
+    assert write.is_closed
+
+
+def test_progress_that_is_ended_early_removes_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines import submit
+
+    index = Stage("a", "b")
+    monkeypatch.setattr(submit, "_stages", lambda *_: iter([index]))
+    progress = submit._progress(None, None)
+    next(progress)
+    progress.close()
+
+    assert index.is_closed

@@ -1,0 +1,57 @@
+"""MAT-files as SciPy writes them."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+from imagenet_prep.sources import mat
+
+
+def written(compressed: bool, **arrays: object) -> bytes:
+    buffer = io.BytesIO()
+    scipy.io.savemat(buffer, arrays, do_compression=compressed)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_all_kinds_of_arrays_are_what_they_were(compressed: bool) -> None:
+    data = written(
+        compressed,
+        n=np.arange(12.0).reshape(3, 4),
+        words="tench, Tinca tinca; crêpe, 猫",
+        empty="",
+        cells=np.array(["a", 7, np.zeros((0, 0))], object),
+        struct={"one": 1, "words": "two", "inner": {"three": np.int8(3)}},
+        rows=np.array([(1, "a"), (2, "bc")], [("id", object), ("name", object)]),
+    )
+
+    assert mat.read(data) == {
+        "n": (0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11),
+        "words": "tench, Tinca tinca; crêpe, 猫",
+        "empty": "",
+        "cells": ["a", (7,), ()],
+        "struct": {"one": [(1,)], "words": ["two"], "inner": [{"three": [(3,)]}]},
+        "rows": {"id": [(1,), (2,)], "name": ["a", "bc"]},
+    }
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"])
+def test_numbers_of_every_kind_keep_their_values(kind: str) -> None:
+    limits = np.finfo(kind) if kind[0] == "f" else np.iinfo(kind)
+    values = np.array([limits.min, 0, 1, limits.max], kind)
+
+    assert mat.read(written(False, x=values)) == {"x": tuple(values.tolist())}
+
+
+def test_other_arrays_and_other_files_are_refused() -> None:
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        mat.read(written(False, x=np.array([1 + 2j])))
+    with pytest.raises(ValueError, match="which the devkit has not"):
+        mat.read(written(False, x=scipy.sparse.csc_array(np.eye(2))))
+    with pytest.raises(ValueError, match="no MAT-file of version 5"):
+        mat.read(b"MATLAB 7.3 MAT-file".ljust(512))

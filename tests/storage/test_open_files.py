@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from imagenet_prep.storage import open_files
+
+
+class Limit:
+    """Stands for the limit of this process: its tests share it with others that run here."""
+
+    def __init__(self, soft: int, hard: int, *, fixed: bool = False) -> None:
+        self.now = soft, hard
+        self.fixed = fixed
+
+    def get(self, _: int) -> tuple[int, int]:
+        return self.now
+
+    def set(self, _: int, limits: tuple[int, int]) -> None:
+        if self.fixed or limits[0] > limits[1]:
+            raise ValueError("not allowed to raise maximum limit")
+        self.now = limits
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, *, fixed: bool = False) -> Limit:
+    limit = Limit(soft, hard, fixed=fixed)
+    monkeypatch.setattr(resource, "getrlimit", limit.get)
+    monkeypatch.setattr(resource, "setrlimit", limit.set)
+    return limit
+
+
+def test_the_soft_limit_is_raised_as_far_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = limited(monkeypatch, 1024, 1 << 20)
+
+    assert open_files.allow(21_841) == 21_841
+    assert limit.now == (21_841 + 512, 1 << 20)
+
+
+def test_a_limit_that_is_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = limited(monkeypatch, 1024, 1 << 20)
+
+    assert open_files.allow(500) == 500
+    assert limit.now == (1024, 1 << 20)
+
+
+def test_at_the_hard_limit_some_are_left_for_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = limited(monkeypatch, 1024, 4096)
+
+    assert open_files.allow(21_841) == 4096 - 512
+    assert limit.now == (4096, 4096)
+
+
+@pytest.mark.parametrize(("soft", "most"), [(2000, 1488), (1024, 512), (64, 32)])
+def test_where_it_may_not_be_raised_the_limit_is_shared(
+    monkeypatch: pytest.MonkeyPatch, soft: int, most: int
+) -> None:
+    limit = limited(monkeypatch, soft, 1 << 20, fixed=True)
+
+    assert open_files.allow(21_841) == most
+    assert limit.now == (soft, 1 << 20)

@@ -1,0 +1,275 @@
+"""Ranges over connections that are kept open: what is taken for an answer, and what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.storage.ranges import Ranges
+from imagenet_prep.storage.remote import UnavailableError
+from tests.kit.command import PATIENCE_S
+from tests.kit.http_server import serve
+
+DATA = bytes(range(256)) * 400
+
+
+def asked(start: int, stop: int, **more: str) -> dict[str, str]:
+    return {"Host": "here", "Range": f"bytes={start}-{stop - 1}", **more}
+
+
+def read(ranges: Ranges, url: str, start: int, stop: int) -> bytes | None:
+    """Returns the bytes of a range, None where it has to be asked for in another way."""
+    answer = ranges.get(url, asked(start, stop))
+    if answer is None:
+        return None
+    with answer:
+        assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/{len(DATA)}"
+        return answer.read(stop - start)
+
+
+class Scripted:
+    """A server that says what it is told, one answer a request.
+
+    Attributes:
+      answers: still to come; b"" closes the connection instead.
+      ending: closes the connection behind each answer.
+      connections: accepted so far.
+      requests: heads of what was asked.
+    """
+
+    def __init__(self, answers: Sequence[bytes], tls: ssl.SSLContext | None) -> None:
+        self.answers = list(answers)
+        self._tls = tls
+        self.ending = False
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/x"
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(PATIENCE_S)
+                    if self._tls:
+                        with self._tls.wrap_socket(connection, server_side=True) as wrapped:
+                            self._answer(wrapped)
+                    else:
+                        self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        while self.answers and (request := connection.recv(1 << 16)):
+            self.requests.append(request)
+            if not (answer := self.answers.pop(0)):
+                return
+            connection.sendall(answer)
+            if self.ending:
+                return
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def scripted(*answers: bytes, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
+    server = Scripted(answers, tls)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.close()
+        thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def ranges() -> Ranges:
+    return Ranges(PATIENCE_S, "no such file")
+
+
+def said(body: bytes, *headers: str, status: str = "HTTP/1.1 206 Partial Content") -> bytes:
+    lines = [status, f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def test_many_ranges_need_one_connection(ranges: Ranges) -> None:
+    with serve({"x": DATA}) as server:
+        url = f"{server.url}/x"
+        for start in range(0, 90_000, 9000):
+            assert read(ranges, url, start, start + 9000) == DATA[start : start + 9000]
+        idle = ranges._idle[server.url]
+        assert len(idle) == 1
+
+    assert {request.headers["Host"] for request in server.requests} == {"here"}
+
+
+def test_each_thread_has_a_connection_while_it_reads(ranges: Ranges) -> None:
+    wrong: list[object] = []
+
+    def work(url: str, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(10):
+            start, stop = sorted(rng.sample(range(len(DATA)), 2))
+            if (data := read(ranges, url, start, stop)) != DATA[start:stop]:
+                wrong.append((start, stop, data))
+
+    with serve({"x": DATA}) as server:
+        threads = [
+            threading.Thread(target=work, args=(f"{server.url}/x", seed)) for seed in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(ranges._idle[server.url]) <= 4
+    assert wrong == []
+
+
+def test_a_connection_with_bytes_left_is_not_used_again(ranges: Ranges) -> None:
+    with serve({"x": DATA}) as server:
+        answer = ranges.get(f"{server.url}/x", asked(0, 50_000))
+        assert answer is not None
+        with answer:
+            assert answer.read(10) == DATA[:10]
+        assert ranges._idle[server.url] == []
+        assert read(ranges, f"{server.url}/x", 5, 25) == DATA[5:25]
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_replaced(ranges: Ranges) -> None:
+    with scripted(said(b"one"), b"", said(b"two"), said(b"six", "Connection: close")) as server:
+        for expected in (b"one", b"two", b"six"):
+            answer = ranges.get(server.url, asked(0, 3))
+            assert answer is not None
+            with answer:
+                assert answer.read(3) == expected
+
+    assert server.connections == 2
+    assert len(server.requests) == 4
+    assert [*ranges._idle.values()] == [[]]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said(b"abc", status="HTTP/1.1 200 OK"),
+        said(b"abc", status="HTTP/1.0 206 Partial Content"),
+        said(b"", status="HTTP/1.1 302 Found"),
+        said(b"", status="HTTP/1.1 503 Slow Down"),
+        said(b"abc", status="SSH-2.0-OpenSSH"),
+        b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        said(b"abc").replace(b": 3", b": -3"),
+        said(b"abc").replace(b": 3", b": \xb2"),
+        said(b"abc").replace(b": 3", b": " + b"9" * 5000),
+        said(b"abc", f"X: {'x' * 70_000}"),
+        said(b"abc", *["X: x"] * 20_000),
+    ],
+    ids=range(11),
+)
+def test_whatever_is_no_plain_answer_is_left_to_others(ranges: Ranges, answer: bytes) -> None:
+    with scripted(answer, said(b"abc")) as server:
+        assert ranges.get(server.url, asked(0, 3)) is None
+        good = ranges.get(server.url, asked(0, 3))
+        assert good is not None
+        with good:
+            assert good.read(3) == b"abc"
+
+    assert server.connections == 2, "nothing that is left of a bad answer is read as a good one"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_of_a_damaged_answer_no_byte_is_invented(ranges: Ranges, seed: int) -> None:
+    rng = random.Random(seed)
+    body = bytes(range(1, 256))
+    taken = 0
+    with scripted() as server:
+        server.ending = True
+        for _ in range(100):
+            answer = bytearray(said(body, "Content-Range: bytes 0-254/600", 'ETag: "a"'))
+            head = len(answer) - len(body)
+            for _ in range(rng.randrange(3)):
+                at = rng.randrange(head)
+                answer[at : at + rng.randrange(9)] = rng.choice([b"", b"\r\n", b"9", b"\xb2", b":"])
+            server.answers.append(bytes(answer[: rng.choice([len(answer), rng.randrange(head)])]))
+            with contextlib.suppress(UnavailableError):
+                if found := ranges.get(server.url, asked(0, 255)):
+                    with found:
+                        data = found.read(255)
+                    assert data in bytes(answer)
+                    assert len(data) <= int(found.headers["content-length"])
+                    taken += data == body
+            server.answers.clear()
+            assert len(ranges._idle[server.url.removesuffix("/x")]) <= 1
+    assert 10 < taken < 90
+
+
+def test_a_header_that_would_be_two_is_not_sent(ranges: Ranges) -> None:
+    with scripted(said(b"abc")) as server:
+        for etag in ('"a"\r\nX-Other: b', '"\u00fc"', "\0"):
+            assert ranges.get(server.url, asked(0, 3, **{"If-Match": etag})) is None
+
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("fault", ["short", "cut"])
+def test_a_body_that_breaks_off_is_shorter_and_its_connection_is_not_kept(
+    ranges: Ranges, fault: str
+) -> None:
+    with serve({"x": DATA}, plan=lambda *_: fault) as server:
+        data = read(ranges, f"{server.url}/x", 1000, 90_000)
+        assert data is not None
+        assert 0 < len(data) < 89_000
+        assert DATA[1000:].startswith(data)
+        assert ranges._idle[server.url] == []
+
+
+def test_a_server_that_does_not_answer_is_unavailable(ranges: Ranges) -> None:
+    with scripted(b"", b"") as server, pytest.raises(UnavailableError, match="reset"):
+        ranges.get(server.url, asked(0, 3))
+    assert len(server.requests) == 1, "a new connection is not replaced"
+    with pytest.raises(UnavailableError, match="refused"):
+        ranges.get(server.url, asked(0, 3))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(UnavailableError, match="no byte came in time"),
+    ):
+        port = silent.getsockname()[1]
+        Ranges(0.01, "no such file").get(f"http://127.0.0.1:{port}/x", asked(0, 3))
+
+
+def test_a_server_is_trusted_by_the_authorities_and_its_name(tmp_path: Path) -> None:
+    """Where it is not, the caller asks in its own way, and explains."""
+    if not (openssl := shutil.which("openssl")):
+        pytest.skip("no openssl, which makes the certificate")
+    key, certificate, other = (tmp_path / name for name in ("key", "certificate", "other"))
+    for path in (other, certificate):
+        argv = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+        argv += ["-nodes", "-subj", "/CN=x", "-addext", "subjectAltName=DNS:localhost"]
+        subprocess.run([*argv, "-keyout", key, "-out", path], check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with scripted(said(DATA), said(b"abc"), tls=tls) as server:
+        here = server.url.replace("http", "https")
+        named = here.replace("127.0.0.1", "localhost")
+        for authority, url in ((certificate, here), (other, named), (key, named), ("no", named)):
+            assert Ranges(PATIENCE_S, str(authority)).get(url, asked(0, 3)) is None
+        assert server.requests == []
+        ranges = Ranges(PATIENCE_S, str(certificate))
+        for expected in (DATA, b"abc"):
+            answer = ranges.get(named, asked(0, 3))
+            assert answer is not None
+            with answer:
+                assert answer.read(len(expected)) == expected
+
+    assert len(server.requests) == 2

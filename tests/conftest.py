@@ -66,7 +66,9 @@ def _begin_with_minutes(items: list[pytest.Item], num_workers: int) -> None:
     begin: list[list[pytest.Item]] = [[] for _ in range(num_workers)]
     others = []
     for item in items:
-        room = "trainer" if "tf" in getattr(item, "fixturenames", ()) else _room(item)
+        room = _room(item)
+        if room not in _MINUTES and item.get_closest_marker("tf"):
+            room = "trainer"
         if room in _MINUTES:
             begin[_MINUTES.index(room) % num_workers].append(item)
         else:

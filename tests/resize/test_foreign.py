@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,8 +77,7 @@ def assert_is(
 
 
 @pytest.mark.tf
-def test_tensorflow_reads_all_keys(resized: Resized) -> None:
-    tf = pytest.importorskip("tensorflow")
+def test_tensorflow_reads_all_keys(tf: Any, resized: Resized) -> None:
     from imagenet_prep.dataset import schema
 
     path = resized.out / "train-00000-of-00006"

@@ -79,7 +79,11 @@ class Ranges:
             except BaseException:
                 connection.close()
                 raise
-            if found is None or not NUMBER.fullmatch(found.get("content-length", "")):
+            if (
+                found is None
+                or "transfer-encoding" in found
+                or not NUMBER.fullmatch(found.get("content-length", ""))
+            ):
                 connection.close()
                 return None
             return Answer(found, connection, idle)

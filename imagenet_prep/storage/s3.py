@@ -211,7 +211,8 @@ class S3:
         # This address tells the endpoint, the region and the service of the bucket.
         address = self._client.generate_presigned_url("get_object", Params=self._object(name))
         url, _, query = address.partition("?")
-        _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].split("/")
+        # The access key, a date and these; the key may hold "/".
+        _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].rsplit("/", 4)
         parts = urlsplit(url)
         request = AWSRequest("GET", url, {"Host": parts.netloc})
         credentials = self._session.get_credentials().get_frozen_credentials()

@@ -22,9 +22,11 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 def test_what_the_system_refuses_is_a_sentence(
     code: int, kind: type[Exception], advice: str
 ) -> None:
-    with pytest.raises(kind, match=f"cannot write here/x: .*{advice}"):
-        with storage_errors("write", Path("here/x")):
-            raise OSError(code, os.strerror(code))
+    with (
+        pytest.raises(kind, match=f"cannot write here/x: .*{advice}"),
+        storage_errors("write", Path("here/x")),
+    ):
+        raise OSError(code, os.strerror(code))
 
 
 def test_an_unfinished_file_that_cannot_be_removed_hides_no_error(tmp_path: Path) -> None:

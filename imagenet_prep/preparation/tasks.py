@@ -70,7 +70,8 @@ class IndexWork:
             md5 = self.source.known_md5(task)
         num_per_class = Counter(str(member.class_index) for member in members)
         temporary = self.store.temporary()
-        with storage_errors("write", temporary):
+        unfinished = temporary, *(output.temporary for output in outputs)
+        with removed_on_failure(*unfinished), storage_errors("write", temporary):
             temporary.write_bytes(b"".join(map(dump_member, members)))
         # The list comes last: when it can be seen, the images that it lists are there.
         outputs.append(Output(temporary, member_list(self.folder, task)))

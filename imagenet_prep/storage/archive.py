@@ -42,7 +42,7 @@ class ArchiveReader:
 
     def __init__(self, archives: dict[str, Path]) -> None:
         self._archives = archives
-        self._most_kept = open_files.allow(len(archives))
+        self._kept_below = open_files.allow(len(archives))
         self._descriptors: dict[str, int] = {}
         self._lock = threading.Lock()
         weakref.finalize(self, _close, self._descriptors)
@@ -132,7 +132,7 @@ class ArchiveReader:
             return act(descriptor)
         descriptor = self._open(archive)
         with self._lock:
-            kept = archive not in self._descriptors and len(self._descriptors) < self._most_kept
+            kept = archive not in self._descriptors and descriptor < self._kept_below
             if kept:
                 self._descriptors[archive] = descriptor
         try:

@@ -250,6 +250,8 @@ def _check_status(where: str, response: requests.Response) -> None:
             f"{where}: the server answers {status}: not there. Check --base-url: it is the folder "
             "that holds the archives under their own names."
         )
+    if status == 416 and response.headers.get("Content-Range", "").endswith("*/0"):
+        raise StoreError(f"{where}: the file is empty. Use another mirror.")
     if status in (412, 416):
         changed(where)
     raise StoreError(

@@ -16,7 +16,8 @@ def allow(count: int) -> int:
     descriptors that need it.
 
     Returns:
-      How many of them it may have open; at least half of its limit, where this is small.
+      Below which number a descriptor may stay open. A new one has the lowest number that is free,
+      so this counts what is open anywhere in the process; and the rest stays free for it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(count + _OTHERS, hard)
@@ -24,4 +25,4 @@ def allow(count: int) -> int:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    return min(count, max(soft - _OTHERS, soft // 2))
+    return max(soft - _OTHERS // 2, soft // 2)

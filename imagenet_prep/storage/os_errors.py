@@ -21,7 +21,8 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
                 f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
                 "Free some space, then run the same command again to resume."
             ) from error
-        raise StoreError(f"cannot {action} {path}: {error.strerror or error}") from error
+        advice = ". Raise the limit: ulimit -n" if error.errno == errno.EMFILE else ""
+        raise StoreError(f"cannot {action} {path}: {error.strerror or error}{advice}") from error
 
 
 @contextlib.contextmanager
@@ -31,5 +32,7 @@ def removed_on_failure(*paths: Path) -> Iterator[None]:
         yield
     except BaseException:
         for path in paths:
-            path.unlink(missing_ok=True)
+            # Where the disk is why it ends, this fails too, and tells less.
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise

@@ -79,7 +79,11 @@ class Ranges:
             except BaseException:
                 connection.close()
                 raise
-            if found is None or not NUMBER.fullmatch(found.get("content-length", "")):
+            if (
+                found is None
+                or "transfer-encoding" in found
+                or not NUMBER.fullmatch(found.get("content-length", ""))
+            ):
                 connection.close()
                 return None
             return Answer(found, connection, idle)
@@ -168,7 +172,9 @@ class _Connection:
             if not line.endswith(b"\n") or not left:
                 return None
             name, _, value = line.decode("latin-1").partition(":")
-            headers[name.lower()] = value.strip()
+            name, value = name.lower(), value.strip()
+            # As RFC 9110 joins them: two lengths are none.
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
         return headers
 
     def close(self) -> None:

@@ -110,8 +110,9 @@ class S3:
 
     def stat(self, name: str) -> Stat:
         """As for `Remote`."""
-        head = self.call("head_object", name)
-        return Stat(head["ContentLength"], head["ETag"], True)
+        with self._explained(name):
+            head = self.call("head_object", name)
+            return Stat(head["ContentLength"], head["ETag"], True)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """As for `Remote`."""
@@ -128,11 +129,12 @@ class S3:
 
     def files(self, folder: str) -> dict[str, Stat]:
         """As for `Remote`."""
-        return {
-            name: Stat(entry["Size"], entry["ETag"], True)
-            for entry in self.pages("list_objects_v2", "Contents", folder, deep=False)
-            if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
-        }
+        with self._explained(folder):
+            return {
+                name: Stat(entry["Size"], entry["ETag"], True)
+                for entry in self.pages("list_objects_v2", "Contents", folder, deep=False)
+                if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
+            }
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         """Returns a small object, or `size` bytes from `offset`: fewer where it ends before."""
@@ -211,7 +213,8 @@ class S3:
         # This address tells the endpoint, the region and the service of the bucket.
         address = self._client.generate_presigned_url("get_object", Params=self._object(name))
         url, _, query = address.partition("?")
-        _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].split("/")
+        # The access key, a date and these; the key may hold "/".
+        _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].rsplit("/", 4)
         parts = urlsplit(url)
         request = AWSRequest("GET", url, {"Host": parts.netloc})
         credentials = self._session.get_credentials().get_frozen_credentials()
@@ -250,10 +253,16 @@ class S3:
                 "variables, ~/.aws or the machine's role; a server other than Amazon's is named "
                 "by AWS_ENDPOINT_URL."
             ) from None
+        except (KeyError, ValueError) as error:
+            # boto3 hands on what an answer lacks, and numbers and dates that are none.
+            raise StoreError(
+                f"{self.where(name)}: the server's answer is not one of S3 "
+                f"({type(error).__name__}: {str(error)[:80]}). Check the AWS_ENDPOINT_URL."
+            ) from None
 
     def _refuse(self, name: str, operation: str, response: dict[str, Any]) -> NoReturn:
         status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
-        code = response["Error"].get("Code", "")
+        code = response["Error"].get("Code", "")[:80]
         said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
         if status in PASSING or code in _PASSING_CODES:
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})

@@ -442,8 +442,11 @@ def test_a_proxy_and_temporary_credentials_are_taken_as_boto3_takes_them(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    # Servers other than Amazon's let users choose it.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "team/reader")
     headers = S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).headers
     assert headers["X-Amz-Security-Token"] == "token"
+    assert "Credential=team/reader/" in headers["Authorization"]
     assert "/eu-central-1/s3/aws4_request" in headers["Authorization"]
     assert (
         "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterator
 from functools import partial
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from imagenet_prep.codec.transform import keep
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.preparation.tasks import (
     HashTask,
+    IndexWork,
     ShardTask,
     WriteWork,
     plan_name,
@@ -23,9 +25,11 @@ from imagenet_prep.preparation.tasks import (
     write_or_hash,
 )
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from tests.kit.tfrecords import plain
+from tests.storage.test_folder import failing
 
 SHARD = "train-00000-of-00001"
 CLASSES = ClassList(("n00000001", "n00000002"), ("thing", "other"))
@@ -106,3 +110,23 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
     else:
         receipt = {"archive": "a.tar", "num_bytes": 10_000_000, "md5": md5}
         assert do(HashTask("a.tar")) == (receipt, ())
+
+
+class Pack(Packed):
+    def images(self, _: IndexTask) -> Iterator[PackedImage]:
+        yield PackedImage("a", 0, plain(1))
+
+    def unpacked_bytes(self, _: IndexTask) -> int:
+        return len(plain(1))
+
+
+def test_where_the_disk_is_full_nothing_that_was_unpacked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path)
+    index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}))
+    monkeypatch.setattr(Path, "write_bytes", failing(errno.ENOSPC))
+
+    with pytest.raises(IncompleteError, match="No space left on device"):
+        index(IndexTask("train-0", "train", "pack"))
+    assert store.names(TEMPORARY) == []

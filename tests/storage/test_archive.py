@@ -5,6 +5,8 @@ import errno
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -117,17 +119,41 @@ def _ten(folder: Path) -> ArchiveReader:
     return ArchiveReader({f"{number}.tar": folder / f"{number}.tar" for number in range(10)})
 
 
-def test_of_more_archives_than_may_be_open_the_rest_are_opened_for_each_read(
+def test_what_may_not_stay_open_is_opened_for_each_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "allow", lambda _: 4)
+    monkeypatch.setattr(open_files, "allow", lambda _: 0)
     with _ten(tmp_path) as reader:
         for number in [*range(10)] * 2:
             reader.will_need([(f"{number}.tar", 0, 9)])
             assert reader.read(f"{number}.tar", 7, 2) == bytes([number]) * 2
-        assert len(_held(tmp_path)) == 4
+            assert _held(tmp_path) == []
 
-    assert _held(tmp_path) == []
+
+_TWO_READERS = """
+import os, pathlib, resource, sys
+from imagenet_prep.storage.archive import ArchiveReader
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+path = pathlib.Path(sys.argv[1])
+readers = [ArchiveReader({str(number): path for number in range(80)}) for _ in range(2)]
+for reader in readers:
+    for number in range(80):
+        assert reader.read(str(number), 7, 2) == b"ab"
+with open(path):
+    print(len(os.listdir("/proc/self/fd")))
+"""
+
+
+def test_readers_share_what_may_be_open(tmp_path: Path) -> None:
+    (tmp_path / "some.tar").write_bytes(b"0123456ab")
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_READERS, str(tmp_path / "some.tar")],
+        capture_output=True,
+        text=True,
+    )
+
+    assert not done.returncode, done.stderr
+    assert 45 < int(done.stdout) < 60
 
 
 def test_an_archive_that_stays_open_is_opened_once(

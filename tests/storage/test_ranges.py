@@ -169,13 +169,14 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced(ranges: Range
         said(b"", status="HTTP/1.1 503 Slow Down"),
         said(b"abc", status="SSH-2.0-OpenSSH"),
         b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        said(b"3\r\nabc\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
         said(b"abc").replace(b": 3", b": -3"),
         said(b"abc").replace(b": 3", b": \xb2"),
         said(b"abc").replace(b": 3", b": " + b"9" * 5000),
         said(b"abc", f"X: {'x' * 70_000}"),
         said(b"abc", *["X: x"] * 20_000),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_whatever_is_no_plain_answer_is_left_to_others(ranges: Ranges, answer: bytes) -> None:
     with scripted(answer, said(b"abc")) as server:

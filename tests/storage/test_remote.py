@@ -19,6 +19,7 @@ from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
 from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
+from tests.storage.test_ranges import scripted
 
 DATA = bytes(range(256)) * 40
 SECRET = "open-sesame"
@@ -51,6 +52,13 @@ def test_a_web_server_tells_size_and_content_and_sends_ranges() -> None:
     assert (stat.size, stat.ranges) == (len(DATA), True)
     assert stat.validator.startswith('"')
     assert source.where("x") == f"{server.url}/x"
+
+
+def test_an_empty_file_has_not_changed() -> None:
+    """It has no first byte, so many servers refuse every range of it."""
+    said = b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */0\r\nContent-Length: 0"
+    with scripted(said + b"\r\n\r\n") as server, pytest.raises(StoreError, match="is empty"):
+        open_here(server.url.removesuffix("/x")).stat("x")
 
 
 def test_bytes_arrive_as_they_are_stored() -> None:

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "advice"),
+    [
+        (errno.ENOSPC, IncompleteError, "Free some space"),
+        (errno.EDQUOT, IncompleteError, "Free some space"),
+        (errno.EMFILE, StoreError, "Too many open files. Raise the limit: ulimit -n"),
+        (errno.EROFS, StoreError, "Read-only file system"),
+    ],
+)
+def test_what_the_system_refuses_is_a_sentence(
+    code: int, kind: type[Exception], advice: str
+) -> None:
+    with (
+        pytest.raises(kind, match=f"cannot write here/x: .*{advice}"),
+        storage_errors("write", Path("here/x")),
+    ):
+        raise OSError(code, os.strerror(code))
+
+
+def test_an_unfinished_file_that_cannot_be_removed_hides_no_error(tmp_path: Path) -> None:
+    """As on a file system that has become read-only: that is what the user must be told."""
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    file.touch()
+    with pytest.raises(StoreError, match="the disk fails"), removed_on_failure(folder, file):
+        raise StoreError("the disk fails")
+
+    assert not file.exists()

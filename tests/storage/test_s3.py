@@ -1,0 +1,82 @@
+"""What servers say that speak S3 otherwise than Amazon: an error of ours, and no byte invented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.s3 import S3
+from tests.kit.command import PATIENCE_S
+from tests.storage.test_ranges import said, scripted
+
+STAT = Stat(3, '"e"', True)
+RANGE = "Content-Range: bytes 0-2/3"
+
+
+def stat(s3: S3) -> object:
+    return s3.stat("x")
+
+
+def files(s3: S3) -> object:
+    return s3.files("")
+
+
+def part(s3: S3) -> object:
+    return b"".join(s3.read("x", 0, 3, STAT))
+
+
+def ok(body: bytes, *headers: str) -> bytes:
+    return said(body, *headers, status="HTTP/1.1 200 OK")
+
+
+def listed(entry: bytes) -> bytes:
+    return ok(b"<ListBucketResult><Contents>%b</Contents></ListBucketResult>" % entry)
+
+
+@pytest.mark.parametrize(
+    ("asks", "answer"),
+    [
+        (stat, ok(b"").replace(b"Content-Length: 0", b'ETag: "e"\r\nConnection: close')),
+        (stat, ok(b"").replace(b": 0", b': many\r\nETag: "e"')),
+        (stat, ok(b"")),
+        (stat, ok(b"", 'ETag: "e"', "Last-Modified: yesterday")),
+        (files, listed(b"<Size>5</Size><ETag>e</ETag>")),
+        (files, listed(b"<Key>p/x</Key><Size>5</Size>")),
+        (files, listed(b"<Key>p/x</Key><Size>many</Size><ETag>e</ETag>")),
+        (part, ok(b"abc", RANGE)),
+        (part, said(b"abc", 'ETag: "e"', RANGE).replace(b": 3", b": 3, 3")),
+        (part, said(b"abc", 'ETag: "e"', RANGE, "Content-Length: 3")),
+    ],
+    ids=range(10),
+)
+def test_an_answer_that_is_not_s3s_is_an_error_of_ours(
+    asks: Callable[[S3], object], answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match=r"s3://b/p/x?: the server's answer is not one of S3"):
+        _ask(asks, answer, monkeypatch)
+
+
+def test_what_a_server_calls_its_error_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = said(
+        b"<Error><Code>%b</Code></Error>" % (b"x" * 100_000), status="HTTP/1.1 400 Bad Request"
+    )
+    with pytest.raises(StoreError) as caught:
+        _ask(part, answer, monkeypatch)
+
+    assert "the server answers 400 xxx" in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def _ask(asks: Callable[[S3], object], answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("boto3")
+    # A range is asked for again by boto3, of the same server.
+    with scripted(answer, answer) as server:
+        server.ending = True
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.removesuffix("/x"))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "key")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        asks(S3("s3://b/p", 4, PATIENCE_S))

@@ -73,7 +73,8 @@ def save():
 saved = None
 if hvd.rank() == 0 and flags.out.exists():
     saved = torch.load(flags.out, weights_only=True)
-# Rank 0 alone needs the file. The name must be the same on all ranks: by default it is the type's.
+# Rank 0 alone needs the file. Without a name Horovod takes that of the object's type, dict here and
+# NoneType on the other ranks, and they would wait for each other forever.
 saved = hvd.broadcast_object(saved, root_rank=0, name="checkpoint")
 if saved is not None:
     model.load_state_dict(saved["model"])

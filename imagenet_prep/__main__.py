@@ -28,7 +28,7 @@ VERBS = {
     "sagemaker": "the same training as a job of Amazon SageMaker",
     "sagemaker-container": "what SageMaker starts in each container of such a job",
     "run-on-hosts": "one command on every host at once",
-    "install-horovod": "build Horovod for TensorFlow or MXNet, and prove it",
+    "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and prove it",
     "bench-read": "how fast this host feeds a trainer",
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }

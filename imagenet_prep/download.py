@@ -63,7 +63,7 @@ class Config(cli.Settings):
     )
     connections: int = cli.flag(8, least=1, help="ranges fetched at a time", metavar="N")
     part_size: int = cli.flag(32, least=1, help="size of a range in MiB", metavar="MIB")
-    retries: int = cli.flag(20, least=0, help="failed attempts allowed a range", metavar="N")
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed for each range", metavar="N")
     timeout: int = cli.flag(
         60, least=1, help="seconds without a byte that are a failure", metavar="S"
     )

@@ -257,8 +257,8 @@ def run(argv: Sequence[str]) -> int:
         Config,
         argv,
         verb="replicate",
-        description="Put a data set into another folder, a bucket or on every node of a cluster: "
-        "only what is missing or wrong moves, every byte is proven where it arrives.",
+        description="Copy a data set to another folder, to a bucket or to every node of a cluster. "
+        "Only what is\nmissing or wrong moves, and every byte is proven where it arrives.",
         examples=EXAMPLES,
     )
     result = replicate(config)

@@ -56,7 +56,7 @@ class Config(RunFlags):
         choices=schema.SPLITS,
         help="splits to make, separated by commas",
         metavar="NAMES",
-        aliases=("-s", "--subset_name", "--subset-name"),
+        aliases=("-s", "--subset-name"),
     )
     dataset_name: str | None = cli.flag(
         None,

@@ -115,8 +115,8 @@ class Config(cli.Settings):
     max_wait: int = cli.flag(
         0,
         least=0,
-        help="with --spot: seconds of waiting for instances and training together (default: twice "
-        "--max-runtime)",
+        help="with --spot: seconds of waiting for instances and training together; 0: twice "
+        "--max-runtime",
         metavar="S",
     )
     subnets: tuple[str, ...] = cli.flag(

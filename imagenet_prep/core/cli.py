@@ -195,18 +195,19 @@ def parse(
         allow_abbrev=False,
     )
     words, more = list(argv), {}
+    underscored: dict[str, str] = {}
     hints = typing.get_type_hints(config)
     # A verb's own flags first, then those that it shares with others.
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     for field in sorted(fields, key=lambda each: each.kw_only is True):
         if spec := field.metadata.get("flag"):
-            _add_flag(parser, field, spec, hints[field.name])
+            for spelling in _add_flag(parser, field, spec, hints[field.name]):
+                underscored[f"--{spelling[2:].replace('-', '_')}"] = spelling
         elif "after_dashes" in field.metadata and "--" in words:
             place = words.index("--")
             more = {field.name: tuple(words[place + 1 :])}
             words = words[:place]
     # As scripts of the tutorial spell them.
-    underscored = {f"--{field.name}": f"--{field.name.replace('_', '-')}" for field in fields}
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         words[place] = underscored.get(name, name) + equals + value
@@ -219,7 +220,8 @@ def parse(
 
 def _add_flag(
     parser: argparse.ArgumentParser, field: dataclasses.Field[Any], spec: Flag, hint: Any
-) -> None:
+) -> list[str]:
+    """Adds a flag; returns its long spellings."""
     required = field.default is dataclasses.MISSING
     options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
     kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
@@ -232,7 +234,7 @@ def _add_flag(
         options["type"] = _comma_separated if is_tuple else base
         if not is_tuple:
             options["choices"] = spec.choices
-        if field.default not in (dataclasses.MISSING, None, ()):
+        if field.default not in (dataclasses.MISSING, None, (), ""):
             shown = ",".join(field.default) if is_tuple else field.default
             options["help"] += f" (default: {shown})"
     if not required:
@@ -241,9 +243,10 @@ def _add_flag(
         if not required:
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
-    else:
-        spellings = (*spec.aliases, _spelled(field.name, spec))
-        parser.add_argument(*spellings, dest=field.name, required=required, **options)
+        return []
+    spellings = (*spec.aliases, _spelled(field.name, spec))
+    parser.add_argument(*spellings, dest=field.name, required=required, **options)
+    return [each for each in spellings if each.startswith("--")]
 
 
 def _spelled(name: str, spec: Flag) -> str:

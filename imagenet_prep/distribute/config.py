@@ -33,9 +33,9 @@ class Config(cli.Settings):
         choices=("full", "partition"),
         help="full: every host gets all; partition: the part that its own ranks will read",
     )
-    copies: int = cli.flag(1, help="hosts that get each shard, of a partition", metavar="R")
+    copies: int = cli.flag(1, help="of a partition: how many hosts get each shard", metavar="R")
     part: str | None = cli.flag(
-        None, help="of a partition into a folder: for host K (from 0) of N", metavar="K/N"
+        None, help="of a partition, into a folder: the part of host K (from 0) of N", metavar="K/N"
     )
     check: bool = cli.flag(False, help="read every byte of the replicas and report; move nothing")
     repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
@@ -43,7 +43,7 @@ class Config(cli.Settings):
     bandwidth_limit: float = cli.flag(
         0.0,
         least=0,
-        help="MB/s at most: of all files together, on hosts of each stream; 0: none",
+        help="MB/s at most: for all files together, to hosts for each stream; 0: no limit",
         metavar="MB/S",
     )
     connections: int = cli.flag(
@@ -58,7 +58,7 @@ class Config(cli.Settings):
         help="seconds that lost hosts are waited for when all others are done",
         metavar="S",
     )
-    retries: int = cli.flag(20, least=0, help="failed attempts allowed a file", metavar="N")
+    retries: int = cli.flag(20, least=0, help="failed attempts allowed for each file", metavar="N")
     timeout: int = cli.flag(
         60, least=1, help="seconds without a byte that are a failure", metavar="S"
     )

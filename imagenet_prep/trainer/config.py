@@ -151,7 +151,7 @@ class Config(cli.Settings):
         None,
         choices=KINDS,
         help="how the rate decays; default: the recipe's",
-        aliases=("--lr_decay_mode",),
+        aliases=("--lr-decay-mode",),
     )
     lr_decay_steps: str | None = cli.flag(
         None,
@@ -203,13 +203,13 @@ class Config(cli.Settings):
         least=0,
         help="epochs between evaluations, of the split holdout where the set has one; 0: evaluate "
         "only at the end; default: 0, or the recipe's",
-        aliases=("--eval_interval",),
+        aliases=("--eval-interval",),
     )
     checkpoint_every: int = cli.flag(
         1000,
         least=1,
         help="steps between checkpoints; there is always one at the end",
-        aliases=("--save_interval", "--save_checkpoints_steps"),
+        aliases=("--save-interval", "--save-checkpoints-steps"),
     )
     keep: int = cli.flag(3, least=1, help="how many checkpoints are kept")
     evaluate: bool = cli.flag(

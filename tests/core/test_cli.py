@@ -34,7 +34,9 @@ class Settings(Shared):
     splits: tuple[str, ...] = cli.flag(
         ("train", "validation"), choices=("train", "validation"), help="which", metavar="NAMES"
     )
-    level: str = cli.flag("crc", choices=("crc", "decode"), help="how deep")
+    level: str = cli.flag(
+        "crc", choices=("crc", "decode"), help="how deep", aliases=("--how-deep",)
+    )
     ratio: float = cli.flag(0.5, above=0, below=1, help="how much")
     speed: float = cli.flag(0.0, help="how fast")
     internal: tuple[str, ...] = ()
@@ -172,9 +174,10 @@ def test_bounds_hold_however_a_config_is_made() -> None:
 
 
 def test_a_flag_may_be_typed_with_underscores() -> None:
-    found = parse("in", "--source=in_put", "--short_side", "3", "--keep_original", "--", "--a_b")
+    words = ("--source=in_put", "--short_side", "3", "--how_deep=decode", "--keep_original")
+    found = parse("in", *words, "--", "--a_b")
 
-    assert found == Settings("in", "in_put", 3, keep_original=True, more=("--a_b",))
+    assert found == Settings("in", "in_put", 3, keep_original=True, level="decode", more=("--a_b",))
 
 
 def test_words_after_dashes_are_kept_as_they_are() -> None:

@@ -15,23 +15,27 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 
 _HIDDEN = {"cv2", "matplotlib", "pandas", "scipy", "sklearn"}
-_FROM = ("keras", "keras._tf_keras.keras", "tensorflow.python.keras")
+_FROM = ("keras.", "tensorflow.python.keras.")
 
 
 class _NotForKeras(MetaPathFinder):
-    """Hides these packages while Keras is being imported, ours or the one within TensorFlow."""
+    """Hides these packages from the modules of Keras, ours or the one within TensorFlow.
+
+    What Keras imports finds them: JAX needs SciPy.
+    """
 
     def find_spec(
         self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name in _HIDDEN:
-            for package in _FROM:
-                found = sys.modules.get(package)
-                if found is not None and getattr(found.__spec__, "_initializing", False):
-                    raise ModuleNotFoundError(f"{name} is hidden from {package}", name=name)
+            importer: FrameType | None = sys._getframe(1)
+            while importer and importer.f_globals.get("__name__", "").startswith("importlib"):
+                importer = importer.f_back
+            if importer and importer.f_globals.get("__name__", "").startswith(_FROM):
+                raise ModuleNotFoundError(f"{name} is hidden from Keras", name=name)
         return None
 
 

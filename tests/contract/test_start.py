@@ -1,0 +1,31 @@
+"""What tests hide from Keras is hidden from nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.kit import command, layouts
+
+# Keras with JAX below it, which needs SciPy; Keras itself goes on without.
+KERAS = b"""\
+try:
+    import scipy
+    hidden = False
+except ImportError:
+    hidden = True
+import jax
+"""
+
+
+def test_what_keras_imports_still_finds_what_is_hidden_from_keras(tmp_path: Path) -> None:
+    for name, text in {"keras/src": KERAS, "jax": b"import scipy\n", "scipy": b""}.items():
+        layouts.write(tmp_path / name / "__init__.py", text)
+    layouts.write(tmp_path / "keras" / "__init__.py", b"from keras.src import hidden\n")
+    path = os.pathsep.join((str(tmp_path), command.environment()["PYTHONPATH"]))
+    program = ("-c", "import keras, scipy; print(keras.hidden)")
+
+    with command.started(program=program, env={"PYTHONPATH": path}) as running:
+        ended = running.finish()
+
+    assert (ended.code, ended.out) == (0, "True\n"), ended.err

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -92,7 +92,8 @@ class Result:
       images: written.
       clock_s: by its own clock, without imports; ours as its summary says.
       wall_s: the whole process.
-      shards_s: from the first shard's start to the last one's end; ours only.
+      shards_s: from the first shard's start to the last one's end, with the md5 of the archive if
+        it is a task among them; ours only.
       sync_s: what the system still had to write afterwards.
       cpu_s: of all processes.
       pss_mb, rss_mb: peaks; rss_mb counts what processes share once for each.
@@ -127,17 +128,34 @@ class OnS3(NamedTuple):
 
 
 class Bench:
-    """The rows over one corpus."""
+    """The rows over one corpus, which `corpus` returns once a row is measured."""
 
     def __init__(
-        self, source: Path, scratch: Path, short_side: int, peers_venv: Path | None
+        self,
+        corpus: Callable[[], Path],
+        scratch: Path,
+        short_side: int,
+        peers_venv: Path | None,
     ) -> None:
-        self.source = source
-        self.archive = source / measure.TRAIN_ARCHIVE
-        self.members = measure.members(self.archive)
+        self._corpus = corpus
         self.scratch = scratch
         self.short_side = short_side
         self.peers_venv = peers_venv
+
+    @cached_property
+    def source(self) -> Path:
+        """The folder of the archives."""
+        return self._corpus()
+
+    @property
+    def archive(self) -> Path:
+        """That of train."""
+        return self.source / measure.TRAIN_ARCHIVE
+
+    @cached_property
+    def members(self) -> list[Member]:
+        """Its images."""
+        return measure.members(self.archive)
 
     def resized(self, s3: OnS3 | None = None) -> dict[str, Callable[[], Result]]:
         """Returns the rows of R, which resizes, by their names."""
@@ -564,14 +582,18 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def benches(args: argparse.Namespace, peers_venv: Path | None) -> tuple[Bench, Bench]:
-    """Returns those of R and of P; makes their images on the first call."""
+    """Returns those of R and of P."""
     width, height = args.size
     r, p = (
-        measure.corpus(args.scratch, images, (width, height))
+        Bench(
+            partial(measure.corpus, args.scratch, images, (width, height)),
+            args.scratch,
+            args.short_side,
+            peers_venv,
+        )
         for images in (args.images, args.images * PASSED_TIMES)
     )
-    r_bench = Bench(r, args.scratch, args.short_side, peers_venv)
-    return r_bench, Bench(p, args.scratch, args.short_side, peers_venv)
+    return r, p
 
 
 def watch(name: str, result: Result) -> None:
@@ -598,10 +620,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = {**resizing.resized(s3), **passing.passed()}
         rows = {name: row for name, row in rows.items() if re.search(args.only, name)}
         results = measure.interleave(rows, args.rounds, watch)
-    kilobytes = sum(member.size for member in passing.members) / len(passing.members) / 1000
+    measured = passing if any(name.startswith("P") for name in rows) else resizing
+    kilobytes = sum(member.size for member in measured.members) / len(measured.members) / 1000
     title = (
-        f"write: images of {kilobytes:.0f} kB; R {len(resizing.members):,} to {args.short_side} px "
-        f"and q{QUALITY}, P {len(passing.members):,} as they are, {args.rounds} rounds"
+        f"write: images of {kilobytes:.0f} kB; R {args.images:,} to {args.short_side} px and "
+        f"q{QUALITY}, P {args.images * PASSED_TIMES:,} as they are, {args.rounds} rounds"
     )
     raw = {name: [dataclasses.asdict(r) for r in rounds] for name, rounds in results.items()}
     measure.finish(title, render(results), raw, args.json)

@@ -100,15 +100,15 @@ def changed(where: str) -> NoReturn:
     )
 
 
-def exactly(size: int, read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yields `size` bytes in chunks.
+def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yields `size` bytes in chunks of at most `most`.
 
     Raises:
       UnavailableError: `read` has fewer.
     """
     left = size
     while left:
-        chunk = read(min(CHUNK_BYTES, left))
+        chunk = read(min(most, left))
         if not chunk:
             raise UnavailableError(f"the body ended after {size - left:,} of {size:,} bytes")
         left -= len(chunk)

@@ -165,7 +165,7 @@ def _peers_venv(package: str) -> Path:
 def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> None:
     venv = _peers_venv(package)
     source = measure.corpus(tmp_path, 20, (96, 72))
-    bench = write.Bench(source, tmp_path, 48, venv)
+    bench = write.Bench(lambda: source, tmp_path, 48, venv)
     for name, row in {**bench.resized(), **bench.passed()}.items():
         if tool in name.lower():
             result = row()
@@ -396,6 +396,8 @@ def test_write_measures_archives_in_s3(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert "R: from S3 at 5 ms against here, second set" in printed
     assert "R: to S3, against a folder" in printed
+    made = [path.name for path in tmp_path.glob("corpus-*")]
+    assert made == ["corpus-40-96x72"], "none for rows of P"
 
 
 def test_a_delayed_server_gets_all_bytes_later() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,21 @@ class Memory:
         self._array = array
         address = array.__array_interface__["data"][0]
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+
+
+class Lease(Memory):
+    """Memory of a batch; free again when no array of it is left, not even a user's.
+
+    New memory the kernel must clear, which costs a few per cent of a reader's time.
+    """
+
+    def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
+        """Takes the memory, and where it is put when it is free."""
+        super().__init__(array)
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self._array)
 
 
 def array_over(buffer: Any) -> npt.NDArray[Any]:

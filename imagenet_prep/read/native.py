@@ -20,7 +20,7 @@ from imagenet_prep.codec.planes import Look, Values
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.dlpack import Bfloat16, Memory, array_over
+from imagenet_prep.read.dlpack import Bfloat16, Lease, array_over
 from imagenet_prep.read.feed import EncodedBatch
 
 if TYPE_CHECKING:
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
 
 # Steps that are decoded before they are asked for.
 _STEPS_AHEAD = 2
-
-
-class _Lease(Memory):
-    """Memory of a batch; free again when no array of it is left, not even a user's."""
-
-    def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
-        super().__init__(array)
-        self._free = free
-
-    def __del__(self) -> None:
-        self._free.append(self._array)
 
 
 class NativeBackend:
@@ -56,7 +45,7 @@ class NativeBackend:
         shape = (3, side, side) if wanted.layout == "NCHW" else (side, side, 3)
         views = () if wanted.views == 1 else (wanted.views,)
         self._shape = (wanted.batch_size, *views, *shape)
-        # Memory that batches have had. New memory the kernel must clear, at 5 % of the time.
+        # Memory that batches have had.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
         self._values = Values(wanted.dtype, wanted.constants.mean, wanted.constants.std)
         # What is not made in one go is made from bytes.
@@ -120,7 +109,7 @@ class NativeBackend:
         dtype = self._values.table.dtype
         if self._wanted.out is None:
             array = self._free.pop() if self._free else np.empty(self._shape, dtype)
-            leased = np.asarray(_Lease(array, self._free))
+            leased = np.asarray(Lease(array, self._free))
             return leased, leased
         given = self._wanted.out()
         name = self._wanted.dtype + (" (or uint16)" if dtype == np.uint16 else "")

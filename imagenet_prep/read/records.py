@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ _INDEX_DIGITS = 18
 _INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
 # Of a record that is read together with others. A damaged index may claim 256 MB for each of them.
 _TOGETHER_BYTES = 16 << 20
+# Batches whose memory is kept for the next ones.
+_FREE = 3
 
 
 class Records:
@@ -110,6 +113,8 @@ class Records:
         # Offset and size in bytes of each record, of the shards whose index was read.
         self._places = np.zeros((len(self), 2), np.int64)
         self._indexed: set[int] = set()
+        # Memory that batches have had.
+        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
             weakref.finalize(self, cache.leave)
@@ -170,7 +175,7 @@ class Records:
         files, places = self._located(numbers)
         offsets, sizes = places.T.copy()
         sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
-        data, found = gather([file.descriptor for file in files], offsets, sizes)
+        data, found = gather([file.descriptor for file in files], offsets, sizes, self._free)
         images = [each and example.decode_at(data, each) for each in found]
         return [image if image and self._is_of_class(image) else None for image in images]
 

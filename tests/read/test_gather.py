@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.read import gather, make_dataset
+from imagenet_prep.read.dlpack import Lease
 from imagenet_prep.read.records import Records
 from tests.codec import native
 from tests.hostile.bounds import little_memory
@@ -62,7 +65,7 @@ def found(path: Path, places: Sequence[tuple[int, int]]) -> list[ImageExample | 
     """What is found of these records, with bytes of its own."""
     offsets, sizes = np.array(places, np.int64).T.copy()
     with path.open("rb") as file:
-        data, where = gather.gather([file.fileno()] * len(places), offsets, sizes)
+        data, where = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
     images = [each and example.decode_at(data, each) for each in where]
     return [each and each._replace(encoded=bytes(each.encoded)) for each in images]
 
@@ -90,6 +93,43 @@ def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded
 
     assert first is None
     assert second is not None
+
+
+def test_memory_is_used_again_once_no_image_of_its_batch_is_left(tmp_path: Path) -> None:
+    pictures = [picture(number, plain(number)) for number in range(6)]
+    write_set(tmp_path / "set", {"train": [pictures]}, num_classes=6)
+    records = Records(tmp_path / "set", "train")
+
+    def address(image: ImageExample | None) -> int:
+        assert image is not None
+        return int(np.frombuffer(image.encoded, np.uint8).ctypes.data)
+
+    first = records.read_many([5, 4, 3])
+    second = records.read_many([0, 1])
+    alone, kept = first[2], address(first[0])
+    del first
+    assert address(records.read_many([0])[0]) != kept  # one image of the batch is still there
+    assert alone == pictures[3]
+    del alone
+    assert address(records.read_many([5])[0]) == kept
+    assert second == pictures[:2]
+
+
+@pytest.mark.dali
+def test_dali_holds_the_memory_of_what_it_is_given(dali: Any) -> None:
+    from nvidia.dali.tensors import TensorCPU, TensorListCPU
+
+    free: deque[Any] = deque()
+    batch = np.asarray(Lease(np.arange(100, dtype=np.uint8), free))
+    given = TensorListCPU(
+        [TensorCPU(batch.data[:10]), TensorCPU(batch.data[10:])], contiguous=False
+    )
+    del batch
+    gc.collect()
+    assert not free
+    assert np.array_equal(given.at(1), np.arange(10, 100))
+    del given
+    assert len(free) == 1
 
 
 def test_no_flipped_bit_is_overlooked(tmp_path: Path) -> None:
@@ -203,7 +243,7 @@ def test_damaged_records_never_lead_out_of_their_memory(tmp_path: Path) -> None:
     places = write(tmp_path / "shard", mutated)
     offsets, sizes = np.array(places, np.int64).T.copy()
     with (tmp_path / "shard").open("rb") as file:
-        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes)
+        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
 
     assert run(tmp_path, tmp_path / "shard", places, program) == expected
 
@@ -219,7 +259,7 @@ def test_arm_finds_the_same(tmp_path: Path) -> None:
     places = write(tmp_path / "shard", payloads)
     offsets, sizes = np.array(places, np.int64).T.copy()
     with (tmp_path / "shard").open("rb") as file:
-        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes)
+        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
 
     assert None not in expected
     assert run(tmp_path, tmp_path / "shard", places, "qemu-aarch64-static", program) == expected

@@ -2,7 +2,7 @@
 
 A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
 `flag`, and a function `run`: command line -> exit code. Its last lines call `main`. Flag names
-equal field names: --short-side is short_side, and may be typed as --short_side too.
+equal field names: --short-side is short_side, and may be typed as --short_side, as in the tutorial.
 """
 
 from __future__ import annotations
@@ -207,7 +207,6 @@ def parse(
             place = words.index("--")
             more = {field.name: tuple(words[place + 1 :])}
             words = words[:place]
-    # As scripts of the tutorial spell them.
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         words[place] = underscored.get(name, name) + equals + value

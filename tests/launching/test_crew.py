@@ -28,6 +28,8 @@ from imagenet_prep.launching.variables import travelling
 from imagenet_prep.trainer import loop
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
+pytestmark = pytest.mark.slow  # servers or processes in each test
+
 SECRET = "hunter2-of-this-test"
 
 # Reaches this machine by another name, without our environment, and writes down what it was told.

@@ -20,6 +20,8 @@ from pipelines import launch as program
 from pipelines.launch import Config
 from tests.kit.command import PATIENCE_S, Finished, started
 
+pytestmark = pytest.mark.slow  # servers or processes in each test
+
 # ssh that reaches hosts of this machine: one is down, one hangs, one lacks the program, one
 # has another data set, some have a part of it.
 SSH = """\

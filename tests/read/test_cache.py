@@ -44,6 +44,8 @@ from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.read.conftest import NUM_TRAIN, TRAIN
 
+pytestmark = pytest.mark.slow  # servers or processes in each test
+
 SHARDS = [naming.shard_name("train", i, len(TRAIN)) for i in range(len(TRAIN))]
 
 

@@ -2,7 +2,7 @@
 
 A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
 `flag`, and a function `run`: command line -> exit code. Its last lines call `main`. Flag names
-equal field names: --short-side is short_side, and may be typed as --short_side, as in the tutorial.
+equal field names: --short-side is short_side, and may be typed as --short_side too.
 """
 
 from __future__ import annotations

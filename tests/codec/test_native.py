@@ -32,6 +32,7 @@ def sanitized(folder: Path) -> Path:
         pytest.skip(f"no sanitizers here: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", long_but([5_000], [5_000, 100_000]))
 def test_damaged_files_touch_nothing_outside_their_buffers(tmp_path: Path, count: int) -> None:
     """No fault, no leak: each image is made or declined, with every kernel."""

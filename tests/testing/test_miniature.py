@@ -242,6 +242,7 @@ def test_meta_mat_of_a_thousand_leaves_survives(tmp_path: Path) -> None:
     assert ground_truth == [490, 361, 171, 822]
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path: Path, mini: Miniature) -> None:
     code = (
         "import sys; from pathlib import Path\n"
@@ -271,6 +272,7 @@ def test_archives_carry_no_trace_of_the_host(mini: Miniature) -> None:
     assert sorted(path.name for path in mini.root.iterdir()) == sorted(ARCHIVES)
 
 
+@pytest.mark.slow
 def test_default_size_has_imagenets_mix_of_sizes_and_bytes(tmp_path: Path) -> None:
     mini = make_miniature(tmp_path, num_train=200, odd_files=False)
     plain = [image for image in mini.images if image.kind == "plain"]
@@ -300,6 +302,7 @@ def _build(cache_dir: Path) -> Miniature:
     return miniature_for_tests(cache_dir, num_train=20, size=(32, 24))
 
 
+@pytest.mark.slow
 def test_shared_miniature_is_built_once_by_processes_that_race(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:

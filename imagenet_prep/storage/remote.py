@@ -17,6 +17,8 @@ from typing import NamedTuple, NoReturn, Protocol
 from imagenet_prep.core.errors import IncompleteError, StoreError
 
 CHUNK_BYTES = 1 << 20
+# A request of an archive's reader has no more, unless a single image does; a pass asks for as many.
+REQUEST_BYTES = 4 << 20
 # Numbers of 64 bits: Python refuses to convert thousands of digits.
 NUMBER = re.compile(r"[0-9]{1,18}")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.

@@ -20,6 +20,7 @@ from typing import Any
 
 from imagenet_prep.storage.archive import ArchiveReader, Entry, Range, Reads
 from imagenet_prep.storage.kept_lists import Kept
+from imagenet_prep.storage.remote import REQUEST_BYTES
 from imagenet_prep.storage.remote_path import MOST_CONNECTIONS, Location, RemotePath
 
 # Of each worker: with images of 110 kB and 20 ms a request, 32 of them bring 170 MB/s.
@@ -27,8 +28,6 @@ MOST_IN_FLIGHT = 32
 MOST_BYTES = 32 << 20
 # Ranges that are closer than this are one request: the bytes between cost less than another.
 NEAR_BYTES = 64 << 10
-# A request has no more, unless a single image does; a pass over a whole archive asks for as many.
-REQUEST_BYTES = 4 << 20
 # Only ranges that are read soon after each other are put together, or they would fill the memory.
 _WINDOW_BYTES = MOST_BYTES // 2
 

@@ -17,6 +17,7 @@ from imagenet_prep.storage.inside import demand_inside
 from imagenet_prep.storage.ranges import Answer, Ranges
 from imagenet_prep.storage.remote import (
     PASSING,
+    REQUEST_BYTES,
     AbsentError,
     Stat,
     TakenError,
@@ -29,10 +30,6 @@ from imagenet_prep.storage.remote import (
 
 # How long a signature is used: S3 takes one for 15 minutes around its date, by S3's own clock.
 _SIGNED_FOR_S = 300
-
-# A pass over an archive asks for as many at a time. Of one piece, nothing is put together: a third
-# of the pass's CPU time, without the md5.
-_CHUNK_BYTES = 4 << 20
 
 # S3's own words for what arrived otherwise than it was sent, or too slowly.
 _PASSING_CODES = {
@@ -129,7 +126,9 @@ class S3:
                     changed(self.where(name))
                 if found != expected:
                     raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
-                yield from exactly(size, body.read, _CHUNK_BYTES)
+                # Of an answer in one piece, nothing is put together: a third of a pass's CPU time,
+                # without the md5.
+                yield from exactly(size, body.read, REQUEST_BYTES)
 
     def files(self, folder: str) -> dict[str, Stat]:
         """As for `Remote`."""

@@ -249,6 +249,20 @@ def test_a_server_that_does_not_answer_is_unavailable(ranges: Ranges) -> None:
         Ranges(0.01, "no such file").get(f"http://127.0.0.1:{port}/x", asked(0, 3))
 
 
+def test_a_body_that_stops_coming_is_unavailable() -> None:
+    ranges = Ranges(0.05, "no such file")
+    with (
+        # It waits for another request, which does not come.
+        scripted(said(DATA)[:-9000], b"") as server,
+        pytest.raises(UnavailableError, match="no byte came in time"),
+    ):
+        answer = ranges.get(server.url, asked(0, len(DATA)))
+        assert answer is not None
+        with answer:
+            answer.read(len(DATA))
+    assert [*ranges._idle.values()] == [[]]
+
+
 def test_a_server_is_trusted_by_the_authorities_and_its_name(tmp_path: Path) -> None:
     """Where it is not, the caller asks in its own way, and explains."""
     if not (openssl := shutil.which("openssl")):

@@ -1,24 +1,30 @@
 """The same images prepared by this machine's workers, and by two TaskManagers of Flink on it.
 
 python -m benchmarks.flink
+python -m benchmarks.flink --s3
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks import measure
+from benchmarks import graph, measure, write
+from imagenet_prep.storage import kept_lists
 from tests.kit import flink
 
 HERE, CLUSTER = "this machine, 2 threads", "Flink, 2 TaskManagers"
-# At least so much of the local engine's rate.
+# At least so much of the local engine's rate, and of the rate with archives here.
 BAR = 0.8
+# Between two TaskManagers, all into a bucket; the archives lie here, or in the bucket too.
+TO_S3, S3, S3_AGAIN = "archives here, into S3", "from S3 into S3", "from S3 into S3, second set"
 
 
 @dataclass
@@ -63,7 +69,7 @@ def measure_one(source: Path, out: Path, shards: int, short_side: int, *more: st
 
 
 def compare(
-    cluster: flink.Cluster, source: Path, out: Path, shards: int, short_side: int, rounds: int
+    cluster: flink.Cluster, out: Path, source: Path, shards: int, short_side: int, rounds: int
 ) -> dict[str, list[Result]]:
     """Returns the runs of both, in turn."""
     fixed = source, out, shards, short_side
@@ -74,6 +80,78 @@ def compare(
     return measure.interleave(
         rows, rounds, lambda name, r: measure.say(f"{name}: {r.rate:,.0f} images/s")
     )
+
+
+@dataclass
+class ByS3:
+    """One run of a cluster into a bucket.
+
+    Attributes:
+      images: written.
+      clock_s: of the whole run, by its own clock.
+      cpu_s: of the workers, which read, decode and write; not of Flink, the server or the relay.
+    """
+
+    images: int
+    clock_s: float
+    cpu_s: float
+
+
+def measure_s3(
+    cluster: flink.Cluster, s3: write.OnS3, source: Path | str, shards: int, short_side: int
+) -> ByS3:
+    """Prepares once into the bucket and removes the result; lists of archives stay."""
+    out = s3.address.rpartition("/")[0] + "/sets/out"
+    flags: list[str | int] = ["--short-side", short_side, "--train-shards", shards]
+    argv = measure.prepare_argv(source, out, *flags, "--allow-subset", "--", *cluster.options())
+    before = _of_workers(cluster)
+    run = measure.run(argv, sample=False, environment=s3.environment)
+    cpu_s = sum(now - before.get(pid, 0.0) for pid, now in _of_workers(cluster).items())
+    summary = json.loads(run.stdout)
+    s3.remove("sets/out/")
+    return ByS3(summary["written_examples"], summary["seconds"], cpu_s)
+
+
+def _of_workers(cluster: flink.Cluster) -> dict[int, float]:
+    """Returns the CPU seconds of each worker. They live for ten seconds after their job."""
+    return {pid: graph.used_by(pid)[1] for pid in cluster.workers()}
+
+
+def compare_s3(
+    cluster: flink.Cluster, s3: write.OnS3, source: Path, shards: int, short_side: int, rounds: int
+) -> dict[str, list[ByS3]]:
+    """Returns the runs with archives here, and with archives in the bucket, in turn."""
+
+    def first() -> ByS3:
+        s3.remove(f"sets/{kept_lists.FOLDER}/")
+        return again()
+
+    again = partial(measure_s3, cluster, s3, s3.address, shards, short_side)
+    here = partial(measure_s3, cluster, s3, source, shards, short_side)
+    # In this order in each round: the second set needs the lists of the first.
+    rows: dict[str, Callable[[], ByS3]] = {TO_S3: here, S3: first, S3_AGAIN: again}
+    results: dict[str, list[ByS3]] = {name: [] for name in rows}
+    for _ in range(rounds):
+        for name, row in rows.items():
+            results[name].append(found := row())
+            each = 1000 * found.cpu_s / found.images
+            measure.say(f"{name}: {found.images / found.clock_s:,.0f} images/s, {each:.2f} ms each")
+    return results
+
+
+def render_s3(results: dict[str, list[ByS3]]) -> str:
+    """Returns the table, and the verdict."""
+    rows, of_here = [], {}
+    for name, runs in results.items():
+        pairs = [*zip(results[TO_S3], runs, strict=True)]
+        of_here[name] = measure.median([here.clock_s / run.clock_s for here, run in pairs])
+        by_cpu = measure.median([here.cpu_s / run.cpu_s for here, run in pairs])
+        rate = measure.median([run.images / run.clock_s for run in runs])
+        each = measure.median([1000 * run.cpu_s / run.images for run in runs])
+        rows.append((name, f"{rate:,.0f}", f"{of_here[name]:.2f}", f"{each:.2f}", f"{by_cpu:.2f}"))
+    header = ("", "images/s", "of archives here", "workers' CPU ms/image", "by CPU")
+    verdict = "met" if of_here[S3] >= BAR else "MISSED"
+    return f"{measure.table(header, rows)}\n\nRatio {of_here[S3]:.2f} >= {BAR}: {verdict}"
 
 
 def render(results: dict[str, list[Result]]) -> str:
@@ -103,22 +181,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--short-side", type=int, default=256)
     parser.add_argument("--shards", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--s3", action="store_true", help="archives in S3 against archives here")
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     args = parser.parse_args(argv)
     if lack := flink.lacking():
         parser.error(lack)
     source = measure.corpus(args.scratch, args.images, tuple(args.size))
-    out = args.scratch / "flink-out"
-    with tempfile.TemporaryDirectory() as logs, flink.cluster(Path(logs)) as cluster:
-        results = compare(cluster, source, out, args.shards, args.short_side, args.rounds)
+    fixed = source, args.shards, args.short_side, args.rounds
+    results: dict[str, list[Result]] | dict[str, list[ByS3]]
+    with contextlib.ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if args.s3:
+            s3 = stack.enter_context(write.on_s3(source, args.scratch))
+            cluster = stack.enter_context(flink.cluster(logs, s3.environment))
+            results = of_s3 = compare_s3(cluster, s3, *fixed)
+            text = render_s3(of_s3)
+        else:
+            cluster = stack.enter_context(flink.cluster(logs))
+            results = of_folders = compare(cluster, args.scratch / "flink-out", *fixed)
+            text = render(of_folders)
     width, height = args.size
     title = (
         f"flink: {args.images:,} images of about {width}x{height} to a shorter side of "
-        f"{args.short_side}, {args.shards} shards, --check header, median of {args.rounds}"
+        f"{args.short_side}, {args.shards} shards, median of {args.rounds}"
     )
     raw = {name: [asdict(run) for run in runs] for name, runs in results.items()}
-    measure.finish(title, render(results), raw, args.json)
+    measure.finish(title, text, raw, args.json)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,15 @@ class OnS3(NamedTuple):
     address: str
     environment: dict[str, str]
 
+    def remove(self, prefix: str) -> None:
+        """Removes all objects whose keys begin so."""
+        from tests.kit.s3_server import BUCKET
+
+        client = self.server.client()
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
+            for entry in page.get("Contents", ()):
+                client.delete_object(Bucket=BUCKET, Key=entry["Key"])
+
 
 class Bench:
     """The rows over one corpus, which `corpus` returns once a row is measured."""
@@ -551,7 +560,7 @@ TOOLS: dict[str, Tool] = {
 
 
 @contextlib.contextmanager
-def _on_s3(source: Path, scratch: Path) -> Iterator[OnS3]:
+def on_s3(source: Path, scratch: Path) -> Iterator[OnS3]:
     """Yields a server with the archives of a source."""
     from tests.kit.s3_server import BUCKET, serve_s3
 
@@ -616,7 +625,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     resizing, passing = benches(args, args.peers_venv)
     with contextlib.ExitStack() as stack:
-        s3 = stack.enter_context(_on_s3(resizing.source, args.scratch)) if args.s3 else None
+        s3 = stack.enter_context(on_s3(resizing.source, args.scratch)) if args.s3 else None
         rows = {**resizing.resized(s3), **passing.passed()}
         rows = {name: row for name, row in rows.items() if re.search(args.only, name)}
         results = measure.interleave(rows, args.rounds, watch)

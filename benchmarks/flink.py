@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks import graph, measure, write
 from imagenet_prep.storage import kept_lists
+from imagenet_prep.storage.store import Store, open_store
 from tests.kit import flink
 
 HERE, CLUSTER = "this machine, 2 threads", "Flink, 2 TaskManagers"
@@ -101,15 +104,20 @@ def measure_s3(
     cluster: flink.Cluster, s3: write.OnS3, source: Path | str, shards: int, short_side: int
 ) -> ByS3:
     """Prepares once into the bucket and removes the result; lists of archives stay."""
-    out = s3.address.rpartition("/")[0] + "/sets/out"
+    sets = _sets(s3)
     flags: list[str | int] = ["--short-side", short_side, "--train-shards", shards]
-    argv = measure.prepare_argv(source, out, *flags, "--allow-subset", "--", *cluster.options())
+    flags += ["--allow-subset", "--", *cluster.options()]
     before = _of_workers(cluster)
-    run = measure.run(argv, sample=False, environment=s3.environment)
+    run = measure.run(measure.prepare_argv(source, sets.where("out"), *flags), sample=False)
     cpu_s = sum(now - before.get(pid, 0.0) for pid, now in _of_workers(cluster).items())
     summary = json.loads(run.stdout)
-    s3.remove("sets/out/")
+    sets.remove_tree("out")
     return ByS3(summary["written_examples"], summary["seconds"], cpu_s)
+
+
+def _sets(s3: write.OnS3) -> Store:
+    """Returns where the sets go, beside the archives."""
+    return open_store(s3.address.rpartition("/")[0] + "/sets")
 
 
 def _of_workers(cluster: flink.Cluster) -> dict[int, float]:
@@ -123,20 +131,17 @@ def compare_s3(
     """Returns the runs with archives here, and with archives in the bucket, in turn."""
 
     def first() -> ByS3:
-        s3.remove(f"sets/{kept_lists.FOLDER}/")
+        _sets(s3).remove_tree(kept_lists.FOLDER)
         return again()
+
+    def watch(name: str, run: ByS3) -> None:
+        each = 1000 * run.cpu_s / run.images
+        measure.say(f"{name}: {run.images / run.clock_s:,.0f} images/s, {each:.2f} ms of CPU each")
 
     again = partial(measure_s3, cluster, s3, s3.address, shards, short_side)
     here = partial(measure_s3, cluster, s3, source, shards, short_side)
-    # In this order in each round: the second set needs the lists of the first.
-    rows: dict[str, Callable[[], ByS3]] = {TO_S3: here, S3: first, S3_AGAIN: again}
-    results: dict[str, list[ByS3]] = {name: [] for name in rows}
-    for _ in range(rounds):
-        for name, row in rows.items():
-            results[name].append(found := row())
-            each = 1000 * found.cpu_s / found.images
-            measure.say(f"{name}: {found.images / found.clock_s:,.0f} images/s, {each:.2f} ms each")
-    return results
+    # In every round, a first set has been made before, whose lists are there.
+    return measure.interleave({TO_S3: here, S3: first, S3_AGAIN: again}, rounds, watch)
 
 
 def render_s3(results: dict[str, list[ByS3]]) -> str:
@@ -189,22 +194,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(lack)
     source = measure.corpus(args.scratch, args.images, tuple(args.size))
     fixed = source, args.shards, args.short_side, args.rounds
-    results: dict[str, list[Result]] | dict[str, list[ByS3]]
+    results: dict[str, list[Any]]
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if args.s3:
             s3 = stack.enter_context(write.on_s3(source, args.scratch))
+            os.environ.update(s3.environment)
             cluster = stack.enter_context(flink.cluster(logs, s3.environment))
-            results = of_s3 = compare_s3(cluster, s3, *fixed)
-            text = render_s3(of_s3)
+            results, check = compare_s3(cluster, s3, *fixed), ""
+            text = render_s3(results)
         else:
             cluster = stack.enter_context(flink.cluster(logs))
-            results = of_folders = compare(cluster, args.scratch / "flink-out", *fixed)
-            text = render(of_folders)
+            results = compare(cluster, args.scratch / "flink-out", *fixed)
+            text, check = render(results), "--check header, "
     width, height = args.size
     title = (
         f"flink: {args.images:,} images of about {width}x{height} to a shorter side of "
-        f"{args.short_side}, {args.shards} shards, median of {args.rounds}"
+        f"{args.short_side}, {args.shards} shards, {check}median of {args.rounds}"
     )
     raw = {name: [asdict(run) for run in runs] for name, runs in results.items()}
     measure.finish(title, text, raw, args.json)

@@ -126,15 +126,6 @@ class OnS3(NamedTuple):
     address: str
     environment: dict[str, str]
 
-    def remove(self, prefix: str) -> None:
-        """Removes all objects whose keys begin so."""
-        from tests.kit.s3_server import BUCKET
-
-        client = self.server.client()
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
-            for entry in page.get("Contents", ()):
-                client.delete_object(Bucket=BUCKET, Key=entry["Key"])
-
 
 class Bench:
     """The rows over one corpus, which `corpus` returns once a row is measured."""

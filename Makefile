@@ -12,10 +12,10 @@ LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
 
 # A change of any of these installs again; only then.
-KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] | sha256sum | cut -c1-16)
+KEY := $(shell cat .ci/test.lock .ci/demo.lock pyproject.toml setup.py imagenet_prep/codec/*.[ch] imagenet_prep/read/*.c | sha256sum | cut -c1-16)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
-RECIPE := imagenet_prep/install_horovod.py imagenet_prep/horovod*.lock
+RECIPE := imagenet_prep/install_horovod.py imagenet_prep/launching/horovod_source.py imagenet_prep/horovod*.lock
 HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
@@ -23,7 +23,7 @@ LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/loaders.lock | cut
 LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/loaders.lock $(RECIPE) | sha256sum | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/flink
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/test.lock | cut -c1-16)
-FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.xml | sha256sum | cut -c1-16)
+FLINK := $(JARS)/.made-$(shell cat .ci/flink .ci/flink.lock .ci/flink.sha256 .ci/flink.xml | sha256sum | cut -c1-16)
 
 # What a host with a GPU needs: packages with CUDA, beside the .venv of the tests.
 GPU := $(VENV)/gpu
@@ -89,7 +89,8 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(LOCK) $(PROJECT) --extra demo --extra report --extra s3 --constraints .ci/test.lock --output-file docker/prep.lock > /dev/null
 	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/test.lock --output-file docker/train.lock > /dev/null
 	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
-	@for group in horovod horovod-tools; do $(LOCK) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
+	@$(LOCK) --no-deps --constraints .ci/test.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null
+	@for group in horovod horovod-tools horovod-openmpi; do $(LOCK) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
 
 # Builds every target of docker/Dockerfile in chroots, from Debian's and Python's packages alone, and tries it.
 images-rehearsal: $(TEST) ## the images without Docker, built and tried; root on Debian, 20 GB, half an hour

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import imagenet_prep
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, errors
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
@@ -42,7 +43,7 @@ _MODULES = {
 }
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Runs the verb named first on the command line; never returns."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in VERBS:
@@ -51,15 +52,21 @@ def main() -> None:
             # NumPy would start a thread a core, in each worker process; each spins for 20 ms.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         cli.main(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
-    elif not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
-        sys.exit(0 if arguments else 2)
-    elif arguments[0] == "--version":
-        print(f"imagenet-prep {imagenet_prep.__version__}")
     else:
-        print(f"{_usage()}\n", file=sys.stderr)
-        cli.say(f"unknown verb {arguments[0]!r}, see the list")
-        sys.exit(2)
+        cli.finish(lambda: _without_verb(arguments))
+
+
+def _without_verb(arguments: list[str]) -> int:
+    """Answers a command line that names no verb; returns the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return errors.EXIT_DONE if arguments else errors.UsageError.exit_code
+    if arguments[0] == "--version":
+        print(f"imagenet-prep {imagenet_prep.__version__}")
+        return errors.EXIT_DONE
+    print(f"{_usage()}\n", file=sys.stderr)
+    cli.say(f"unknown verb {arguments[0]!r}, see the list")
+    return errors.UsageError.exit_code
 
 
 def _usage() -> str:

@@ -112,6 +112,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
+            store.local.settle()
             return {"folder": store.where(), "already": verify.load(store).digest}, None
         adoption.finish_renames(store.local)
     found = shard_files.find(source)

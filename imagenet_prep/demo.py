@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from imagenet_prep.core import children, cli
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
+from imagenet_prep.storage.folder import LocalStore
 
 EXAMPLES = """\
   imagenet-prep demo
@@ -96,7 +98,8 @@ def _train(dataset: Path, log_dir: Path) -> None:
     _say(f"5. imagenet-prep {shlex.join(command)}")
     log_dir.mkdir(parents=True, exist_ok=True)
     # TensorFlow's own lines are many and of no interest, unless it fails.
-    with open(log_dir / "stderr.txt", "w+", encoding="utf-8", errors="replace") as said:
+    log = LocalStore(log_dir).open("stderr.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    with open(log, "w+", encoding="utf-8", errors="replace") as said:
         argv = children.bound(children.python("-m", "imagenet_prep", *command), signal.SIGTERM)
         code = subprocess.run(argv, check=False, stderr=said, stdin=subprocess.DEVNULL).returncode
         said.seek(0)

@@ -12,7 +12,7 @@ from typing import Any
 from imagenet_prep.core import cli
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.sources import published
-from imagenet_prep.storage import http
+from imagenet_prep.storage.credentials import COOKIES_VARIABLE, TOKEN_VARIABLE
 
 EXAMPLES = """\
   imagenet-prep download --into /data/ilsvrc2012 --dry-run
@@ -108,7 +108,7 @@ def run(argv: Sequence[str]) -> int:
     if any(arg.partition("=")[0].replace("-", "_") in _DEAD_FLAGS for arg in argv):
         raise UsageError(
             f"{DEAD_FLAGS}. Leave them out: log in at image-net.org, accept the terms, and save "
-            f"the browser's cookies as cookies.txt that {http.COOKIES_VARIABLE} names, or put "
+            f"the browser's cookies as cookies.txt that {COOKIES_VARIABLE} names, or put "
             "login and password into ~/.netrc. A mirror is given by --base-url."
         )
     config = cli.parse(
@@ -117,8 +117,8 @@ def run(argv: Sequence[str]) -> int:
         verb="download",
         description="Get the archives of ILSVRC2012, by many connections, resumable, proven by "
         "md5.\nKilled or interrupted, run it again: nothing finished is fetched twice.\n"
-        f"Credentials: ~/.netrc, a cookies.txt named by {http.COOKIES_VARIABLE}, a bearer token "
-        f"in\n{http.TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and "
+        f"Credentials: ~/.netrc, a cookies.txt named by {COOKIES_VARIABLE}, a bearer token "
+        f"in\n{TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and "
         "~/.aws.",
         examples=EXAMPLES,
     )

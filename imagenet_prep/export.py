@@ -50,6 +50,7 @@ def export(config: Config) -> dict[str, Any]:
     from imagenet_prep.dataset import recordio
     from imagenet_prep.read.records import Records
     from imagenet_prep.storage.large_file import LargeFile
+    from imagenet_prep.storage.new_file import new_file
     from imagenet_prep.storage.os_errors import storage_errors
 
     records = Records(Path(config.dataset).expanduser(), config.split)
@@ -64,15 +65,15 @@ def export(config: Config) -> dict[str, Any]:
         storage_errors("write", prefix.with_name(f"{prefix.name}.rec")),
         _replacing(prefix, (".lst", ".idx", ".rec")) as partial,
         LargeFile(partial[".rec"]) as data,
-        open(partial[".idx"], "x") as index,
-        open(partial[".lst"], "x", encoding="utf-8") as names,
+        new_file(partial[".idx"]) as index,
+        new_file(partial[".lst"]) as names,
     ):
         for number in range(total):
             image = records.read(number)
             class_index = image.stored_label - records.manifest.label_offset
             path = f"{records.wnids[class_index]}/{image.filename}"
-            index.write(recordio.index_line(number, data.num_bytes))
-            names.write(recordio.list_line(number, class_index, path))
+            index.write(recordio.index_line(number, data.num_bytes).encode())
+            names.write(recordio.list_line(number, class_index, path).encode())
             data.append(recordio.frame(number, class_index, image.encoded))
             if (number + 1) % _EVERY == 0 or number + 1 == total:
                 progress.add({"examples": number % _EVERY + 1})
@@ -90,21 +91,19 @@ def export(config: Config) -> dict[str, Any]:
 def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]]:
     """Yields paths to write to, by ending; they become PREFIX and ending, in order, at the end."""
     from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.os_errors import removed_on_failure
 
     prefix.parent.mkdir(parents=True, exist_ok=True)
     folder = LocalStore(prefix.parent)
     partial = {ending: folder.path(f".{prefix.name}{ending}.partial") for ending in endings}
-    try:
-        for path in partial.values():
-            path.unlink(missing_ok=True)  # of a run that was killed
+    for path in partial.values():
+        path.unlink(missing_ok=True)  # of a run that was killed
+    with removed_on_failure(*partial.values()):
         yield partial
         # Whoever sees the large file, which is the last, sees the lists that belong to it.
         folder.remove(f"{prefix.name}{endings[-1]}")
         for ending, path in partial.items():
             folder.publish(path, f"{prefix.name}{ending}")
-    finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
 
 
 def run(argv: Sequence[str]) -> int:

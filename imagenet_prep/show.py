@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.storage.os_errors import storage_errors
 
@@ -76,7 +76,7 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
         base, _, name = shard.rpartition("/")
         return BucketStore(base).opened(name)
     try:
-        return open(Path(shard).expanduser(), "rb")
+        return open(regular_file.open_to_read(Path(shard).expanduser()), "rb")
     except OSError as error:
         raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -169,18 +169,21 @@ def _expectation(
     store: Store, manifest: Manifest, level: str, labels_are_sound: bool
 ) -> Expectation:
     from imagenet_prep.codec.transform import prove_stored
+    from imagenet_prep.dataset import class_list
     from imagenet_prep.shards.check import Expectation
 
     wnids: list[str] = []
     if level == "decode" and labels_are_sound:
-        text = store.read(naming.LABELS).decode()
-        wnids = [line.partition(" ")[0] for line in text.splitlines()]
+        labels = store.read(naming.LABELS)
+        wnids = [wnid for wnid, _ in class_list.parse(labels, store.where(naming.LABELS))]
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
     return Expectation(
         store=store,
         level=level,
         wnids=wnids,
         label_offset=manifest.label_offset,
-        name_of_sha256={s.sha256: s.name for p in manifest.splits.values() for s in p.shards},
+        name_of_sha256={shard.sha256: shard.name for shard in shards},
+        most_bytes=max(shard.num_bytes for shard in shards),
         prove_image=functools.partial(
             prove_stored,
             any_size=schema.HEIGHT in manifest.lacks or schema.WIDTH in manifest.lacks,
@@ -192,12 +195,20 @@ def _expectation(
 
 def _check_small_files(store: Store, manifest: Manifest) -> dict[str, str]:
     """Returns what is wrong, by the file's name."""
+    from imagenet_prep.storage.fetch import hashed
+
     problems = {}
     for file in manifest.files:
-        if store.size(file.name) is None:
+        if (size := store.size(file.name)) is None:
             problems[file.name] = f"{file.name}: missing"
-        elif hashlib.sha256(store.read(file.name)).hexdigest() != file.sha256:
-            problems[file.name] = f"{file.name}: its sha256 differs from the manifest's"
+        elif size != file.num_bytes:
+            problems[file.name] = f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}"
+        else:
+            digest = hashlib.sha256()
+            with store.opened(file.name) as opened:
+                deque(hashed(opened, [digest]), maxlen=0)
+            if digest.hexdigest() != file.sha256:
+                problems[file.name] = f"{file.name}: its sha256 differs from the manifest's"
     return problems
 
 

@@ -18,8 +18,10 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,8 @@ POOL = os.environ.get("IMAGENET_PREP_POOL", "default_pool")
 _FINAL = {2, 3}
 # How long a command may take to save what it has, e.g. a checkpoint of every rank.
 _GRACE_S = 120
+# The program itself reads no larger one.
+_MOST_MANIFEST_BYTES = 128 << 20
 _NO_PROGRAM = "Install imagenet-prep on this worker and let IMAGENET_PREP_COMMAND name it."
 # user:password@ in an address, as our commands refuse it: Airflow keeps and shows parameters.
 _LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
@@ -47,6 +51,9 @@ _NUMBER = {"type": "integer", "minimum": 0}
 # Options of Apache Beam name programs to start and hosts to send code to, so that whoever may
 # trigger a run could do anything on the worker. "1" allows them.
 _ALLOW_BEAM = "IMAGENET_PREP_AIRFLOW_ALLOW_BEAM"
+# Whoever may trigger a run may name files, which a command reads with the worker's rights. Those
+# that are read line by line lie in this folder; without it none may be named.
+_FILES = "IMAGENET_PREP_AIRFLOW_FILES"
 
 log = logging.getLogger("imagenet_prep")
 
@@ -113,12 +120,15 @@ PARAMS = {
     ),
     "replicate_to": _replicas(
         None,
-        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH. Empty: no replica.",
+        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, whose file lies in the worker's "
+        f"{_FILES}. Empty: no replica.",
         **_ADDRESS,
     ),
     "train_ranks": _training(0, "Processes that train, one a GPU; 0: no training.", **_NUMBER),
     "train_hosts": _training(
-        None, "Hosts file of the training. Empty: the worker itself.", **_ADDRESS
+        None,
+        f"Hosts file of the training, in the worker's {_FILES}. Empty: the worker itself.",
+        **_ADDRESS,
     ),
     "log_dir": _training(
         "/data/imagenet_resnet",
@@ -155,6 +165,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
             f"the worker. Leave them out; or let an administrator set {_ALLOW_BEAM}=1 in the "
             "environment of the workers."
         )
+    _demand_allowed("prepare_flags", *_values("--exclude", more))
     run("prepare", *flags, *more)
     return _lineage(params)
 
@@ -173,6 +184,9 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
     """Moves what the replicas lack."""
     if not params["replicate_to"]:
         raise AirflowSkipException("replicate_to is empty: no replica was asked for")
+    kind, _, rest = params["replicate_to"].partition(":")
+    if kind == "hosts":
+        _demand_allowed("replicate_to", rest.partition(":")[0])
     run("replicate", params["out"], *_flags(to=params["replicate_to"]))
     return {**_lineage(params), "to": params["replicate_to"]}
 
@@ -195,8 +209,11 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     ranks, hosts = params["train_ranks"], params["train_hosts"] or None
     if not ranks:
         raise AirflowSkipException("train_ranks is 0: no training was asked for")
-    command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"])]
-    command += params["train_flags"] or []
+    more = params["train_flags"] or []
+    _demand_allowed("train_flags", *_values("--keys", more))
+    if hosts is not None:
+        _demand_allowed("train_hosts", hosts)
+    command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"]), *more]
     if ranks > 1 or hosts is not None:
         command = ["launch", *_flags(num_processes=ranks, hosts=hosts), "--", *command]
     run(*command)
@@ -306,10 +323,40 @@ def _flags(**values: Any) -> list[str]:
     return flags
 
 
+def _values(flag: str, words: Sequence[str]) -> list[str]:
+    """Returns what words give to a flag, as --keys=FILE or as --keys and then FILE."""
+    found = []
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            found.append(value if equals else "".join(words[place + 1 : place + 2]))
+    return found
+
+
+def _demand_allowed(parameter: str, *files: str) -> None:
+    """Raises AirflowFailException where a file lies elsewhere than the administrator has said."""
+    folder = os.environ.get(_FILES)
+    for file in files:
+        # Links and .. are resolved first; a command would take ~ for the worker's home.
+        there = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
+        if not folder or there is None or not there.is_relative_to(os.path.realpath(folder)):
+            raise AirflowFailException(
+                f"{parameter}: {file}: hosts files and lists of keys are read from one folder "
+                f"alone, which an administrator names by {_FILES} in the environment of the "
+                f"workers. It is {folder or 'not set'}. Put the file there, and give its path."
+            )
+
+
 def _lineage(params: dict[str, Any]) -> dict[str, Any]:
     """Returns what names the data set for good: its manifest's digest."""
-    manifest = Path(params["out"]) / "dataset.json"
-    return {"dataset": params["out"], "digest": json.loads(manifest.read_bytes())["digest"]}
+    path = Path(params["out"]) / "dataset.json"
+    # As `core/regular_file` of the program does, which is not in this environment.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_MANIFEST_BYTES:
+            raise AirflowFailException(f"{path} is no manifest of imagenet-prep. Run verify on it.")
+        content = json.loads(file.read(_MOST_MANIFEST_BYTES))
+    return {"dataset": params["out"], "digest": content["digest"]}
 
 
 def _is_older(page: Path, *sources: Path) -> bool:

@@ -9,7 +9,8 @@ Beam is imported here, so this module is imported only where a job is built or r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import io
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,20 +26,12 @@ from imagenet_prep.engine.transform import Receipts, reported
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.preparation import box_lists
 from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.dealing import Facts, Rank
-from imagenet_prep.preparation.inventory import Inventory
+from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
 from imagenet_prep.preparation.job import Job, begin, commit, write_stage, write_tasks
 from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, lines_by_class
 from imagenet_prep.preparation.selection import index_stage
-from imagenet_prep.preparation.shared_plan import (
-    Census,
-    OfBlock,
-    OfClass,
-    OfShard,
-    OfShare,
-    SharedPlan,
-    lines_by_class,
-)
+from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of, smallest
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import member_list
 from imagenet_prep.sources.boxes import BoxTask
@@ -47,11 +40,8 @@ from imagenet_prep.storage.store import Store, open_store
 
 # The second output of dealing.
 _FACTS = "facts"
-# Of a step with state, Beam's runner for Flink sends its worker one key at a time. Of any other, in
-# a batch job, it sends all that a slot has, a hundred messages before it looks whether they are
-# taken; and it takes what the worker returns only when all is done. Until then the memory of the
-# TaskManager holds it.
-_ALONE = beam.DoFn.StateParam(BagStateSpec("alone", BytesCoder()))
+# Beam sends keys on as such tuples. Its coder of any type would pickle the type with each key.
+_Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,8 @@ class Preparation:
     @cached_property
     def plan(self) -> SharedPlan:
         """The steps of making the plan."""
-        return SharedPlan(self.job.selection, self.store, self.boxes[1] if self.boxes else None)
+        boxes = self.boxes
+        return SharedPlan.of(self.job.selection, self.store, boxes[1] if boxes else None)
 
     @property
     def output(self) -> Output:
@@ -110,6 +101,25 @@ class _Step(beam.PTransform):
     def __init__(self, preparation: Preparation) -> None:
         super().__init__()
         self._ours = preparation
+
+
+class _OneKeyAtATime(beam.DoFn):
+    """Calls a function of an element, `Preparation` and a side input; yields what that yields.
+
+    A step that declares state, even if it keeps none, is sent one key at a time by Beam's runner
+    for Flink. Any other step of a batch job is sent all that a slot has, a hundred messages before
+    the runner looks whether they are taken; and what the worker returns is taken when all is done.
+    Until then the memory of the TaskManager holds it.
+    """
+
+    _STATE = beam.DoFn.StateParam(BagStateSpec("unused", BytesCoder()))
+
+    def __init__(self, step: Callable[..., Iterable[Any]], preparation: Preparation) -> None:
+        self._call = step
+        self._ours = preparation
+
+    def process(self, element: Any, beside: Any = None, _state: Any = _STATE) -> Iterable[Any]:
+        return self._call(element, self._ours, beside)
 
 
 class Archives(_Step):
@@ -145,13 +155,12 @@ class Index(_Step):
         gathered = (
             mixed
             | "Pieces" >> beam.Map(_piece).with_output_types(tuple[str, Any])
-            | "Lines" >> beam.ParDo(_Lines(ours.index)).with_output_types(tuple[OfClass, bytes])
+            | "Lines"
+            >> beam.ParDo(_OneKeyAtATime(_lines, ours)).with_output_types(tuple[_Key, bytes])
             | "ByClass" >> beam.GroupByKey()
-            | "Gather" >> beam.Map(_gather, ours).with_output_types(tuple[OfClass, str])
+            | "Gather" >> beam.Map(_gather, ours).with_output_types(tuple[_Key, str])
         )
-        names = of_one | "Names" >> beam.Map(_list, ours.index).with_output_types(
-            tuple[OfClass, str]
-        )
+        names = of_one | "Names" >> beam.Map(_list, ours.index).with_output_types(tuple[_Key, str])
         # Without annotations there are no tasks, and any stage will do.
         stage = ours.boxes[0] if ours.boxes else ours.index
         return {
@@ -169,29 +178,27 @@ def _is_mixed(listed: Done, _: int) -> int:
     return int(listed.task.class_index is None)
 
 
-def _list(listed: Done, stage: Stage[IndexTask]) -> tuple[OfClass, str]:
+def _list(listed: Done, stage: Stage[IndexTask]) -> tuple[ClassKey, str]:
     task = listed.task
-    return (task.split, task.class_index), member_list(stage.folder, task)
+    return ClassKey(task.split, task.class_index), member_list(stage.folder, task)
 
 
 def _piece(listed: Done) -> tuple[str, IndexTask]:
     return listed.task.name, listed.task
 
 
-class _Lines(beam.DoFn):
-    def __init__(self, stage: Stage[IndexTask]) -> None:
-        self._stage = stage
-
-    def process(
-        self, piece: tuple[str, IndexTask], _: Any = _ALONE
-    ) -> Iterator[tuple[OfClass, bytes]]:
-        name, stage = member_list(self._stage.folder, piece[1]), self._stage
-        yield from lines_by_class(piece[1].split, stage.store.read(name))
+def _lines(
+    piece: tuple[str, IndexTask], ours: Preparation, _: None
+) -> Iterator[tuple[ClassKey, bytes]]:
+    _name, task = piece
+    lines = ours.store.read(member_list(ours.index.folder, task))
+    return lines_by_class(task.split, io.BytesIO(lines))
 
 
-def _gather(of_class: tuple[OfClass, Iterable[bytes]], ours: Preparation) -> tuple[OfClass, str]:
+def _gather(of_class: tuple[_Key, Iterable[bytes]], ours: Preparation) -> tuple[ClassKey, str]:
+    key = ClassKey(*of_class[0])
     with reported(ours.lease):
-        return of_class[0], ours.plan.gather(*of_class)
+        return key, ours.plan.gather(key, of_class[1])
 
 
 class Deal(_Step):
@@ -220,27 +227,26 @@ class Deal(_Step):
                 _census, ours, AsIter(index["images"]), AsIter(index["boxes"]), ranks
             ).with_output_types(Any)
         )
-        deal = beam.ParDo(_Deal(ours), census).with_output_types(tuple[OfBlock, bytes])
+        deal = beam.ParDo(_OneKeyAtATime(_deal, ours), census).with_output_types(tuple[_Key, bytes])
         dealt = (
             index["lists"]
-            | "Shares"
-            >> beam.Map(_share, census).with_output_types(tuple[OfShare, tuple[OfClass, str]])
+            | "Shares" >> beam.Map(_share, census).with_output_types(tuple[_Key, tuple[_Key, str]])
             | "ByShare" >> beam.GroupByKey()
             | "Deal" >> deal.with_outputs(_FACTS, main="entries")
         )
         filled = (
             dealt.entries
             | "ByShards" >> beam.GroupByKey()
-            | "Write" >> beam.ParDo(_Write(ours), census).with_output_types(OfShard)
+            | "Write" >> beam.ParDo(_OneKeyAtATime(_write, ours), census).with_output_types(_Key)
         )
         return once | "Complete" >> beam.Map(
             _complete, ours, census, AsIter(dealt[_FACTS]), AsIter(filled)
         ).with_output_types(Any)
 
 
-def _ranks(of_class: tuple[OfClass, Iterable[str]], ours: Preparation) -> list[Rank]:
+def _ranks(of_class: tuple[_Key, Iterable[str]], ours: Preparation) -> list[Rank]:
     with reported(ours.lease):
-        return ours.plan.ranks(*of_class)
+        return ours.plan.ranks(ClassKey(*of_class[0]), of_class[1])
 
 
 def _census(
@@ -249,11 +255,13 @@ def _census(
     """Returns the counts, when all images are listed and all boxes read, which `deal` looks up."""
     selection = ours.job.selection
     with reported(ours.lease):
+        tasks = selection.index_tasks()
         receipts = {each.task.name: each.receipt for each in listed}
-        _demand(selection.index_tasks(), receipts)
+        _demand(tasks, receipts)
         if selection.annotations:
             _demand(selection.annotations.tasks, {each.task.name for each in read})
-        return ours.plan.census(receipts, ranks)
+        counts = ours.plan.count(tasks, [receipts[task.name] for task in tasks])
+        return ours.plan.census(counts, smallest(ranks, selection.holdout))
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
@@ -266,44 +274,34 @@ def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:
         raise errors.JobLostError(f"{left} of {len(tasks)} tasks were left undone")
 
 
-def _share(listed: tuple[OfClass, str], census: Census) -> tuple[OfShare, tuple[OfClass, str]]:
-    return census.share_of(listed[0]), listed
+def _share(listed: tuple[_Key, str], census: Census) -> tuple[ShareKey, tuple[_Key, str]]:
+    return share_of(ClassKey(*listed[0]), census), listed
 
 
-class _Deal(beam.DoFn):
-    def __init__(self, ours: Preparation) -> None:
-        self._ours = ours
-
-    def process(
-        self,
-        share: tuple[OfShare, Iterable[tuple[OfClass, str]]],
-        census: Census,
-        _: Any = _ALONE,
-    ) -> Iterator[Any]:
-        with reported(self._ours.lease):
-            found, blocks = self._ours.plan.deal(share[1], census)
-        for facts in found:
-            yield beam.pvalue.TaggedOutput(_FACTS, facts)
-        yield from blocks.items()
+def _deal(
+    share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
+) -> Iterator[Any]:
+    lists = ((ClassKey(*key), name) for key, name in share[1])
+    with reported(ours.lease):
+        found, blocks = ours.plan.deal_share(lists, census)
+    for facts in found:
+        yield beam.pvalue.TaggedOutput(_FACTS, facts)
+    yield from blocks.items()
 
 
-class _Write(beam.DoFn):
-    def __init__(self, ours: Preparation) -> None:
-        self._ours = ours
-
-    def process(
-        self, block: tuple[OfBlock, Iterable[bytes]], census: Census, _: Any = _ALONE
-    ) -> list[OfShard]:
-        with reported(self._ours.lease):
-            return self._ours.plan.write(*block, census)
+def _write(
+    block: tuple[_Key, Iterable[bytes]], ours: Preparation, census: Census
+) -> list[ShardKey]:
+    with reported(ours.lease):
+        return ours.plan.write(BlockKey(*block[0]), block[1], census)
 
 
 def _complete(
-    _: None, ours: Preparation, census: Census, facts: Iterable[Facts], filled: Iterable[OfShard]
+    _: None, ours: Preparation, census: Census, facts: Iterable[Facts], filled: Iterable[_Key]
 ) -> Inventory:
     with reported(ours.lease):
         ours.lease.check()
-        return ours.plan.complete(census, [*facts], {*filled})
+        return ours.plan.complete(census, [*facts], {ShardKey(*shard) for shard in filled})
 
 
 class Shard(_Step):

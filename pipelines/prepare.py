@@ -72,7 +72,7 @@ def prepare(config: Config) -> dict[str, Any]:
                 write(job, inventory, forecast, output)
     remove_unpacked(store.local)
     remove_plans(store)
-    return output.summary()
+    return output.end()
 
 
 def run(argv: Sequence[str]) -> int:

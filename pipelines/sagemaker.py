@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import train
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, regular_file
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
@@ -296,18 +296,29 @@ def _source(data: str) -> dict[str, Any]:
 
 
 def _upload(script: Path, prefix: str) -> None:
-    """Copies a script, and the Python files beside it, to s3://bucket/prefix."""
+    """Copies a script, and the Python files beside it, to s3://bucket/prefix.
+
+    Raises:
+      UsageError: there are too many, or one of them is a link that leads out of their folder.
+    """
     files = sorted(script.parent.glob("*.py"))
     if len(files) > _MOST_FILES:
         raise UsageError(
             f"{script.parent} has {len(files)} Python files, which would all be sent with "
             f"{script.name}: put it, and what it imports, into a folder of its own"
         )
+    for path in files:
+        target = path.resolve()
+        if path != script and not target.is_relative_to(script.parent.resolve()):
+            raise UsageError(
+                f"{path} is a link to {target}, which would be sent with {script.name}: put a copy "
+                "there, or remove the link"
+            )
     from imagenet_prep.storage.store import open_store
 
     code = open_store(prefix)
     for path in files:
-        code.write(path.name, path.read_bytes())
+        code.write(path.name, regular_file.read(path))
 
 
 def submit(config: Config) -> int:

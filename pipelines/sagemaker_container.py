@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical, children, cli, signals
+from imagenet_prep.core import canonical, children, cli, regular_file, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
@@ -92,9 +92,9 @@ def read_job(root: Path) -> Job:
     """
     folder = root / "input" / "config"
     try:
-        resources = canonical.loads((folder / "resourceconfig.json").read_bytes())
+        resources = canonical.loads(regular_file.read(folder / "resourceconfig.json"))
         path = folder / "hyperparameters.json"
-        hyperparameters = canonical.loads(path.read_bytes()) if path.exists() else {}
+        hyperparameters = canonical.loads(regular_file.read(path)) if path.exists() else {}
         job = Job(
             resources["current_host"],
             tuple(resources["hosts"]),
@@ -163,8 +163,9 @@ def data_set(root: Path) -> Path | None:
     folders = [folder for folder in folders if (folder / naming.MANIFEST).exists()]
     if len(folders) < 2:
         return folders[0] if folders else None
+    first = regular_file.read(folders[0] / naming.MANIFEST)
     for folder in folders[1:]:
-        if (folder / naming.MANIFEST).read_bytes() != (folders[0] / naming.MANIFEST).read_bytes():
+        if regular_file.read(folder / naming.MANIFEST) != first:
             raise UsageError(
                 f"channels {folders[0].name} and {folder.name}: each has a {naming.MANIFEST}, and "
                 "they differ. Give all channels one data set, or parts of one."

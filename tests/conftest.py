@@ -92,11 +92,13 @@ def _leaks(name: str) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def clean_environment() -> Iterator[None]:
+def clean_environment(shared_cache: Path) -> Iterator[None]:
     """No test sees the developer's credentials, proxies or settings; nor do its children."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if _leaks(name)]:
             patch.delenv(name)
+        # All workers' runs note there where sources lie: one makes a set that others show.
+        patch.setenv("IMAGENET_PREP_CACHE", str(shared_cache / "of-the-user"))
         patch.setenv("AWS_CONFIG_FILE", os.devnull)
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")

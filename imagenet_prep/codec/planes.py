@@ -226,6 +226,11 @@ def _workspace(simd: str) -> _Workspace:
     return workspaces[simd]
 
 
+def forget() -> None:
+    """Frees what this thread keeps for its next image: after a huge one, hundreds of megabytes."""
+    _threads.__dict__.pop("workspaces", None)
+
+
 @functools.lru_cache(maxsize=1)
 def _libraries() -> Libraries:
     libraries = load()

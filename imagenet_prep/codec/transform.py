@@ -8,6 +8,7 @@ on the processor. All release the GIL.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
 from typing import TYPE_CHECKING
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
+from PIL.WebPImagePlugin import WebPImageFile
 
-from imagenet_prep.codec import planes
+from imagenet_prep.codec import memory, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.codec.probe import Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
@@ -84,8 +86,18 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     if header is None:
         return _from_other(data, policy)
     _check_pixels(header.height, header.width, policy)
-    jpeg.refuse_bombs(data, policy.max_pixels)
+    frame = jpeg.refuse_bombs(data, policy.max_pixels)
     height, width = policy.resized(header.height, header.width)
+    # The portable way halves the sides only as long as four times the target is left.
+    decoded = min(header.height * header.width, 64 * height * width)
+    with memory.room(memory.of_jpeg(frame, header.height * header.width, decoded)):
+        return _from_jpeg(data, header, height, width, policy)
+
+
+def _from_jpeg(
+    data: bytes, header: Probe, height: int, width: int, policy: Policy
+) -> PreparedImage:
+    """Returns a JPEG of this header at height x width pixels."""
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
     if repair is None and not shrinks:
@@ -162,14 +174,26 @@ def _surplus_or_raise(error: ValueError) -> str:
 
 def _from_other(data: bytes, policy: Policy) -> PreparedImage:
     """Decodes what is not a JPEG with Pillow; the result counts as repaired."""
+    with contextlib.ExitStack() as turn:
+        name, pixels = _decode_other(data, policy, turn)
+        before = pixels.shape[:2]
+        height, width = policy.resized(*before)
+        encoded = _encode(pixels, height, width, policy)
+    shrinks = (height, width) != before
+    return PreparedImage(encoded, height, width, shrinks, name, before)
+
+
+def _decode_other(data: bytes, policy: Policy, turn: contextlib.ExitStack) -> tuple[str, Pixels]:
+    """Returns the format's name and pixels [height, width, 3], once `turn` has room for them."""
     try:
         with warnings.catch_warnings():
             # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as opened:
                 _check_pixels(opened.height, opened.width, policy)
-                name = (opened.format or "other").lower()
-                image = _as_rgb(opened)
+                turn.enter_context(memory.room(memory.of_other(opened)))
+                picture = _first_frame(opened) if isinstance(opened, WebPImageFile) else opened
+                return (opened.format or "other").lower(), _as_rgb(picture)
     except UnidentifiedImageError as error:
         raise BadImageError("unknown_format", f"starts with {data[:8]!r}") from error
     except BadImageError:
@@ -178,22 +202,31 @@ def _from_other(data: bytes, policy: Policy) -> PreparedImage:
         # Pillow's plugins raise whatever their format breaks on: OSError, SyntaxError,
         # ValueError, struct.error, IndexError, DecompressionBombError...
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
-    height, width = policy.resized(image.height, image.width)
-    shrinks = (height, width) != (image.height, image.width)
-    encoded = _encode(np.asarray(image), height, width, policy)
-    return PreparedImage(encoded, height, width, shrinks, name, (image.height, image.width))
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def _first_frame(opened: WebPImageFile) -> Image.Image:
+    """Returns the first picture of a WebP file, in the memory that it was made in.
+
+    When Pillow loads it, two canvases and two copies are in memory at once: 16 bytes a pixel.
+    """
+    made = opened._decoder.get_next()
+    opened._decoder = None  # this frees the canvases
+    if made is None:
+        raise ValueError("libwebp cannot decode its first frame")
+    return Image.frombuffer(opened.rawmode, opened.size, made[0], "raw", opened.rawmode, 0, 1)
+
+
+def _as_rgb(image: Image.Image) -> Pixels:
     """Returns RGB pixels; 16-bit grey is scaled down, transparency lies over white.
 
     In bands: what lies between would take a gigabyte at 64 MP.
     """
-    whole = Image.new("RGB", image.size)
+    whole = np.empty((image.height, image.width, 3), np.uint8)
     rows = max(1, _BAND_PIXELS // max(image.width, 1))
     for top in range(0, image.height, rows):
-        band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        whole.paste(_band_as_rgb(band), (0, top))
+        bottom = min(top + rows, image.height)
+        band = image.crop((0, top, image.width, bottom))
+        whole[top:bottom] = np.asarray(_band_as_rgb(band))
     return whole
 
 
@@ -265,12 +298,14 @@ def prove_stored(
         be decoded.
     """
     header = probe(encoded)
-    jpeg.refuse_bombs(encoded)
+    frame = jpeg.refuse_bombs(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
+    pixels = header.height * header.width
     try:
-        _read_through(encoded)
+        with memory.room(memory.of_jpeg(frame, pixels, pixels // 64)):
+            _read_through(encoded)
     except ValueError as error:
         raise BadImageError("undecodable", str(error)) from error
     if not any_size and (header.height, header.width) != (height, width):

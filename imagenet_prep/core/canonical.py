@@ -9,6 +9,10 @@ import hashlib
 import json
 from typing import Any, NoReturn
 
+# A list of three bytes has 64 in memory, so the length of a text does not bound what its value has.
+# The manifest of 300,000 shards, which is all that names can number, has 1.9 million values.
+MOST_VALUES = 4_000_000
+
 # json.dumps would make an encoder for every call: a plan has 1.28 million.
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
@@ -25,15 +29,25 @@ def digest(value: Any) -> str:
     return hashlib.sha256(dumps(value)).hexdigest()
 
 
-def loads(data: bytes | bytearray | str) -> Any:
+def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) -> Any:
     """Returns the value of JSON text from outside.
+
+    Args:
+      data: the text.
+      most_values: that it may hold; of lists and objects an eighth of that. None: any number.
 
     Raises:
       ValueError: it is not UTF-8 or not JSON, holds NaN or Infinity, an integer of more than
-        4,300 digits, or is nested more deeply than Python can follow.
+        4,300 digits, or more values, or is nested more deeply than Python can follow.
     """
+    text = data if isinstance(data, str) else data.decode()
+    if most_values is not None and len(text) > most_values // 8:
+        # What stands in texts is counted, too: for a bound that does not matter.
+        containers = text.count("[") + text.count("{")
+        if containers > most_values // 8 or text.count(",") > most_values:
+            raise ValueError(f"more than {most_values:,} values, or an eighth as many lists")
     try:
-        return _DECODER.decode(data if isinstance(data, str) else data.decode())
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

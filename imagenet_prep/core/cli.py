@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from imagenet_prep.core import address, errors, signals
+from imagenet_prep.core import address, errors, imports, signals
 from imagenet_prep.core.address import Place as Place
 
 Config = TypeVar("Config")
@@ -243,9 +243,9 @@ def _add_flag(
             options["nargs"] = "?"
         parser.add_argument(field.name, **options)
         return []
-    spellings = (*spec.aliases, _spelled(field.name, spec))
-    parser.add_argument(*spellings, dest=field.name, required=required, **options)
-    return [each for each in spellings if each.startswith("--")]
+    names = (*spec.aliases, _spelled(field.name, spec))
+    parser.add_argument(*names, dest=field.name, required=required, **options)
+    return [each for each in names if each.startswith("--")]
 
 
 def _spelled(name: str, spec: Flag) -> str:
@@ -278,8 +278,7 @@ def absolute(place: str) -> str:
 def with_absolute(config: Config, *names: str) -> Config:
     """Returns a config whose flags of these names are told as processes elsewhere need them."""
     places = {name: absolute(getattr(config, name)) for name in names}
-    changed: Config = dataclasses.replace(config, **places)  # type: ignore[type-var]
-    return changed
+    return dataclasses.replace(config, **places)  # type: ignore[type-var]
 
 
 # What `finish` does last.
@@ -314,6 +313,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
     """
     signals.handle(_interrupt, signal.SIGALRM)
     sys.unraisablehook = _unraisable
+    imports.guard()
     _escape_output()
     # The exit code where the error itself cannot be printed: stderr is closed.
     code = errors.ImagenetPrepError.exit_code
@@ -343,8 +343,8 @@ def outcome(main: Callable[[], int]) -> int:
         say("interrupted. Finished work is kept; run the same command to resume.")
         return errors.EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough.
-        os._exit(errors.EXIT_DONE)
+        # The reader of our output (head, less) has seen enough; what was left to do is not done.
+        os._exit(errors.EXIT_UNREAD)
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
     except OSError as error:

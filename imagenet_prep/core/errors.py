@@ -11,7 +11,8 @@
     └── StoreError           1   reading or writing storage failed
     BadImageError                one image; the codec's caller decides what becomes of it
 
-130 is an interrupt (Ctrl-C). Anything else that escapes is a bug: traceback, exit 70.
+130 is an interrupt (Ctrl-C). 141 says that the reader of our output left before the end (head).
+Anything else that escapes is a bug: traceback, exit 70.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from collections.abc import Sequence
 EXIT_DONE = 0
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+# As a shell says it of other programs, which SIGPIPE ends.
+EXIT_UNREAD = 141
 
 
 class ImagenetPrepError(Exception):

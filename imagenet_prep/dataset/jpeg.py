@@ -7,7 +7,7 @@ decoder go through all coefficients again.
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from imagenet_prep.core.errors import BadImageError
 
@@ -31,61 +31,87 @@ _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
 
 
-def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+class Frame(NamedTuple):
+    """What a JPEG is, as its markers say.
+
+    Attributes:
+      height, width: pixels.
+      coefficient_bytes: that a decoder holds at once, since several scans make them; 0 where one
+        scan makes block after block.
+    """
+
+    height: int
+    width: int
+    coefficient_bytes: int
+
+
+def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     """Makes sure that a JPEG is one that can be decoded in seconds and megabytes.
 
     Only files with several scans are gone through; of others the header alone is looked at.
-    What is no JPEG, or a broken one, is left to its decoder.
 
     Args:
       data: an image file.
       max_pixels: that its header may claim.
 
+    Returns:
+      None for what is no JPEG, or says no size: that is left to its decoder.
+
     Raises:
       BadImageError: "too_many_pixels" or "too_many_scans".
     """
-    if data.startswith(_SOI):
-        try:
-            _walk(data, max_pixels)
-        except IndexError:
-            return  # it ends where a marker should be
-
-
-def _walk(data: bytes, max_pixels: int) -> None:
+    if not data.startswith(_SOI):
+        return None
     position, scans, components, progressive = 2, 0, 0, False
-    for _ in range(_MAX_SEGMENTS):
-        # Mostly it lies right here, and a search takes as long as all the rest.
-        marker = data[position + 1] if data[position] == 0xFF else 0
-        if marker in _SEGMENTS:
-            position += 2
+    header = height = width = 0
+    try:
+        for _ in range(_MAX_SEGMENTS):
+            # Mostly it lies right here, and a search takes as long as all the rest.
+            marker = data[position + 1] if data[position] == 0xFF else 0
+            if marker in _SEGMENTS:
+                position += 2
+            else:
+                found = _MARKER.search(data, position)
+                if found is None:
+                    break
+                position = found.end()
+                marker = data[position - 1]
+            if marker == _EOI:
+                break
+            if marker < 0xC0 or marker == _SOI_MARKER:
+                # Without content, or reserved: then libjpeg may go on right behind it, too.
+                continue
+            if marker in _FRAMES:
+                height = int.from_bytes(data[position + 3 : position + 5], "big")
+                width = int.from_bytes(data[position + 5 : position + 7], "big")
+                if height * width > max_pixels:
+                    raise BadImageError(
+                        "too_many_pixels", f"{width} x {height}, at most {max_pixels:,} pixels"
+                    )
+                components, header = data[position + 7], position
+                progressive = marker in _PROGRESSIVE
+            elif marker == _SOS:
+                scans += 1
+                if scans == 1 and not progressive and data[position + 2] >= components:
+                    return Frame(height, width, 0) if header else None  # one scan is all
+                if scans > MAX_SCANS:
+                    _refuse_scans()
+            position += data[position] << 8 | data[position + 1]
         else:
-            found = _MARKER.search(data, position)
-            if found is None:
-                return
-            position = found.end()
-            marker = data[position - 1]
-        if marker == _EOI:
-            return
-        if marker < 0xC0 or marker == _SOI_MARKER:
-            # Without content, or reserved: then libjpeg may go on right behind it, too.
-            continue
-        if marker in _FRAMES:
-            height = int.from_bytes(data[position + 3 : position + 5], "big")
-            width = int.from_bytes(data[position + 5 : position + 7], "big")
-            if height * width > max_pixels:
-                raise BadImageError(
-                    "too_many_pixels", f"{width} x {height}, at most {max_pixels:,} pixels"
-                )
-            components = data[position + 7]
-            progressive = marker in _PROGRESSIVE
-        elif marker == _SOS:
-            scans += 1
-            if scans == 1 and not progressive and data[position + 2] >= components:
-                return  # all there is to come is one scan
-            if scans > MAX_SCANS:
-                _refuse_scans()
-        position += data[position] << 8 | data[position + 1]
-    _refuse_scans()
+            _refuse_scans()
+    except IndexError:
+        pass  # it ends where a marker should be
+    if not header:
+        return None
+    return Frame(height, width, _coefficient_bytes(data, header, height * width))
+
+
+def _coefficient_bytes(data: bytes, header: int, pixels: int) -> int:
+    """Returns what all coefficients take: two bytes for each sample of each component."""
+    factors = data[header + 9 : header + 8 + 3 * data[header + 7] : 3]
+    sides = [(factor >> 4, factor & 15) for factor in factors]
+    most = max((h for h, _ in sides), default=1) * max((v for _, v in sides), default=1)
+    return 2 * pixels * sum(h * v for h, v in sides) // max(most, 1)
 
 
 def _refuse_scans() -> NoReturn:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
+# Room for millions of keys. The list may be a pipe of the user's, but not one without end.
+_MOST_BYTES = 64 << 20
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 
 
@@ -31,12 +34,12 @@ class KeyList(NamedTuple):
 
     Attributes:
       path: of the file, for messages.
-      keys: each once; at least one.
+      keys: each once, with the number of its first line; at least one.
       sha256: of the sorted keys, one a line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
     """
 
     path: str
-    keys: frozenset[str]
+    keys: Mapping[str, int]
     sha256: str
 
     @property
@@ -45,11 +48,17 @@ class KeyList(NamedTuple):
         return {"images": len(self.keys), "sha256": self.sha256}
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
-        """Raises UsageError where some of the keys belong to no image of `where`."""
+        """Raises UsageError where some of the keys belong to no image of `where`.
+
+        Lines are named by their numbers and never shown: whoever may choose the file, but not read
+        it, as in a form of Airflow, would read it in this message.
+        """
         if unknown:
+            numbers = sorted(self.keys[key] for key in unknown)
             raise UsageError(
-                f"{self.path}: {some(sorted(unknown))}: no such key in {where}. Keys are written "
-                "as in quarantine.jsonl, one a line: n01440764/n01440764_10026.JPEG"
+                f"{self.path}: line{'s' * (len(numbers) > 1)} {some(numbers)}: no such key in "
+                f"{where}. Keys are written as in quarantine.jsonl, one a line: "
+                "n01440764/n01440764_10026.JPEG"
             )
 
     def refuse_ambiguous(self, keys: Collection[str]) -> None:
@@ -69,16 +78,29 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     """Returns the keys in a file, one a line; empty lines are ignored.
 
     Raises:
-      UsageError: the file cannot be read, is not UTF-8, or lists nothing.
+      UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
     """
     try:
-        # Editors of Windows begin a file with a mark, which would become a part of the first key.
-        lines = Path(path).expanduser().read_bytes().decode("utf-8-sig").split("\n")
+        with open(Path(path).expanduser(), "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: the list of keys is not UTF-8: {error}") from error
-    keys = frozenset(key for line in lines if (key := line.strip()))
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
+    keys: dict[str, int] = {}
+    start = 0
+    # A line at a time: all lines as text would take ten times their bytes.
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        # Editors of Windows begin a file with a mark, which would become a part of the first key.
+        try:
+            key = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
+            ) from None
+        if key:
+            keys.setdefault(key, number)
+        start += len(line)
     if not keys:
         raise UsageError(f"{path}: lists no key; one a line is expected")
     content = "".join(f"{key}\n" for key in sorted(keys))

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,9 +21,15 @@ from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
-# What frames a record takes, and the end of all offsets.
-_LEAST_RECORD_BYTES = 16
-_MOST_BYTES = 1 << 63
+# What frames a record, the names of its image and its label, and an image of a pixel take more.
+_LEAST_RECORD_BYTES = 64
+# Of a split: nine times ImageNet-21K. Readers keep place and order of each in memory.
+_MOST_EXAMPLES = 1 << 27
+# All that is counted, added up: so whoever adds up some of it stays within 64 bits as well.
+_MOST = (1 << 63) - 1
+# Of the file. As many shards as there can be, 99,999 of each split, take 2.1 million in 300,000
+# lists. They are written anew, to compare each byte, which takes seconds.
+_MOST_VALUES = 2_500_000
 # Of settings. What is nested deeper is nobody's, and too deep for what copies and compares it.
 _MAX_DEPTH = 20
 
@@ -208,7 +214,7 @@ def loads(data: bytes, where: str) -> Manifest:
     """
     advice = "Fetch it again from where the data set was made, or run prepare again."
     try:
-        content = canonical.loads(data)
+        content = canonical.loads(data, _MOST_VALUES)
         canonical.dumps(content)  # what cannot be written was not written by this program
     except (ValueError, RecursionError) as error:
         raise ManifestError(
@@ -232,9 +238,30 @@ def loads(data: bytes, where: str) -> Manifest:
     if _render(content) != data:
         raise ManifestError(f"{where}: not written as this program writes it. {advice}")
     manifest: Manifest = _parse(Manifest, content, where)
-    if (problem := _names_problem(manifest) or _sizes_problem(manifest)) is not None:
+    problem = _numbers_problem(content) or _names_problem(manifest) or _sizes_problem(manifest)
+    if problem is not None:
         raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
     return manifest
+
+
+def _numbers_problem(content: dict[str, Any]) -> str | None:
+    """Returns what is wrong with a number, wherever it stands: all of them fit into 64 bits."""
+    # Settings are no counts: a seed may be negative.
+    if not all(-_MOST - 1 <= number <= _MOST for number in _numbers(content["config"])):
+        return f"it holds a setting beyond {_MOST:,}"
+    counts = list(_numbers({key: content[key] for key in content if key != "config"}))
+    if min(counts) < 0:
+        return "it holds a number below 0"
+    return f"it holds numbers that add up to more than {_MOST:,}" if sum(counts) > _MOST else None
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Yields all whole numbers in a value of JSON."""
+    if type(value) is int:
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
 
 
 def _names_problem(manifest: Manifest) -> str | None:
@@ -264,14 +291,12 @@ def _sizes_problem(manifest: Manifest) -> str | None:
     """Returns what cannot be true of a shard's numbers: readers make room for what they say."""
     if not manifest.splits:
         return "it has no split"
-    for split in manifest.splits.values():
+    for name, split in manifest.splits.items():
         for shard in split.shards:
-            least = shard.examples * _LEAST_RECORD_BYTES
-            if not 0 <= least <= shard.num_bytes:
+            if shard.examples * _LEAST_RECORD_BYTES > shard.num_bytes:
                 return f"{shard.name}: {shard.examples:,} examples in {shard.num_bytes:,} bytes"
-    for file in manifest.files_of(manifest.splits):
-        if not 0 <= file.num_bytes < _MOST_BYTES:
-            return f"{file.name}: {file.num_bytes:,} bytes"
+        if (examples := sum(shard.examples for shard in split.shards)) > _MOST_EXAMPLES:
+            return f"{examples:,} examples of {name}, expected {_MOST_EXAMPLES:,} at most"
     return None
 
 

@@ -29,6 +29,10 @@ NO_BOXES = Boxes((), (), (), ())
 MAX_IMAGE_BYTES = 128 << 20
 
 
+# Of all offsets and sizes.
+_END = 1 << 63
+
+
 class Member(NamedTuple):
     """Where one source image lies; the bytes stay there until a shard is written.
 
@@ -72,18 +76,53 @@ def parse_members(lines: bytes | bytearray) -> list[Member]:
     """
     try:
         # A line at a time takes three times as long.
-        rows = canonical.loads(b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]")
-        return [
-            Member(key, archive, offset, size, class_index, Boxes(*map(tuple, boxes[0])))
-            if boxes
-            else Member(key, archive, offset, size, class_index)
+        rows = canonical.loads(
+            b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]", most_values=None
+        )
+        members = [
+            Member(key, archive, offset, size, class_index, _boxes(*boxes))
             for key, archive, offset, size, class_index, *boxes in rows
         ]
+        _check(members)
+        return members
     except (ValueError, TypeError, LookupError) as error:
-        raise DataDamagedError(
-            f"a list of images below .work is damaged ({error}). Remove the folder .work of the "
-            "output, then run the same command again."
-        ) from error
+        raise damaged_list(str(error)) from error
+
+
+def damaged_list(why: str) -> DataDamagedError:
+    """Returns what is said of a list of images that no run of this program wrote so."""
+    return DataDamagedError(
+        f"a list of images below .work is damaged ({why}). Remove the folder .work of the output, "
+        "then run the same command again."
+    )
+
+
+def _boxes(sides: Sequence[Sequence[float]] = ()) -> Boxes:
+    if not sides:
+        return NO_BOXES
+    boxes = Boxes(*map(tuple, sides))
+    if len({*map(len, boxes)}) != 1:
+        raise ValueError("lists of boxes differ in length")
+    if not all(
+        type(value) in (int, float) and abs(value) < _END for side in boxes for value in side
+    ):
+        raise ValueError("a box is no box")
+    return boxes
+
+
+def _check(members: Sequence[Member]) -> None:
+    """Raises ValueError where a value is none that a member has: the list may be anybody's.
+
+    A column at a time: a row at a time takes as long as to parse them.
+    """
+    columns = zip(*members, strict=True)
+    for kind, column in zip((str, str, int, int, int), columns, strict=False):
+        if {*map(type, column)} != {kind}:
+            raise ValueError(f"something else than {kind.__name__}")
+        if kind is str:
+            "".join(column).encode()  # no half of a character, which could not be written again
+        elif not 0 <= min(column) <= max(column) < _END:
+            raise ValueError("a number that is negative, or of more than 63 bits")
 
 
 class PreparedImage(NamedTuple):

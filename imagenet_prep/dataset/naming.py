@@ -1,8 +1,10 @@
-"""Names of the files of a data set: how they are made, and which are refused."""
+"""Names of the files of a data set: how they are made, and which are refused; and the cache."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 MANIFEST = "dataset.json"
@@ -13,14 +15,16 @@ QUARANTINE = "quarantine.jsonl"
 TFDS_FEATURES = "features.json"
 TFDS_INFO = "dataset_info.json"
 WORK = ".work"
-# Where the source lay, for `report`: a path is nothing that a manifest may hold.
-ORIGIN = f"{WORK}/origin.json"
 # A line for each place that `replicate` has proven a replica at, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"
 # What `verify --if-changed` has proven, for the next one.
 PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
 INDEX = "index"
+
+# The variable that names the cache folder, and where that is without it.
+CACHE = "IMAGENET_PREP_CACHE"
+_CACHE = "~/.cache/imagenet-prep"
 
 # Numbers in names have five digits.
 MAX_SHARDS = 99_999
@@ -31,6 +35,11 @@ _SHARD = re.compile(r"(?P<split>[a-z]+)-(?P<index>\d{5})-of-(?P<num_shards>\d{5}
 
 # The longest name of a file that Linux's file systems take, in bytes.
 _MAX_NAME_BYTES = 255
+
+
+def cache_folder() -> Path:
+    """Returns the folder of this user and machine for what need not be found out again."""
+    return Path(os.environ.get(CACHE) or _CACHE).expanduser()
 
 
 class ShardName(NamedTuple):

@@ -18,11 +18,20 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import ManifestError, UsageError
+from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ManifestError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
+
+# Nodes, more than anyone has: what computes with their number has 64 bits.
+_MOST_NODES = 1 << 20
+_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class Placement:
 
     def __post_init__(self) -> None:
         """Refuses what cannot be."""
+        if self.nodes > _MOST_NODES:
+            raise ValueError(f"more than {_MOST_NODES:,} nodes")
         if not 0 <= self.node < self.nodes:
             raise ValueError(f"node {self.node}: expected 0 to {self.nodes - 1}")
         if not 1 <= self.copies <= self.nodes:
@@ -122,12 +133,17 @@ def load(root: Path, manifest: Manifest) -> Placement:
 
     Raises:
       ManifestError: placement.json is damaged, or another data set's.
+      StoreError: it cannot be read.
     """
     path = root / naming.PLACEMENT
     try:
-        data = path.read_bytes()
+        data = regular_file.read(path, _MOST_BYTES)
     except FileNotFoundError:
         return WHOLE
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except DataDamagedError as error:
+        raise ManifestError(str(error)) from None
     advice = "Run the same replicate command again, or remove the folder and replicate anew."
     try:
         content: dict[str, Any] = canonical.loads(data)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ManifestError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
@@ -82,7 +83,10 @@ class Replica(Target):
             return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
         if not prove and self.is_proven(file):
             return None
-        with storage_errors("read", path), open(path, "rb") as opened:
+        with (
+            storage_errors("read", path),
+            open(regular_file.open_to_read(path), "rb") as opened,
+        ):
             status = os.fstat(opened.fileno())
             sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         if sha256 != file.sha256:
@@ -141,6 +145,7 @@ class Replica(Target):
 
     def withdraw(self) -> None:
         """Takes the manifest away: what is about to be mended is not whole; says which part."""
+        # One after the other: what says which part this is never goes before the manifest.
         self.store.remove(naming.MANIFEST)
         self.store.remove(naming.PLACEMENT)
         if self.placement != WHOLE:
@@ -161,8 +166,7 @@ class Replica(Target):
         sizes = {name: self.store.size(incoming_name(name)) or 0 for name in self.arriving()}
         wanted = {file.name: file.num_bytes for file in lacking}
         begun = {name: size for name, size in sizes.items() if 0 < size <= wanted.get(name, -1)}
-        for name in sizes.keys() - begun.keys():
-            self.store.remove(incoming_name(name))
+        self.store.remove(*map(incoming_name, sizes.keys() - begun.keys()))
         return begun
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.line import Line
@@ -156,7 +157,7 @@ class Hop:
             opened.seek(start)
             left = file.num_bytes - start
             while left and not self._over:
-                data = opened.read(min(CHUNK_BYTES, left))
+                data = self._read(opened, min(CHUNK_BYTES, left))
                 if data:
                     left -= len(data)
                     self._pace.take(len(data))
@@ -170,6 +171,18 @@ class Hop:
         if left and not self._trusted:
             self._put_back(file)
 
+    def _read(self, opened: IO[bytes], size: int) -> bytes:
+        """Returns bytes of a file; what cannot be read at its source is as what is not there.
+
+        Its neighbour then names the file. An error would be taken for one of the connection.
+        """
+        try:
+            return opened.read(size)
+        except OSError:
+            if not self._trusted:
+                raise
+            return b""
+
     def _open(self, file: File) -> IO[bytes] | None:
         """Returns the open file, whole or growing; None if it has vanished."""
         store = self._replica.store
@@ -178,7 +191,7 @@ class Hop:
                 growing = store.open(incoming_name(file.name), os.O_RDONLY)
                 return os.fdopen(growing, "rb", buffering=0)
         with contextlib.suppress(FileNotFoundError):
-            return open(store.path(file.name), "rb", buffering=0)
+            return open(regular_file.open_to_read(store.path(file.name)), "rb", buffering=0)
         return None
 
     def _put_back(self, file: File) -> None:
@@ -211,7 +224,12 @@ def main() -> None:
     except (BrokenError, ImagenetPrepError, OSError) as error:
         sys.exit(str(error))
     threading.Thread(target=_follow, args=(leader, hop), daemon=True).start()
-    hop.run()
+    try:
+        hop.run()
+    except ImagenetPrepError as error:
+        hop.receiver.kill()
+        print(error, file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
     # Not a return: the thread that reads from the leader still waits.
     sys.stdout.flush()
     os._exit(0)

@@ -12,10 +12,10 @@ from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.storage.fetch import contents, stream
+from imagenet_prep.storage.fetch import contents, whole
 from imagenet_prep.storage.ledger import Journal
 from imagenet_prep.storage.remote import AbsentError
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 
 
@@ -34,6 +34,7 @@ class Source:
 
         Raises:
           UsageError: there is none.
+          DataDamagedError: it is too large.
           IncompleteError, StoreError: the server does not answer, or refuses.
         """
         self.base = base
@@ -100,9 +101,7 @@ class Source:
                     journal.add({"where": place, "when": when, "digest": digest})
 
     def _read_manifest(self) -> bytes:
-        budget = self._budget(naming.MANIFEST)
-        stat = with_retries(lambda: self._remote.stat(naming.MANIFEST), budget)
-        return b"".join(stream(self._remote, naming.MANIFEST, stat, budget))
+        return whole(self._remote, naming.MANIFEST, self._budget(naming.MANIFEST))
 
     def _budget(self, name: str) -> RetryBudget:
         remedy = "Files that arrived are kept: run the same command again to resume."

@@ -121,7 +121,7 @@ def _run_here(stage: Stage[Any], followed: Followed, workers: Workers) -> None:
             follow(started, followed.collect, _poll_s(stage.store))
         except BaseException:
             # Ctrl-C or a limit. The note makes workers stop after their task.
-            with contextlib.suppress(errors.ImagenetPrepError):
+            with contextlib.suppress(errors.ImagenetPrepError, OSError):
                 stage.fail("", "the run was ended")
             raise
     stage.raise_failure()
@@ -213,13 +213,16 @@ class Jobs:
                 self.beam_args, lambda pipeline: build(pipeline, held), name=name, log=self.log
             ) as job:
                 follow(job, collect, _poll_s(self.store))
-        except errors.JobLostError as lost:
-            if held.held:
-                return lost
-            raise errors.BusyError(
-                f"{self.store.where()}: another run has begun, so this one has ended. What it has "
-                "finished is kept, and the other run goes on from there."
-            ) from lost
+        except (errors.JobLostError, errors.StoreError) as lost:
+            # Whoever has the lease now may remove what this run is about to read.
+            if not held.held:
+                raise errors.BusyError(
+                    f"{self.store.where()}: another run has begun, so this one has ended. What it "
+                    "has finished is kept, and the other run goes on from there."
+                ) from lost
+            if isinstance(lost, errors.StoreError):
+                raise
+            return lost
         finally:
             if held.held:
                 lease.end_jobs(self.store)

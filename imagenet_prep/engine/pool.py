@@ -2,8 +2,9 @@
 
 A TaskManager of Flink asks the pool beside it to start Python workers
 (`--environment_type=EXTERNAL`). Beam's own pool listens at all addresses, and a request to it is
-a command line: whoever reaches it runs code as its user. This one listens on loopback. It also
-starts the Python that it runs in, whatever leads PATH, and workers take no modules from their
+a command line: whoever reaches it runs code as its user. This one listens on loopback, so only
+users of this machine reach it; as with Flink's own ports, none of them is asked for a password. It
+also starts the Python that it runs in, whatever leads PATH, and workers take no modules from their
 current folder.
 """
 

@@ -34,7 +34,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class Output(NamedTuple):
-    """A finished temporary file and the name it gets when its receipt is published.
+    """A finished, synced temporary file and the name it gets when its receipt is published.
 
     Attributes:
       temporary: the file.
@@ -168,18 +168,21 @@ class Stage(Generic[AnyTask]):
         Args:
           error: class name of an ImagenetPrepError, or "" for a bug.
           message: of the error, or the traceback.
+
+        Raises:
+          StoreError, OSError: it could not be noted.
         """
         local, failure = self.store.local, {"error": error, "message": message}
-        name = f"{self.folder}/failed/{uuid.uuid4().hex}"
+        # The first comes first in the list of names.
+        name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
             local.write(name, canonical.dumps(failure))
-        except errors.IncompleteError:
-            # The disk is full. The first note fits into a file that was made for it beforehand.
-            with contextlib.suppress(OSError, errors.StoreError):
-                short = canonical.dumps({**failure, "message": message[:900]})
-                with os.fdopen(local.open(self._reserve, os.O_WRONLY), "wb") as file:
-                    file.write(short.ljust(_RESERVE_BYTES))
-                local.rename(self._reserve, name)
+        except (errors.IncompleteError, errors.StoreError):
+            # The disk is full, or fails. One note fits into a file that was made beforehand.
+            short = canonical.dumps({**failure, "message": message[:900]})
+            with os.fdopen(local.open(self._reserve, os.O_WRONLY), "wb") as file:
+                file.write(short.ljust(_RESERVE_BYTES))
+            local.rename(self._reserve, name)
 
     def raise_failure(self) -> None:
         """Raises the failure that was noted, if any.
@@ -222,8 +225,13 @@ class Stage(Generic[AnyTask]):
 
 @contextlib.contextmanager
 def _named(task: Task) -> Iterator[None]:
+    """Gives errors a note with the task's name; what the system refuses is no bug."""
     try:
-        yield
+        try:
+            yield
+        except OSError as error:
+            with storage_errors("use", Path(str(error.filename or task.name))):
+                raise
     except Exception as error:
         error.add_note(f"Task: {task.name}")
         raise

@@ -86,10 +86,15 @@ def reported(lease: Lease) -> Iterator[None]:
 
     Raises:
       UsageError: this worker does not see what the launcher has written.
+      JobLostError: another run has taken the lease over; what it removes is not there.
     """
     lease.arrive()
     try:
-        yield
+        try:
+            yield
+        except errors.StoreError:
+            lease.check()
+            raise
     except errors.ImagenetPrepError as error:
         # The launcher knows the classes of `errors`. A set in a bucket may be shown to others,
         # who need not know the names of hosts.

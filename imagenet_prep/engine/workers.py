@@ -7,12 +7,12 @@ import os
 import pickle
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, cli, errors
+from imagenet_prep.core import children, cli, errors, turns
 from imagenet_prep.engine.stage import AnyTask, Result, Stage
 
 THREADS = "threads"
@@ -84,6 +84,7 @@ class Threads(Started):
 
     def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
         """Starts them."""
+        turns.among_threads(count)
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
         self._workers = [pool.submit(run_worker, stage, tasks) for _ in range(count)]
         pool.shutdown(wait=False)
@@ -106,7 +107,7 @@ class Processes(Started):
             os.fdopen(os.memfd_create("work"), "wb") as work,
             open(stage.log("processes"), "ab") as log,
         ):
-            pickle.dump((stage, tasks), work)
+            pickle.dump((stage, tasks, count), work)
             work.flush()
             self._processes = [
                 subprocess.Popen(argv, stdin=work, stdout=log, stderr=log) for _ in range(count)
@@ -131,7 +132,8 @@ class Processes(Started):
 def run_process() -> NoReturn:
     """Runs in each of `Processes`: standard input is a file with the pickled work."""
     # pread, since all workers share the file's position. Only the launching process wrote the file.
-    stage, tasks = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
+    stage, tasks, count = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
+    turns.among_processes(count, 0)
 
     def work() -> int:
         run_worker(stage, tasks)
@@ -146,7 +148,11 @@ def run_worker(stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
         for _ in done(stage, _claimed(stage, tasks)):
             pass
     except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
-        stage.note(error)
+        try:
+            stage.note(error)
+        except (errors.ImagenetPrepError, OSError):
+            # The disk that made it fail takes no note either.
+            raise error from None
 
 
 class Done(NamedTuple):
@@ -169,7 +175,8 @@ def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
     What has a receipt already is not done again.
 
     Raises:
-      Exception: the first failure. What was made before is published.
+      Exception: the first failure, and what it says tells the second, if one shard could not be
+        published and the next not be made. What was made before is published.
     """
 
     def publish(task: AnyTask, result: Result) -> Done:
@@ -177,17 +184,32 @@ def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
 
     # The disk, or the server, gets the result of one task while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
-        publishing: futures.Future[Done] | None = None
-        for task in tasks:
-            if (receipt := stage.receipt(task.name)) is not None:
-                yield Done(task, receipt, new=False)
-                continue
-            result = stage.make(task)
-            before, publishing = publishing, publisher.submit(publish, task, result)
-            if before is not None:
-                yield before.result()
-        if publishing is not None:
-            yield publishing.result()
+        # The last two: one is being published, the other waits for it, or has ended.
+        publishing: list[futures.Future[Done]] = []
+        try:
+            for task in tasks:
+                if (receipt := stage.receipt(task.name)) is not None:
+                    yield Done(task, receipt, new=False)
+                    continue
+                result = stage.make(task)
+                publishing = [*publishing[-1:], publisher.submit(publish, task, result)]
+                if len(publishing) == 2:
+                    yield publishing[0].result()
+            if publishing:
+                yield publishing[-1].result()
+        except Exception as error:
+            failures = [failure for each in publishing if (failure := each.exception())]
+            if failures in ([], [error]):
+                raise
+            raise _together(failures if error in failures else [*failures, error]) from error
+
+
+def _together(failures: Sequence[BaseException]) -> BaseException:
+    """Returns one error for several, in their order: of the class of the first, or a bug."""
+    first = failures[0]
+    if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
+        return type(first)(". And then: ".join(str(failure).rstrip(".") for failure in failures))
+    return BaseExceptionGroup("a task has failed, and so has the one before it", failures)
 
 
 def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:

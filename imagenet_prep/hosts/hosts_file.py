@@ -6,13 +6,16 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import UsageError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 # Letters that a host name, an address or user@host may have: what follows goes to ssh.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
-_SLOTS = re.compile(r"slots=(\d+)")
+_SLOTS = re.compile(r"slots=([0-9]{1,6})")
+# Room for ten thousand hosts.
+_MOST_BYTES = 1 << 20
 
 
 class Host(NamedTuple):
@@ -44,26 +47,33 @@ def read_hosts(path: Path) -> list[Host]:
     """Returns the hosts of a file whose lines read `ADDRESS [slots=N]`; # begins a comment.
 
     Raises:
-      UsageError: the file cannot be read, a line is wrong, or a host is listed twice.
+      UsageError: the file cannot be read, a line is wrong, or a host is listed twice. Lines are
+        named by their numbers and never shown: whoever may choose the file, but not read it, as in
+        a form of Airflow, would read it in this message.
     """
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as a hosts file: {error}") from error
+        text = regular_file.read(path, _MOST_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"{path}: the hosts file cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: the hosts file is not UTF-8: byte {error.start:,}") from None
     hosts: dict[str, Host] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         slots = _SLOTS.fullmatch(words[1]) if len(words) == 2 else None
-        if not _ADDRESS.fullmatch(words[0]) or (len(words) > 1 and slots is None):
-            raise UsageError(f"{path}: line {number}: {line!r}, expected: ADDRESS slots=N")
+        if not _ADDRESS.fullmatch(words[0]):
+            raise UsageError(f"{path}: line {number}: the first word is no address of a host")
+        if len(words) > 1 and slots is None:
+            raise UsageError(f"{path}: line {number}: expected after the address: slots=N")
         count = int(slots[1]) if slots else 1
         if count < 1:
-            raise UsageError(f"{path}: line {number}: {words[0]} has slots=0; remove this line")
+            raise UsageError(f"{path}: line {number}: slots=0; remove this line")
         if words[0] in hosts:
-            raise UsageError(f"{path}: line {number}: {words[0]} is listed twice")
-        hosts[words[0]] = Host(words[0], count)
+            raise UsageError(f"{path}: line {number}: the host of line {lines[words[0]]} again")
+        hosts[words[0]], lines[words[0]] = Host(words[0], count), number
     if not hosts:
         raise UsageError(f"{path}: lists no host. Write one on each line: ADDRESS slots=N")
     return list(hosts.values())

@@ -18,12 +18,26 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagenet_prep.core import canonical, cli, errors
+from imagenet_prep.core import canonical, cli, errors, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.storage import inside
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 
 RECORD, LOG = "launch.json", "launch.log"
 
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
+# What was said before it left: a line for each host that is not fit, at most.
+_SAID_BYTES = 1 << 20
+# A record has some two hundred bytes.
+_RECORD_BYTES = 1 << 16
+_SHAPE = {
+    **dict.fromkeys(("host", "boot", "since", "ended"), str),
+    **dict.fromkeys(("pid", "start"), int),
+    "exit": (int, type(None)),
+}
+# What the kernel allows: an int of C, and a byte.
+_PIDS, _CODES = range(2, 1 << 31), range(256)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # What an end that was asked for looks like.
 _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTERRUPTED)
@@ -58,29 +72,38 @@ class Record:
 
         Raises:
           DataDamagedError: it is not what this program writes.
-          ImagenetPrepError: it cannot be read.
+          ImagenetPrepError: it cannot be read, or is a link or a pipe.
         """
         path = folder / RECORD
         try:
-            fields = canonical.loads(path.read_bytes())
-            record = cls(**fields)
+            with open(LocalStore(folder).open(RECORD, os.O_RDONLY), "rb") as file:
+                record = cls(**canonical.loads(regular_file.read_whole(file, path, _RECORD_BYTES)))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ImagenetPrepError(f"{path}: {error.strerror}") from error
         except (ValueError, TypeError) as error:
             raise DataDamagedError(f"{path}: not what launch --detach writes: {error}") from error
-        texts = (record.host, record.boot, record.since, record.ended)
-        numbers = (record.pid, record.start, 0 if record.exit is None else record.exit)
-        if not all(type(n) is int for n in numbers) or not all(type(t) is str for t in texts):
-            raise DataDamagedError(f"{path}: not what launch --detach writes: wrong types")
+        code = 0 if record.exit is None else record.exit
+        fits = canonical.fits(vars(record), _SHAPE)
+        if not fits or record.pid not in _PIDS or code not in _CODES:
+            raise DataDamagedError(
+                f"{path}: not what launch --detach writes: a value is of a wrong type, or too large"
+            )
         return record
 
     def save(self, folder: Path) -> None:
         """Writes it, whole or not at all."""
         partial = folder / f"{RECORD}.{os.getpid()}"
-        partial.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
-        partial.replace(folder / RECORD)
+        with storage_errors("write", folder / RECORD):
+            # Of a launch that was killed; or planted, for us to write into.
+            partial.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(
+                inside.open_inside(folder, partial.name, flags), "w", encoding="utf-8"
+            ) as file:
+                json.dump(dataclasses.asdict(self), file)
+            partial.replace(folder / RECORD)
 
     @property
     def runs(self) -> bool:
@@ -92,6 +115,20 @@ class Record:
             return b"--detach" in Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
+
+    def is_of(self, folder: Path) -> bool:
+        """Whether its process is the launch of this folder: only that may be ended.
+
+        Whoever can write a file can write a record of another launch of this user. But only the
+        process that was started here writes to the log here, and its user has written the record.
+        """
+        try:
+            process = Path(f"/proc/{self.pid}")
+            owner, output = process.stat().st_uid, (process / "fd" / "1").stat()
+            log, record = (inside.stat_inside(folder, name) for name in (LOG, RECORD))
+        except (OSError, ImagenetPrepError):
+            return False
+        return os.path.samestat(output, log) and record.st_uid == owner
 
 
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
@@ -106,12 +143,15 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
 
     Raises:
       BusyError: one runs there already.
+      StoreError: the log cannot be written, or is a link or a pipe.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with storage_errors("create", folder):
+        folder.mkdir(parents=True, exist_ok=True)
     earlier = Record.load(folder)
     if earlier is not None and earlier.host == socket.gethostname() and earlier.runs:
         raise BusyError(f"{folder}: a launch runs there: pid {earlier.pid}, since {earlier.since}")
-    log = os.open(folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with storage_errors("write", folder / LOG):
+        log = LocalStore(folder).open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     begin = os.fstat(log).st_size
     ours, theirs = os.pipe()
     sys.stdout.flush()
@@ -135,7 +175,7 @@ def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
         )
         return errors.EXIT_DONE
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    sys.stderr.write((folder / LOG).read_bytes()[begin:].decode(errors="replace"))
+    sys.stderr.write(_end_of_log(folder, begin, _SAID_BYTES))
     return 128 - code if code < 0 else code
 
 
@@ -172,7 +212,8 @@ def status(folder: Path) -> int:
     else:
         print(f"ended {record.ended} with exit code {record.exit}, begun {record.since}")
         code = record.exit
-    print(_tail(folder / LOG), end="")
+    lines = _end_of_log(folder).splitlines()[-_TAIL_LINES:]
+    print("".join(f"  {line}\n" for line in lines), end="")
     return code
 
 
@@ -189,7 +230,7 @@ def stop(folder: Path) -> int:
         process = os.pidfd_open(record.pid) if record.pid > 1 else -1
     except OSError:
         process = -1
-    if process < 0 or not record.runs:
+    if process < 0 or not (record.runs and record.is_of(folder)):
         print(f"not running: {folder}")
         return errors.EXIT_DONE
     with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -212,16 +253,14 @@ def _known(folder: Path) -> Record:
     return record
 
 
-def _tail(path: Path) -> str:
-    """Returns the last lines of a log, indented."""
+def _end_of_log(folder: Path, begin: int = 0, most: int = _TAIL_BYTES) -> str:
+    """Returns the last bytes of the log, from `begin` on; "" where it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
+        with open(LocalStore(folder).open(LOG, os.O_RDONLY), "rb") as file:
+            file.seek(max(begin, os.fstat(file.fileno()).st_size - most))
+            return file.read(most).decode(errors="replace")
+    except (OSError, ImagenetPrepError):
         return ""
-    lines = text.splitlines()[-_TAIL_LINES:]
-    return "".join(f"  {line}\n" for line in lines)
 
 
 def _start(pid: int) -> int | None:

@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from imagenet_prep.core import cli, signals
+from imagenet_prep.core import cli, regular_file, signals
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.placement import WHOLE, Placement
@@ -66,9 +66,12 @@ def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
     code = ""
     if script is not None:
         try:
-            code = hashlib.sha256(Path(script).read_bytes()).hexdigest()
+            with open(regular_file.open_to_read(Path(script)), "rb") as file:
+                code = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             problem = problem or f"{script}: {error.strerror}"
+        except ImagenetPrepError as error:
+            problem = problem or str(error)
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
         ports = [each.getsockname()[1] for each in (one, other)]
     address = ""
@@ -106,7 +109,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
     root = Path(data_dir).expanduser()
     part = WHOLE
     try:
-        facts = manifest.loads((root / naming.MANIFEST).read_bytes(), str(root / naming.MANIFEST))
+        path = root / naming.MANIFEST
+        facts = manifest.loads(regular_file.read(path), str(path))
         part = placement.load(root, facts)
         for split in facts.splits:
             for shard in part.shards(facts, split):
@@ -133,6 +137,9 @@ def run(orders: IO[str]) -> None:
         none where mpirun starts them) and "logs" (the folder of their outputs, or None). Then
         {"ask": seconds}: ask the ranks to end, and kill them after that time; {"limit": seconds}:
         kill what lives then.
+
+    Raises:
+      StoreError: the output of a rank cannot be written where it is asked for. None runs then.
     """
     begin = json.loads(orders.readline())
     with contextlib.suppress(OSError):
@@ -214,4 +221,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "probe":
         print(json.dumps(probe(*(word or None for word in sys.argv[2:]))))
     else:
-        run(sys.stdin)
+        try:
+            run(sys.stdin)
+        except ImagenetPrepError as error:
+            cli.say(error)
+            sys.exit(error.exit_code)

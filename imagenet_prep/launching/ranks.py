@@ -19,6 +19,8 @@ from typing import IO
 
 from imagenet_prep.core import children
 from imagenet_prep.core.world import LEFT
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 
 _POLL_S = 0.1
 # Its last lines are there when it has ended; a child of it may hold the pipe open.
@@ -44,6 +46,9 @@ class Rank:
 
         With a folder for `logs`, all that it says is also written to a file of its name there:
         `rank-3.log`.
+
+        Raises:
+          StoreError: that file cannot be written, or is a link or a pipe.
         """
         role = environment.get("DMLC_ROLE", "worker")
         if role == "worker":
@@ -54,9 +59,7 @@ class Rank:
             self.name = self._mark = f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
         self._log: IO[str] | None = None
         if logs is not None:
-            Path(logs).mkdir(parents=True, exist_ok=True)
-            path = Path(logs) / f"{self.name.replace(' ', '-')}.log"
-            self._log = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - its life
+            self._log = _opened(Path(logs), f"{self.name.replace(' ', '-')}.log")
         self.process = subprocess.Popen(
             # Whoever ends all processes at once must not take the servers from ranks that save.
             children.bound(command, deaf=self.number < 0),
@@ -128,6 +131,14 @@ class Rank:
             last = f"; its last line: {self._last}" if self._last else ""
             return f"{self.name}: ended by signal {number}{last}"
         return f"{self.name}: {self._last}"
+
+
+def _opened(folder: Path, name: str) -> IO[str]:
+    """Opens the log of a rank; what lies there may have been planted."""
+    with storage_errors("write", folder / name):
+        folder.mkdir(parents=True, exist_ok=True)
+        log = LocalStore(folder).open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return open(log, "w", encoding="utf-8", buffering=1)
 
 
 class Ranks:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, 
 from imagenet_prep.dataset import naming, tfrecord
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation.existing_set import ExistingSet, identity
-from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import notes
+from imagenet_prep.storage import inside, notes
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.large_file import LargeFile
@@ -132,11 +134,17 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
     name is free as soon as the shard before it has moved.
     """
     for before, after in renames:
-        if not store.path(after).exists():
+        there, here = store.path(after), store.path(before)
+        if not there.exists():
             store.rename(before, after)
+        elif here.exists() and here.samefile(there):
+            # A crash has left the new name in the one folder, and the old one still in the other.
+            store.remove(before)
     for folder in {store.path(before).parent for before, _ in renames} - {store.root}:
         if folder.is_dir():
             with storage_errors("remove", folder):
+                # A run that was killed between two of its renames may not have come to this.
+                inside.sync_folder(folder)
                 folder.rmdir()
 
 
@@ -157,6 +165,9 @@ def _link(source: LocalStore, store: Store, shard: ShardFile, target: Path) -> N
     try:
         with storage_errors("link", target):
             target.hardlink_to(source.path(shard.path))
+            # What wrote it may have done so a moment ago, and not have synced it.
+            with open(target, "rb") as file:
+                os.fsync(file.fileno())
     except StoreError as error:
         if getattr(error.__cause__, "errno", None) == errno.EXDEV:
             raise UsageError(

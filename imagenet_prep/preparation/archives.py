@@ -110,6 +110,8 @@ class Archives:
         """
         # Archives that are there are only read: that needs no server and no right to write.
         is_whole = all(self._path(archive).exists() for archive in self.archives)
+        if is_whole:
+            self.store.settle()
         with contextlib.nullcontext() if is_whole else self.store.lock():
             self._proofs.reload()
             there = [archive for archive in self.archives if self._path(archive).exists()]
@@ -196,7 +198,7 @@ class Archives:
                 print(f"{archive.name}: fetched from its start again: {why}", file=sys.stderr)
             # Receipts first: bytes without a receipt are merely fetched again.
             self._forget_receipts(archive)
-            partial.unlink(missing_ok=True)
+            self.store.remove(_partial(archive))
 
     def _check_space(self, stats: dict[Archive, Stat]) -> None:
         needed = 0
@@ -229,7 +231,8 @@ class Archives:
             opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
             with os.fdopen(opened, "wb") as file:
                 # Sparse: to reserve 148 GB takes hours where a file system can only write zeros.
-                file.truncate(stat.size)
+                # A signal would end the file object's own `truncate`; this call goes on.
+                os.ftruncate(file.fileno(), stat.size)
                 os.fsync(file.fileno())
         part = self.part_size * _MIB
         if stat.size > part and not stat.ranges:

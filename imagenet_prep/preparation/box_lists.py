@@ -11,6 +11,7 @@ from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
@@ -60,8 +61,8 @@ def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result:
     outputs = []
     for group, lines in found.lines.items():
         temporary = store.temporary()
-        with storage_errors("write", temporary):
-            temporary.write_bytes(lines)
+        with storage_errors("write", temporary), new_file(temporary) as file:
+            file.write(lines)
         outputs.append(engine.Output(temporary, _list_name(folder, task.split, group)))
     return engine.Result({name: getattr(found, name) for name in _COUNTS}, tuple(outputs))
 

@@ -69,6 +69,11 @@ class Config(RunFlags):
         choices=(*_ON_SERVERS, "folder", "parquet", "recordio", "cifar10", "mnist"),
         help="layout of the source; auto recognises it and prints what it found",
     )
+    follow_links: bool = cli.flag(
+        False,
+        help="take images also where links in a folder of images lead out of it; else these are "
+        "refused, since a source from elsewhere could name private pictures",
+    )
     splits: tuple[str, ...] = cli.flag(
         schema.SOURCE_SPLITS,
         choices=schema.SOURCE_SPLITS,
@@ -121,7 +126,7 @@ class Config(RunFlags):
     rehash: bool = cli.flag(
         False,
         help="read archives for their md5 even if imagenet-prep download has proven it and they "
-        "are untouched since",
+        "are untouched since; list those on a server anew, whatever an earlier run has kept",
     )
     no_boxes: bool = cli.flag(False, help="leave out bounding boxes that lie beside the source")
     seed: int = cli.flag(
@@ -161,7 +166,7 @@ class Config(RunFlags):
         for split in schema.SOURCE_SPLITS:
             if getattr(self, f"{split}_shards") and split not in self.splits:
                 raise ValueError(f"--{split}-shards without {split} in --splits")
-        if self.rehash and self.check == "header":
+        if self.rehash and self.check == "header" and not address.is_remote(self.source):
             raise ValueError("--rehash: --check header computes no md5")
         if address.is_remote(self.source) and self.source_kind not in _ON_SERVERS:
             raise ValueError(

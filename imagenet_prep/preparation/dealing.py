@@ -1,7 +1,6 @@
 """Deals the images of a source out to shards: a class at a time, then all that was dealt together.
 
-`inventory` does so with the workers of one machine, `shared_plan` with those of a cluster. What is
-here is what both do, so both make the same plan.
+These are the rules of dealing; `planning` puts them together into steps.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,19 +16,81 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
-from imagenet_prep.dataset.member import Member
-from imagenet_prep.preparation.chosen_members import ChosenMembers
+from imagenet_prep.dataset.member import NO_BOXES, Member
+from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources import labels
+from imagenet_prep.sources.source import sorted_by_key
 from imagenet_prep.storage.store import Store
 
 _READ_AT_ONCE = 64
 
 # What decides who is held out, and the class index.
 Rank = tuple[int, str, int]
+# It is smaller than any `plan.rank`.
+_BELOW_ALL = (-1, "")
+
+
+class ShardKey(NamedTuple):
+    """One shard of a split that is made."""
+
+    split: str
+    number: int
+
+
+@dataclass(frozen=True)
+class ChosenMembers:
+    """Chooses among the members of one class at a time. Picklable.
+
+    Attributes:
+      selection: which members are chosen.
+      lookup: finds boxes; None where none are wanted.
+    """
+
+    selection: Selection
+    lookup: BoxLookup | None
+
+    def among(self, split: str, members: Sequence[Member]) -> list[Member]:
+        """Returns the chosen ones among all members of a class, with their boxes.
+
+        Raises:
+          SourceError: an image comes twice.
+        """
+        selection, index = self.selection, members[0].class_index
+        if index not in selection.classes:
+            return []
+        chosen = sorted_by_key(members, selection.where)
+        if selection.per_class:
+            chosen = plan.permute(chosen, selection.seed)[: selection.per_class]
+        if self.lookup is None or split not in self.lookup.parts:
+            return chosen
+        boxes = self.lookup.of(split, selection.source.classes.wnids[index])
+        return [
+            member._replace(boxes=boxes.get(member.filename.rpartition(".")[0], NO_BOXES))
+            for member in chosen
+        ]
+
+    def taken(self, split: str, members: Sequence[Member]) -> Counter[str]:
+        """Counts members by name of the part that they come from, and boxes by that of theirs."""
+        part_of = self._part_of[split]
+        first_part = next(iter(part_of.values()))
+        found = Counter(part_of.get(member.archive, first_part) for member in members)
+        if self.lookup is not None and split in self.lookup.parts:
+            found[self.lookup.parts[split].name] += sum(bool(m.boxes.xmin) for m in members)
+        return found
+
+    @cached_property
+    def _part_of(self) -> dict[str, dict[str, str]]:
+        """By split of the source, the part that the members of an archive come from."""
+        # A file of unpacked images has the name of its task; other members lie in the part itself,
+        # or in one of the archives that are the only part of their split.
+        found: dict[str, dict[str, str]] = {}
+        for task in self.selection.index_tasks():
+            found.setdefault(task.split, {}).update({task.name: task.part, task.part: task.part})
+        return found
 
 
 @dataclass(frozen=True)
@@ -62,7 +123,9 @@ class Division:
             return dict.fromkeys(self.counts, members)
         ranks = {member.key: plan.rank(member, seed) for member in members}
         number = _taken_out(len(members), self.per_class)
-        last = self.last or [(-1, ""), *sorted(ranks.values())][number]
+        last = self.last
+        if last is None:
+            last = sorted(ranks.values())[number - 1] if number else _BELOW_ALL
         return {
             split: [member for member in members if (ranks[member.key] <= last) == out]
             for split, out in zip(self.counts, (False, True), strict=True)
@@ -77,7 +140,7 @@ def divide(
     selection: Selection,
     split: str,
     used: Sequence[int],
-    held_out: Callable[[], Iterable[Rank]],
+    held_out: Iterable[Rank],
 ) -> Division:
     """Returns how a split of the source is divided.
 
@@ -85,7 +148,7 @@ def divide(
       selection: the images.
       split: of the source.
       used: its images by class index.
-      held_out: called for --holdout; returns those that are taken out of train, by rank.
+      held_out: those that --holdout takes out of train, by rank; read for train alone.
 
     Raises:
       UsageError: there are too few images.
@@ -104,7 +167,7 @@ def divide(
                 f"--holdout-per-class {most}: no class has two images, so that one could be taken"
             )
         if not most:
-            for place, key, index in held_out():
+            for place, key, index in held_out:
                 last = place, key
                 out[index] += 1
         counts = {
@@ -137,9 +200,15 @@ class Facts(NamedTuple):
 
 
 def deal_class(
-    listed: ChosenMembers, members: Sequence[Member], division: Division
+    choice: ChosenMembers, source: str, members: Sequence[Member], division: Division
 ) -> tuple[Facts, dict[str, list[bytes]]]:
     """Deals all members of a class out; those excluded leave their places empty.
+
+    Args:
+      choice: which of them are chosen.
+      source: the split of the source.
+      members: of the class, chosen or not.
+      division: of that split.
 
     Returns:
       The facts, and the entries of the plan by split that is made.
@@ -147,10 +216,10 @@ def deal_class(
     Raises:
       SourceError: an image comes twice.
     """
-    selection, index = listed.selection, members[0].class_index
+    selection, index = choice.selection, members[0].class_index
     excluded = selection.excluded.keys if selection.excluded else ()
     seed = selection.seed
-    chosen = listed.chosen(members)
+    chosen = choice.among(source, members)
     kept: dict[str, tuple[int, int]] = {}
     entries: dict[str, list[bytes]] = {}
     for split, part in division.of(chosen, seed).items():
@@ -164,10 +233,10 @@ def deal_class(
         kept[split] = len(dealt), sum(member.size for _, member in dealt)
     matches = (VALIDATION_NAME.match(member.key) for member in members)
     facts = Facts(
-        listed.split,
+        source,
         index,
         kept,
-        listed.taken([member for member in chosen if member.key not in excluded]),
+        choice.taken(source, [member for member in chosen if member.key not in excluded]),
         [member.key for member in chosen if member.key in excluded],
         [(match[0], int(match[1])) for match in matches if match],
     )
@@ -207,7 +276,7 @@ def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
 def split_plans(
     divisions: Mapping[str, Division],
     facts: Sequence[Facts],
-    filled: Collection[tuple[str, int]],
+    filled: Collection[ShardKey],
     store: Store,
     folder: str,
 ) -> list[SplitPlan]:
@@ -216,7 +285,7 @@ def split_plans(
     Args:
       divisions: by split of the source.
       facts: of all classes.
-      filled: split and number of each shard that has members.
+      filled: the shards that have members.
       store, folder: where the plan files lie.
 
     Raises:
@@ -225,7 +294,9 @@ def split_plans(
     plans = []
     for source, division in divisions.items():
         for split, num in division.num_shards.items():
-            plan.refuse_empty(split, num, {shard for name, shard in filled if name == split})
+            plan.refuse_empty(
+                split, num, {shard.number for shard in filled if shard.split == split}
+            )
             num_per_class, source_bytes = [0] * len(division.counts[split]), 0
             for each in facts:
                 if each.source == source:
@@ -236,7 +307,7 @@ def split_plans(
             files = (
                 data
                 for start in range(0, num, _READ_AT_ONCE)
-                for data in store.read_each(names[start : start + _READ_AT_ONCE])
+                for data in store.read_each(names[start : start + _READ_AT_ONCE], plan.MOST_BYTES)
             )
             plans.append(
                 SplitPlan(split, num, tuple(num_per_class), source_bytes, plan.digest(files))

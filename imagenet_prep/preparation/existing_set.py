@@ -6,6 +6,7 @@ Nothing is changed. A wrong CRC, label, key or JPEG is a problem. What readers c
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import editions, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
@@ -27,9 +29,6 @@ from imagenet_prep.sources.labels import ClassList, check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.store import Store
-
-# Problems listed for one shard; if all its records have one, more of them say nothing new.
-_MAX_PROBLEMS = 1000
 
 # The manifest states the worst that any record has for a key.
 _WORST_FIRST = (example.ABSENT, example.WRONG, example.EMPTY)
@@ -49,10 +48,10 @@ _CHECKED = {
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result:
     """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
-    damage: list[str] = []
-    uses = tfrecords.label_uses(store, shard, lambda error: damage.append(str(error)))
+    damage = Problems()
+    uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
-    return engine.Result({"uses": uses, "damage": damage, "examples": examples})
+    return engine.Result({"uses": uses, "damage": damage.listed(shard.file), "examples": examples})
 
 
 @dataclass
@@ -66,38 +65,34 @@ class _Report:
     max_height: int = 0
     max_width: int = 0
     lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    problems: list[str] = field(default_factory=list)
 
 
 def _check_shard(shard: ShardFile, *, store: Store, labelling: Labelling) -> engine.Result:
     """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
-    report = _Report()
+    report, problems = _Report(), Problems()
     sha256 = hashlib.sha256()
 
-    def problem(error: Exception) -> None:
-        report.problems.append(str(error))
-
-    for record, entry in tfrecords.entries(store, shard, problem, [sha256]):
-        report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
-        try:
-            member = tfrecords.member(shard, record, entry, labelling)
-            count_member(member, report.num_per_class, report.validation)
-        except DataDamagedError as error:
-            problem(error)
-            continue
-        try:
-            _check_record(record.payload, entry, report)
-        except (BadImageError, DataDamagedError) as error:
-            report.problems.append(f"{tfrecords.where(shard, record)}: {error}")
-    if (more := len(report.problems) - _MAX_PROBLEMS) > 0:
-        report.problems[_MAX_PROBLEMS:] = [f"{shard.file}: {more:,} more problems like these"]
+    with contextlib.suppress(GivenUpError):
+        for record, entry in tfrecords.entries(store, shard, problems.add, [sha256]):
+            report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
+            try:
+                member = tfrecords.member(shard, record, entry, labelling)
+                count_member(member, report.num_per_class, report.validation)
+            except DataDamagedError as error:
+                problems.add(error)
+                continue
+            try:
+                _check_record(record.payload, entry, report)
+            except (BadImageError, DataDamagedError) as error:
+                problems.add(f"{tfrecords.where(shard, record)}: {error}")
     return engine.Result(
         {
             **vars(report),
+            "problems": problems.listed(shard.file),
             "shard": shard.name,
             "examples": len(report.record_bytes),
             "num_bytes": shard.num_bytes,
-            "sha256": "" if report.problems else sha256.hexdigest(),
+            "sha256": "" if problems else sha256.hexdigest(),
         }
     )
 

@@ -1,14 +1,13 @@
 """From a source to plans, on this machine: lists the images, checks the counts, deals them out.
 
-A task deals the classes of a range, and sorts what goes to each shard into runs on the disk. When
-all have, another kind of task takes a range of shards out of all runs, and writes their plan
-files. So no process holds more than a run's members, or those of one class or shard; and the plan
-does not depend on how classes and shards were cut into ranges.
+The steps are those of `planning`. A task takes them for the classes of a range, and sorts what goes
+to each shard into runs on the disk. When all have, another kind of task takes a range of shards out
+of all runs, and writes their plan files. So no process holds more than a run's members, or those of
+one class or shard; and the plan does not depend on how classes and shards were cut into ranges.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,26 +15,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core import regular_file
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import parse_members
-from imagenet_prep.preparation.box_lists import BoxLookup, read_boxes
-from imagenet_prep.preparation.chosen_members import ChosenMembers, Lists, entries_by_class
-from imagenet_prep.preparation.dealing import (
-    Division,
-    Facts,
-    Rank,
-    check_classes,
-    deal_class,
-    divide,
-    split_plans,
+from imagenet_prep.preparation.box_lists import read_boxes
+from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
+from imagenet_prep.preparation.planning import (
+    Census,
+    ClassKey,
+    Counts,
+    Inventory,
+    Planning,
+    lines_by_class,
 )
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.space import check_plan
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, member_list
 from imagenet_prep.shards import plan, runs
-from imagenet_prep.shards.commit import num_per_class
-from imagenet_prep.shards.plan import SplitPlan
-from imagenet_prep.sources import editions
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -45,24 +41,8 @@ from imagenet_prep.storage.store import Store
 _WORTH_PROCESSES_IMAGES = 300_000
 # From so many tars or folders on, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
-
-
-class Inventory(NamedTuple):
-    """What is to be written.
-
-    Attributes:
-      plans: of the splits; their files lie in the plan folder.
-      taken: images by name of the part they come from; of annotations, images with boxes.
-      edition: of ImageNet, which the source is; see `editions.recognised`.
-      folder: where the plan files lie, relative to the data set.
-      md5: of parts that were read whole while they were listed, by name.
-    """
-
-    plans: list[SplitPlan]
-    taken: Counter[str]
-    edition: str
-    folder: str
-    md5: dict[str, str]
+# An entry of a run of lines, sorted by class, begins with the class index.
+_INDEX_DIGITS = 8
 
 
 def take_inventory(
@@ -91,17 +71,16 @@ def take_inventory(
     receipts = engine.run(stage, tasks, listing, title="index", quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
-    edition, used = check_counts(selection, tasks, receipts)
+    steps = _LocalPlan(selection, store, PLAN_FOLDER, lookup, workers, quiet)
+    counts = steps.count(tasks, receipts)
     # The list is the last of a task's files.
     num_bytes = sum(receipt["outputs"][-1]["num_bytes"] for receipt in receipts)
     if lookup is not None:
         num_bytes += lookup.num_bytes
     listed = sum(sum(receipt["num_per_class"].values()) for receipt in receipts)
-    check_plan(out, sum(map(sum, used.values())), num_bytes / listed)
+    check_plan(out, sum(map(sum, counts.used.values())), num_bytes / listed)
     lists = [(task, store.path(member_list(stage.folder, task))) for task in tasks]
-    plans, taken = _Dealer(selection, store, workers, quiet).deal(lists, used, lookup)
-    md5 = md5_of_archives(selection, tasks, receipts)
-    return Inventory(plans, taken, edition, PLAN_FOLDER, md5)
+    return steps.make(lists, counts)
 
 
 def _listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
@@ -120,54 +99,7 @@ def remove_unpacked(store: LocalStore, keep: Selection | None = None) -> None:
         store.remove_tree(UNPACKED)
 
 
-def md5_of_archives(
-    selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
-) -> dict[str, str]:
-    """Returns the md5 of archives that are one task each, and were read whole for it."""
-    files = {part.name for part in selection.source.parts if part.path is not None}
-    found = {task.part: r.get("md5") for task, r in zip(tasks, receipts, strict=True)}
-    return {name: md5 for name, md5 in found.items() if name in files and isinstance(md5, str)}
-
-
-def check_counts(
-    selection: Selection, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]
-) -> tuple[str, dict[str, list[int]]]:
-    """Checks how many members there are; returns the edition, and by split how many are used.
-
-    These are by class index, for all classes.
-    """
-    classes = selection.source.classes
-    counts = {
-        split: num_per_class(
-            [r for t, r in zip(tasks, receipts, strict=True) if t.split == split],
-            len(classes.wnids),
-        )
-        for split in selection.splits
-    }
-    edition = editions.recognised(
-        classes,
-        {split: sum(numbers) for split, numbers in counts.items()},
-        [part.name for part in selection.source.parts],
-    )
-    limit = selection.per_class
-    used = {}
-    for split, numbers in counts.items():
-        problems = [] if edition else selection.source.count_problems(split, numbers)
-        if problems and not selection.any_counts:
-            raise SourceError(
-                f"{selection.where}: not whole: {'; '.join(problems)}. "
-                "Get the missing part, or pass --allow-subset if this is what you want."
-            )
-        used[split] = [
-            min(count, limit or count) if index in selection.classes else 0
-            for index, count in enumerate(numbers)
-        ]
-        if not any(used[split]):
-            raise UsageError(f"{split}: no image of the chosen classes")
-    return edition, used
-
-
-class _RangeTask(NamedTuple):
+class _Range(NamedTuple):
     """A range of lists or classes of a split of the source, or of shards of one that is made."""
 
     name: str
@@ -176,107 +108,102 @@ class _RangeTask(NamedTuple):
     stop: int
 
 
-def _sort(
-    task: _RangeTask, *, entries: Callable[[int, int], Iterable[bytes]], folder: Path
-) -> engine.Result:
-    """Sorts the entries of a range into runs; returns the names of the runs."""
-    files = runs.write(folder, task.name, entries(task.start, task.stop))
-    return engine.Result({"runs": [file.name for file in files]})
+@dataclass(frozen=True)
+class _Lists:
+    """The lists of one split of the source.
 
+    Attributes:
+      of_class: the lists of one class each, by class index.
+      runs: the entries of the other lists, sorted by class.
+    """
 
-def _deal(
-    task: _RangeTask,
-    *,
-    members: Mapping[str, ChosenMembers],
-    divisions: Mapping[str, Division],
-    folder: Path,
-) -> engine.Result:
-    """Deals a range of classes; returns the facts of each, and the runs, by split that is made."""
-    listed, division = members[task.split], divisions[task.split]
-    facts: list[Facts] = []
-    entries: dict[str, list[bytes]] = {split: [] for split in division.counts}
-    for of_class in listed.of_classes(task.start, task.stop):
-        fact, dealt = deal_class(listed, of_class, division)
-        facts.append(fact)
-        for split, new in dealt.items():
-            entries[split] += new
-    found = {
-        split: [file.name for file in runs.write(folder, f"{task.name}-{split}", each)]
-        for split, each in entries.items()
-    }
-    examples = sum(map(len, entries.values()))
-    return engine.Result({"examples": examples, "facts": facts, "runs": found})
+    of_class: Mapping[int | None, Sequence[Path]]
+    runs: Sequence[Path]
 
-
-def _plan(
-    task: _RangeTask,
-    *,
-    num_shards: Mapping[str, int],
-    files: Mapping[str, list[Path]],
-    folder: Path,
-) -> engine.Result:
-    """Writes the plan files of a range of shards; returns those that have members."""
-    entries = runs.read(files[task.split], task.start, task.stop)
-    filled = []
-    for shard, name, data in plan.files(task.split, num_shards[task.split], entries):
-        # It can be made again at any time, so it is not synced to the disk.
-        with storage_errors("write", folder / name):
-            (folder / name).write_bytes(data)
-        filled.append((task.split, shard))
-    return engine.Result({"filled": filled})
+    def lines(self, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """Yields the class index and the lines of each class of [start, stop) that has some."""
+        sorted_entries = runs.read(self.runs, start, stop)
+        index_of_entries, entries = next(sorted_entries, (stop, []))
+        for index in range(start, stop):
+            lines = b"".join(map(regular_file.read, self.of_class.get(index, ())))
+            if index == index_of_entries:
+                lines += b"".join(entry[_INDEX_DIGITS:] for entry in entries)
+                index_of_entries, entries = next(sorted_entries, (stop, []))
+            if lines:
+                yield index, lines
 
 
 @dataclass(frozen=True)
-class _Dealer:
-    """Deals with the workers of this machine; `store` is where the plan folder lies."""
+class _LocalPlan(Planning):
+    """The steps of this machine's workers, with runs on its disk."""
 
-    selection: Selection
     store: LocalStore
     workers: engine.Workers
     quiet: bool
 
-    def deal(
-        self, lists: Lists, used: Mapping[str, Sequence[int]], lookup: BoxLookup | None
-    ) -> tuple[list[SplitPlan], Counter[str]]:
-        """Writes the plan files; returns the plans, and what `ChosenMembers.taken` counts.
+    def make(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> Inventory:
+        """Writes the plan files.
 
         Args:
-          lists: of all pieces of the source, each with the path of its list.
-          used: chosen members by class index, by split of the source.
-          lookup: finds boxes; None where none are wanted.
+          listed: all pieces of the source, each with the path of its list.
+          counts: of the images.
         """
-        members = {split: self._members(split, lists, used[split], lookup) for split in used}
-        divisions = {
-            split: divide(
-                self.selection, split, used[split], partial(self._held_out, each, used[split])
-            )
-            for split, each in members.items()
+        lists = self._lists(listed, counts)
+        census = self.census(counts, self._held_out(lists, counts))
+        dealt = self._run(
+            "deal", partial(self._deal_range, lists=lists, census=census), counts.used
+        )
+        for of_split in lists.values():
+            _remove(of_split.runs)
+        examples = {
+            split: sum(numbers)
+            for division in census.divisions.values()
+            for split, numbers in division.counts.items()
         }
-        work = partial(_deal, members=members, divisions=divisions, folder=self._folder)
-        receipts = self._run("deal", work, used)
-        for each in members.values():
-            _remove(each.mixed)
-        facts = [Facts(*fact) for receipt in receipts for fact in receipt["facts"]]
-        taken = check_classes(self.selection, facts)
-        filled = self._write(divisions, receipts)
-        return split_plans(divisions, facts, filled, self.store, PLAN_FOLDER), taken
+        # Shards differ by one image at most.
+        sizes = {split: [examples[split] // n] * n for split, n in census.num_shards.items()}
+        entries = {split: self._runs(dealt, split) for split in sizes}
+        written = self._run("plan", partial(self._write, entries=entries, census=census), sizes)
+        for of_made in entries.values():
+            _remove(of_made)
+        facts = [Facts(*fact) for receipt in dealt for fact in receipt["facts"]]
+        filled = {ShardKey(*shard) for receipt in written for shard in receipt["filled"]}
+        return self.complete(census, facts, filled)
 
-    def _members(
-        self, split: str, lists: Lists, used: Sequence[int], lookup: BoxLookup | None
-    ) -> ChosenMembers:
-        """Returns the members of a split, after sorting the lists of several classes by class."""
-        of_split = [(task, path) for task, path in lists if task.split == split]
-        mixed = [path for task, path in of_split if task.class_index is None]
+    def _lists(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> dict[str, _Lists]:
+        """Returns the lists by split, after sorting those of several classes by class."""
+        of_class: dict[str, dict[int | None, list[Path]]] = {split: {} for split in counts.used}
+        for task, path in listed:
+            of_class[task.split].setdefault(task.class_index, []).append(path)
+        mixed = {split: lists.pop(None, []) for split, lists in of_class.items()}
         # As if all of them were of one size, which most are.
-        counts = [sum(used) // len(mixed)] * len(mixed) if mixed else []
-        files = self._sorted("sort", split, partial(entries_by_class, mixed), counts)
-        return ChosenMembers(self.selection, split, of_split, files, lookup)
+        sizes = {
+            split: [sum(counts.used[split]) // len(paths)] * len(paths)
+            for split, paths in mixed.items()
+            if paths
+        }
+        found = self._run("sort", partial(self._sort, mixed=mixed), sizes)
+        return {split: _Lists(of_class[split], self._runs(found, split)) for split in of_class}
 
-    def _held_out(self, members: ChosenMembers, used: Sequence[int]) -> Iterator[Rank]:
-        """Yields those that are held out, by rank."""
+    def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result:
+        """Sorts a range of lists of several classes by class."""
+
+        def entries() -> Iterator[bytes]:
+            for path in mixed[task.split][task.start : task.stop]:
+                with open(regular_file.open_to_read(path), "rb") as file:
+                    for key, lines in lines_by_class(task.split, file):
+                        for line in lines.splitlines(keepends=True):
+                            yield b"%08d%b" % (key.class_index, line)
+
+        return engine.Result({"runs": self._written(task, {task.split: entries()})})
+
+    def _held_out(self, lists: Mapping[str, _Lists], counts: Counts) -> Iterator[Rank]:
+        """Yields those that --holdout takes out of train, by rank; a part of them is in memory."""
         left, seed = self.selection.holdout, self.selection.seed
+        used = counts.used[schema.TRAIN]
         parts = -(-sum(used) // runs.RUN_ENTRIES)
-        files = self._sorted("rank", members.split, partial(members.ranked, parts), used)
+        work = partial(self._rank, lists=lists[schema.TRAIN], parts=parts)
+        files = self._runs(self._run("rank", work, {schema.TRAIN: used}), schema.TRAIN)
         by_rank = (part for number in range(parts) for part in runs.read(files, number, number + 1))
         while left:
             _, entries = next(by_rank)
@@ -285,41 +212,59 @@ class _Dealer:
             yield from ((*plan.rank(member, seed), member.class_index) for member in held)
         _remove(files)
 
-    def _sorted(
-        self,
-        title: str,
-        split: str,
-        entries: Callable[[int, int], Iterable[bytes]],
-        counts: Sequence[int],
-    ) -> list[Path]:
-        """Sorts entries into runs; arguments as for `_run`."""
-        work = partial(_sort, entries=entries, folder=self._folder)
-        found = self._run(title, work, {split: counts})
-        return [self._folder / name for receipt in found for name in receipt["runs"]]
+    def _rank(self, task: _Range, *, lists: _Lists, parts: int) -> engine.Result:
+        """Sorts the chosen members of a range of classes by rank."""
+        entries = (
+            plan.entry_by_rank(member, parts, self.selection.seed)
+            for index, lines in lists.lines(task.start, task.stop)
+            for member in self.chosen(ClassKey(task.split, index), lines)
+        )
+        return engine.Result({"runs": self._written(task, {task.split: entries})})
+
+    def _deal_range(
+        self, task: _Range, *, lists: Mapping[str, _Lists], census: Census
+    ) -> engine.Result:
+        """Deals a range of classes; returns the facts of each, and the runs, by split made."""
+        facts: list[Facts] = []
+        entries: dict[str, list[bytes]] = {split: [] for split in census.num_shards}
+        for index, lines in lists[task.split].lines(task.start, task.stop):
+            fact, dealt = self.deal(ClassKey(task.split, index), lines, census)
+            facts.append(fact)
+            for split, new in dealt.items():
+                entries[split] += new
+        examples = sum(map(len, entries.values()))
+        found = self._written(task, entries)
+        return engine.Result({"examples": examples, "facts": facts, "runs": found})
 
     def _write(
-        self, divisions: Mapping[str, Division], receipts: Sequence[dict[str, Any]]
-    ) -> set[tuple[str, int]]:
-        """Writes the plan files of all splits that are made; returns split and number of each."""
-        files: dict[str, list[Path]] = {}
-        num_shards: dict[str, int] = {}
-        sizes: dict[str, list[int]] = {}
-        for division in divisions.values():
-            for split, num in division.num_shards.items():
-                names = (name for receipt in receipts for name in receipt["runs"].get(split, ()))
-                files[split] = [self._folder / name for name in names]
-                num_shards[split] = num
-                sizes[split] = [sum(division.counts[split]) // num] * num
-        work = partial(_plan, num_shards=num_shards, files=files, folder=self._folder)
-        found = self._run("plan", work, sizes)
-        for of_split in files.values():
-            _remove(of_split)
-        return {(split, shard) for receipt in found for split, shard in receipt["filled"]}
+        self, task: _Range, *, entries: Mapping[str, Sequence[Path]], census: Census
+    ) -> engine.Result:
+        """Writes the plan files of a range of shards; returns those that have members."""
+        of_shards = runs.read(entries[task.split], task.start, task.stop)
+        filled = []
+        for shard, name, data in plan.files(task.split, census.num_shards[task.split], of_shards):
+            # It can be made again at any time, so it is not synced to the disk.
+            with storage_errors("write", self._folder / name):
+                (self._folder / name).write_bytes(data)
+            filled.append(ShardKey(task.split, shard))
+        return engine.Result({"filled": filled})
+
+    def _written(self, task: _Range, entries: Mapping[str, Iterable[bytes]]) -> dict[str, Any]:
+        """Sorts entries into runs, by split; returns the names of the runs."""
+        return {
+            split: [file.name for file in runs.write(self._folder, f"{task.name}-{split}", each)]
+            for split, each in entries.items()
+        }
+
+    def _runs(self, receipts: Iterable[dict[str, Any]], split: str) -> list[Path]:
+        """Returns the runs of a split that the tasks have written."""
+        names = (name for receipt in receipts for name in receipt["runs"].get(split, ()))
+        return [self._folder / name for name in names]
 
     def _run(
         self,
         title: str,
-        work: Callable[[_RangeTask], engine.Result],
+        work: Callable[[_Range], engine.Result],
         counts: Mapping[str, Sequence[int]],
     ) -> list[dict[str, Any]]:
         """Runs `work` on ranges of equal size; returns what it found.
@@ -330,7 +275,7 @@ class _Dealer:
           counts: by split: images of each list, class or shard.
         """
         tasks = [
-            _RangeTask(f"{title}-{split}-{start:08d}", split, start, stop)
+            _Range(f"{title}-{split}-{start:08d}", split, start, stop)
             for split, of_split in counts.items()
             for start, stop in runs.ranges(of_split, self.workers.count)
         ]
@@ -346,7 +291,7 @@ class _Dealer:
 
     @property
     def _folder(self) -> Path:
-        return self.store.path(PLAN_FOLDER)
+        return self.store.path(self.folder)
 
 
 def _remove(files: Iterable[Path]) -> None:

@@ -19,10 +19,11 @@ from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.settings import EXCLUDED, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Stage, Workers
 from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.inventory import Inventory
-from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.planning import Inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast
+from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import (
     HashTask,
     ShardTask,
@@ -38,6 +39,7 @@ from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
 from imagenet_prep.storage import kept_lists, proven, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
+from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
@@ -115,11 +117,16 @@ def _select(config: Config) -> tuple[Selection, str]:
     """
     base, lists = kept_lists.beside(config.out), None
     if base is not None:
-        lists = KeptLists(base, writes=not config.dry_run, believes_md5=not config.rehash)
+        lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)
     root = remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
     splits = [split for split in schema.SPLITS if split in config.source_splits]
     found, description = detect.find(
-        root, splits, config.source_kind, encode=encode_raw, encoding=RAW_ENCODING
+        root,
+        splits,
+        config.source_kind,
+        encode=encode_raw,
+        encoding=RAW_ENCODING,
+        follow_links=config.follow_links,
     )
     annotations = None
     if not config.no_boxes and not root.is_file():
@@ -140,6 +147,8 @@ def _select(config: Config) -> tuple[Selection, str]:
         holdout=config.holdout,
         holdout_per_class=config.holdout_per_class,
         excluded=None if config.exclude is None else keys.read_list(config.exclude),
+        # Lists of an earlier run are in its receipts too.
+        listed_anew=config.rehash and address.is_remote(config.source),
     )
     return selection, description
 
@@ -163,7 +172,9 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
     }
     parts, is_remote = selection.parts, address.is_remote(config.source)
     files = {p.name: str(p.path.absolute()) for p in parts if isinstance(p.path, Path)}
-    root = config.source if is_remote else str(Path(config.source).expanduser().absolute())
+    origin = None
+    if not is_remote:
+        origin = Origin(str(Path(config.source).expanduser().absolute()), files)
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         libraries,
@@ -172,7 +183,7 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
         name=selection.source.name,
         source_sizes={part.name: part.num_bytes for part in selection.parts},
         allowed_bad_images=config.allowed_bad_images,
-        origin={"root": root, "files": files},
+        origin=origin,
     )
 
 
@@ -264,7 +275,7 @@ def write_stage(
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
     archives = {part.name: part.path for part in selection.parts if part.path is not None}
-    reader = selection.reader(store.local)
+    reader = selection.images(store.local)
     work = WriteWork(
         store=store,
         images=partial(planned_images, reader=reader, plans=plans, folder=inventory.folder),

@@ -24,13 +24,15 @@ from imagenet_prep.preparation.existing_set import (
     identity,
     settle_labels,
 )
-from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
 
 _SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}
@@ -81,14 +83,11 @@ class Job:
             for split in self.splits
         }
         # For `report`: where the images were before.
-        origin: dict[str, Any] = {}
+        origin = None
         if folder := self.found.store.as_folder:
             root = folder.root.absolute()
             shards = [shard for split in self.found.splits.values() for shard in split]
-            origin = {
-                "root": str(root),
-                "files": {shard.file: str(root / shard.path) for shard in shards},
-            }
+            origin = Origin(str(root), {shard.file: str(root / shard.path) for shard in shards})
         return Wanted(
             Settings(
                 RESIZE,
@@ -153,7 +152,7 @@ def run(job: Job, store: Store) -> dict[str, Any]:
             output.begin(left)
             for split in left:
                 _write(job, store, output, split, labelling)
-    summary = output.summary()
+    summary = output.end()
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
 
 

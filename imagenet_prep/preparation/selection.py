@@ -12,7 +12,8 @@ from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.preparation.tasks import UNPACKED, IndexWork
 from imagenet_prep.sources import boxes
-from imagenet_prep.sources.source import IndexTask, Packed, Part, Reader, Source, Stored
+from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.source import IndexTask, Packed, Part, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
@@ -35,6 +36,7 @@ class Selection:
       holdout: how many images are taken out of train, as a split of their own.
       holdout_per_class: how many of each class are taken out of train, as validation.
       excluded: the keys whose images are left out at last: all others stay where they were.
+      listed_anew: believe no list of images that an earlier run has kept, without such a wish.
     """
 
     source: Source
@@ -49,6 +51,7 @@ class Selection:
     holdout: int = 0
     holdout_per_class: int = 0
     excluded: KeyList | None = None
+    listed_anew: bool = False
 
     @property
     def is_subset(self) -> bool:
@@ -70,7 +73,7 @@ class Selection:
         """Digest of all that decides the members."""
         # Only the chosen classes are unpacked, so they decide what lies there.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
-        return canonical.digest([*self.source.identity, chosen])
+        return canonical.digest([*self.source.identity, chosen, *["anew"] * self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
         """Returns the pieces of the source that hold chosen classes."""
@@ -81,12 +84,13 @@ class Selection:
             if task.class_index is None or task.class_index in self.classes
         ]
 
-    def reader(self, store: LocalStore) -> Reader:
+    def images(self, store: LocalStore) -> MemberReader:
         """Returns what reads the members, from the source or from what was unpacked in `store`."""
         if isinstance(self.source, Stored):
-            return self.source.reader
+            return self.source.images
         folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
-        return ArchiveReader({task.name: folder / task.name for task in self.source.tasks})
+        files = {task.name: folder / task.name for task in self.source.tasks}
+        return MemberReader(ArchiveReader(files))
 
     def shards_of(self, split: str, examples: int) -> int:
         """Returns the number of shards of a split.

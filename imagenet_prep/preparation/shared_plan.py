@@ -9,81 +9,52 @@ connects these steps.
 from __future__ import annotations
 
 import heapq
-import io
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.member import Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
-from imagenet_prep.preparation.chosen_members import ChosenMembers
-from imagenet_prep.preparation.dealing import (
-    Division,
-    Facts,
-    Rank,
-    check_classes,
-    deal_class,
-    divide,
-    split_plans,
-)
-from imagenet_prep.preparation.inventory import Inventory, check_counts, md5_of_archives
+from imagenet_prep.preparation.dealing import Facts, Rank, ShardKey
+from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
 _FOLDER = "plan-"
-# Bytes of a list that are sorted by class at once.
-_PARSED_BYTES = 1 << 20
 # Members whose plan files are written by one call: neighbouring shards with so many together.
 _BLOCK_MEMBERS = 1 << 14
 # Members that are dealt by one call, of neighbouring classes with so many together: entries of 26
 # MB, which wait in the memory of a worker, and of what runs it, until all are dealt.
 _SHARE_MEMBERS = 1 << 18
 
-# A split of the source and a class index; a split that is made and the number of a block of its
-# shards; and such a split and the number of one shard.
-OfClass = tuple[str, int]
-OfBlock = tuple[str, int]
-OfShard = tuple[str, int]
-# A split of the source and the number of some neighbouring classes.
-OfShare = tuple[str, int]
+
+class ShareKey(NamedTuple):
+    """Some neighbouring classes of a split of the source."""
+
+    split: str
+    number: int
 
 
-def lines_by_class(split: str, lines: bytes) -> Iterator[tuple[OfClass, bytes]]:
-    """Yields a list of any classes by class, about a megabyte after the other."""
-    file = io.BytesIO(lines)
-    while piece := file.readlines(_PARSED_BYTES):
-        by_class: dict[int, bytearray] = {}
-        for member in parse_members(b"".join(piece)):
-            by_class.setdefault(member.class_index, bytearray()).extend(dump_member(member))
-        for index, of_class in by_class.items():
-            yield (split, index), bytes(of_class)
+class BlockKey(NamedTuple):
+    """Some neighbouring shards of a split that is made."""
+
+    split: str
+    number: int
 
 
-class Census(NamedTuple):
-    """How many images there are, which every worker must know before it deals.
+def share_of(key: ClassKey, census: Census) -> ShareKey:
+    """Returns the share of the work that a class belongs to."""
+    before = census.divisions[key.split].before.values()
+    return ShareKey(key.split, sum(each[key.class_index] for each in before) // _SHARE_MEMBERS)
 
-    Attributes:
-      edition: of ImageNet; see `editions.recognised`.
-      divisions: by split of the source.
-      md5: of archives that were read whole while they were listed, by name.
-    """
 
-    edition: str
-    divisions: dict[str, Division]
-    md5: dict[str, str]
-
-    def share_of(self, key: OfClass) -> OfShare:
-        """Returns the share of the work that a class belongs to."""
-        split, index = key
-        before = self.divisions[split].before.values()
-        return split, sum(each[index] for each in before) // _SHARE_MEMBERS
+def smallest(ranks: Iterable[Rank], number: int) -> Iterator[Rank]:
+    """Yields the smallest ranks, in order; none is looked at before the first is wanted."""
+    yield from heapq.nsmallest(number, ranks)
 
 
 def remove_plans(store: Store) -> None:
@@ -95,23 +66,12 @@ def remove_plans(store: Store) -> None:
 
 
 @dataclass(frozen=True)
-class SharedPlan:
-    """The steps of making one plan together; picklable.
+class SharedPlan(Planning):
+    """The steps of workers that share a plan beside the data set; picklable."""
 
-    Attributes:
-      selection: the images, and how they are assigned to shards.
-      store: the data set, where lists, boxes and plans lie.
-      lookup: of boxes; None if none are wanted.
-    """
-
-    selection: Selection
-    store: Store
-    lookup: BoxLookup | None
-
-    @cached_property
-    def folder(self) -> str:
-        """Where the plan files go, relative to the data set."""
-        wanted = self.selection
+    @classmethod
+    def of(cls, wanted: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
+        """Returns the plan of these images; its folder has a name that no other plan has."""
         annotations = wanted.annotations
         digest = canonical.digest(
             [
@@ -122,95 +82,67 @@ class SharedPlan:
                 wanted.excluded.summary if wanted.excluded else None,
             ]
         )
-        return f"{naming.WORK}/{_FOLDER}{digest[:16]}"
+        return cls(wanted, store, f"{naming.WORK}/{_FOLDER}{digest[:16]}", lookup)
 
-    def census(self, receipts: Mapping[str, dict[str, Any]], ranks: Iterable[Rank] = ()) -> Census:
-        """Checks how many images there are.
-
-        Args:
-          receipts: of all index tasks, by task.
-          ranks: of all classes of train, where `ranks` is asked.
-
-        Raises:
-          SourceError, UsageError: as for `take_inventory`.
-        """
-        wanted = self.selection
-        tasks = wanted.index_tasks()
-        of_tasks = [receipts[task.name] for task in tasks]
-        edition, used = check_counts(wanted, tasks, of_tasks)
-        divisions = {
-            split: divide(wanted, split, counts, lambda: heapq.nsmallest(wanted.holdout, ranks))
-            for split, counts in used.items()
-        }
-        return Census(edition, divisions, md5_of_archives(wanted, tasks, of_tasks))
-
-    def gather(self, key: OfClass, lines: Iterable[bytes]) -> str:
+    def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
         """Writes the lines of a class that stood in lists of several; returns the list's name."""
-        split, index = key
-        name = f"{self.folder}/members/{split}-{index}.jsonl"
+        name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name
 
-    def ranks(self, key: OfClass, lists: Iterable[str]) -> list[Rank]:
-        """Returns the first ranks of a class, for `census`; for --holdout."""
-        split, seed = key[0], self.selection.seed
-        if split != schema.TRAIN or not (members := self._listed(lists)):
+    def ranks(self, key: ClassKey, lists: Iterable[str]) -> list[Rank]:
+        """Returns the first ranks of a class, of which `smallest` finds the first of all."""
+        wanted = self.selection
+        if key.split != schema.TRAIN or not (lines := self._lines(lists)):
             return []
-        chosen = self._members[split].chosen(members)
-        ranked = ((*plan.rank(member, seed), member.class_index) for member in chosen)
-        return heapq.nsmallest(self.selection.holdout, ranked)
+        chosen = self.chosen(key, lines)
+        ranked = ((*plan.rank(member, wanted.seed), key.class_index) for member in chosen)
+        return heapq.nsmallest(wanted.holdout, ranked)
 
-    def deal(
-        self, lists: Iterable[tuple[OfClass, str]], census: Census
-    ) -> tuple[list[Facts], dict[OfBlock, bytes]]:
+    def deal_share(
+        self, lists: Iterable[tuple[ClassKey, str]], census: Census
+    ) -> tuple[list[Facts], dict[BlockKey, bytes]]:
         """Deals the members of some classes; returns entries of plans, put together by block."""
-        of_classes: dict[OfClass, list[str]] = {}
+        lists_of = defaultdict[ClassKey, list[str]](list)
         for key, name in lists:
-            of_classes.setdefault(key, []).append(name)
-        found, blocks = [], defaultdict[OfBlock, bytearray](bytearray)
-        for (source, _), names in of_classes.items():
-            division, members = census.divisions[source], self._listed(names)
-            if not members:
+            lists_of[key].append(name)
+        found, blocks = [], defaultdict[BlockKey, bytearray](bytearray)
+        for key, names in lists_of.items():
+            if not (lines := self._lines(names)):
                 continue
-            facts, entries = deal_class(self._members[source], members, division)
+            division = census.divisions[key.split]
+            facts, entries = self.deal(key, lines, census)
             found.append(facts)
             for split, of_split in entries.items():
                 num_shards, examples = division.num_shards[split], division.before[split][-1]
                 size = max(1, _BLOCK_MEMBERS * num_shards // max(1, examples))
                 for entry in of_split:
-                    blocks[split, plan.shard_of(entry) // size] += entry
+                    blocks[BlockKey(split, plan.shard_of(entry) // size)] += entry
         return found, {block: bytes(packed) for block, packed in blocks.items()}
 
-    def write(self, key: OfBlock, entries: Iterable[bytes], census: Census) -> list[OfShard]:
+    def write(self, block: BlockKey, entries: Iterable[bytes], census: Census) -> list[ShardKey]:
         """Writes the plan files of one block of shards; returns those that have members."""
-        split, _ = key
-        divisions = census.divisions.values()
-        num_shards = next(d.num_shards[split] for d in divisions if split in d.num_shards)
+        num_shards = census.num_shards[block.split]
         lines = [line for part in entries for line in part.splitlines(keepends=True)]
         written = []
-        for shard, name, data in plan.files(split, num_shards, runs.grouped(lines)):
+        for shard, name, data in plan.files(block.split, num_shards, runs.grouped(lines)):
             self.store.write(f"{self.folder}/{name}", data)
-            written.append((split, shard))
+            written.append(ShardKey(block.split, shard))
         return written
 
     def complete(
-        self, census: Census, facts: Sequence[Facts], filled: Collection[OfShard]
+        self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
     ) -> Inventory:
-        """Proves that the parts fit together, and completes the plan by its note.
-
-        Raises:
-          SourceError, UsageError: as for `take_inventory`.
-        """
-        taken = check_classes(self.selection, facts)
-        plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
+        """Completes the plan by its note; arguments and errors as for `Planning.complete`."""
+        made = super().complete(census, facts, filled)
         content = {
-            "plans": [asdict(each) for each in plans],
-            "taken": taken,
-            "edition": census.edition,
-            "md5": census.md5,
+            "plans": [asdict(each) for each in made.plans],
+            "taken": made.taken,
+            "edition": made.edition,
+            "md5": made.md5,
         }
         self.store.write(f"{self.folder}/plan.json", canonical.dumps(content))
-        return Inventory(plans, taken, census.edition, self.folder, census.md5)
+        return made
 
     def found(self) -> Inventory | None:
         """Returns the plan if it is complete; its files are beside the data set."""
@@ -229,16 +161,5 @@ class SharedPlan:
         taken = Counter(content["taken"])
         return Inventory(plans, taken, content["edition"], self.folder, content["md5"])
 
-    def _listed(self, lists: Iterable[str]) -> list[Member]:
-        return parse_members(b"".join(self.store.read_each(lists)))
-
-    @cached_property
-    def _members(self) -> dict[str, ChosenMembers]:
-        """What chooses and counts members, by split of the source; `_listed` reads them."""
-        wanted = self.selection
-        tasks = [(task, Path(task.name)) for task in wanted.index_tasks()]
-        found = {}
-        for split in wanted.splits:
-            of_split = [each for each in tasks if each[0].split == split]
-            found[split] = ChosenMembers(wanted, split, of_split, (), self.lookup)
-        return found
+    def _lines(self, lists: Iterable[str]) -> bytes:
+        return b"".join(self.store.read_each(lists))

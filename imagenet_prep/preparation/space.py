@@ -15,7 +15,8 @@ from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
-from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name, read_member
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name
+from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed
 from imagenet_prep.storage.store import Store
@@ -171,11 +172,11 @@ class Forecast:
             tasks = source.index_tasks(self.selection.source_split(split.split))
             yield from _packed_sample(source, tasks)
             return
-        reader = self.selection.reader(self.plans.local)
+        images = self.selection.images(self.plans.local)
         name = plan_name(split.shard_names[0], self.folder)
-        members = parse_members(self.plans.read(name))
+        members = parse_members(self.plans.read(name, most=plan.MOST_BYTES))
         for member in members[:_SAMPLE_IMAGES]:
-            yield read_member(reader, member)
+            yield images.read(member)
 
 
 def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:

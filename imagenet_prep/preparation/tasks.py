@@ -11,19 +11,15 @@ from typing import Any, Generic, NamedTuple
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import (
-    MAX_IMAGE_BYTES,
-    Member,
-    PreparedImage,
-    dump_member,
-    parse_members,
-)
+from imagenet_prep.dataset.member import Member, PreparedImage, dump_member, parse_members
 from imagenet_prep.engine import Output, Result
 from imagenet_prep.engine.stage import AnyTask
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.source import IndexTask, Packed, Reader, Source, Stored, sorted_by_key
-from imagenet_prep.storage.archive import ArchiveReader, Range
+from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
+from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
@@ -71,8 +67,12 @@ class IndexWork:
         num_per_class = Counter(str(member.class_index) for member in members)
         temporary = self.store.temporary()
         unfinished = temporary, *(output.temporary for output in outputs)
-        with removed_on_failure(*unfinished), storage_errors("write", temporary):
-            temporary.write_bytes(b"".join(map(dump_member, members)))
+        with (
+            removed_on_failure(*unfinished),
+            storage_errors("write", temporary),
+            new_file(temporary) as file,
+        ):
+            file.writelines(map(dump_member, members))
         # The list comes last: when it can be seen, the images that it lists are there.
         outputs.append(Output(temporary, member_list(self.folder, task)))
         content = {"num_per_class": num_per_class, **({"md5": md5} if md5 else {})}
@@ -87,7 +87,7 @@ class IndexWork:
         with (
             removed_on_failure(*filter(None, [images])),
             storage_errors("write", path),
-            open(path, "wb", buffering=1 << 20) as file,
+            new_file(images) if images else open(path, "wb") as file,
         ):
             for key, class_index, data in packed.images(task):
                 if class_index not in self.chosen:
@@ -171,7 +171,12 @@ class WriteWork(Generic[AnyTask]):
 
 
 def planned_images(
-    task: ShardTask, _: dict[str, Any], *, reader: Reader, plans: Store, folder: str = PLAN_FOLDER
+    task: ShardTask,
+    _: dict[str, Any],
+    *,
+    reader: MemberReader,
+    plans: Store,
+    folder: str = PLAN_FOLDER,
 ) -> Iterator[tuple[Member, bytes]]:
     """Yields the images that a shard's plan lists; for `WriteWork`.
 
@@ -181,21 +186,12 @@ def planned_images(
       plans: where the plan lies: beside the data set, or on this machine alone.
       folder: of the plan.
     """
-    members = parse_members(plans.read(plan_name(task.name, folder)))
+    members = parse_members(plans.read(plan_name(task.name, folder), most=plan.MOST_BYTES))
     # Records are in hash order, and a disk is fast in offset order. So the kernel, or whoever
     # reads from a server, is told all ranges beforehand, and nothing has to be copied.
-    reader.will_need(map(_range_of, members))
+    reader.will_need(members)
     for member in members:
-        yield member, read_member(reader, member)
-
-
-def read_member(reader: Reader, member: Member) -> bytes:
-    """Returns the source bytes of one image; of a huge one, just enough for the codec to refuse."""
-    return reader.read(*_range_of(member))
-
-
-def _range_of(member: Member) -> Range:
-    return member.archive, member.offset, min(member.size, MAX_IMAGE_BYTES + 1)
+        yield member, reader.read(member)
 
 
 def refuse_other_md5(archive: str, md5: str, expected_md5: Mapping[str, str]) -> None:

@@ -18,14 +18,16 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from imagenet_prep.core.errors import IncompleteError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
+from imagenet_prep.read import cached
 from imagenet_prep.read.held import HeldFile, only_one
-from imagenet_prep.storage.fetch import bring, stream
+from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 
 _REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
@@ -51,8 +53,8 @@ class NodeCache:
             that moment; None for as much as the disk holds.
 
         Raises:
-          ManifestError: what lies there is no manifest of ours.
-          StoreError: the server refuses.
+          DataDamagedError: what lies there is no manifest of ours, or too large.
+          StoreError: the server refuses, or the data set's part of the folder is another user's.
           IncompleteError: the server fails again and again, or the disk is full.
         """
         self._address = address
@@ -70,14 +72,18 @@ class NodeCache:
         self._window_of: dict[str, int] = {}
         self._window = 0
         self._num_threads = 0
-        budget = self._budget(naming.MANIFEST)
-        stat = with_retries(lambda: self._remote.stat(naming.MANIFEST), budget)
-        content = b"".join(stream(self._remote, naming.MANIFEST, stat, budget))
+        content = whole(self._remote, naming.MANIFEST, self._budget(naming.MANIFEST))
         facts = manifest.loads(content, self._remote.where(naming.MANIFEST))
         self.root = folder / facts.digest[:16]
         self._store = LocalStore(self.root)
         self._all_shards = [shard for split in facts.splits.values() for shard in split.shards]
+        cached.take_folder(self._store)
         labels = next(file for file in facts.files if file.name == naming.LABELS)
+        if labels.num_bytes > MOST_BYTES:
+            raise DataDamagedError(
+                f"{self._remote.where(labels.name)}: has {labels.num_bytes:,} bytes, expected "
+                f"{MOST_BYTES:,} at most. Get the data set from where it was made."
+            )
         with storage_errors("fetch", self.root / labels.name), only_one(self._store, labels.name):
             self._bring([labels])
         self._store.write(naming.MANIFEST, content)
@@ -213,12 +219,13 @@ class NodeCache:
 
     def _bring(self, files: Sequence[File]) -> None:
         """Leaves files in `root`, proven; the caller holds the lock of their name."""
-        missing = [file for file in files if self._store.size(file.name) != file.num_bytes]
+        missing = [file for file in files if not cached.is_proven(self._store, file)]
         if missing:
             self._make_room(missing)
         for file in missing:
             name, budget = _temporary(file.name), self._budget(file.name)
             bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
+            cached.note(self._store, file)
 
     def _make_room(self, files: Sequence[File]) -> None:
         """Removes what nobody reads, as far as needed, and makes temporary files of full size.
@@ -234,7 +241,8 @@ class NodeCache:
                 name = _temporary(file.name)
                 opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
                 with os.fdopen(opened, "wb") as empty:
-                    empty.truncate(file.num_bytes)
+                    # A signal would end the file object's own `truncate`; this call goes on.
+                    os.ftruncate(empty.fileno(), file.num_bytes)
 
     def _remove_down_to(self, num_bytes: int) -> None:
         """Removes shards that nobody on this node reads now or next, the oldest first."""

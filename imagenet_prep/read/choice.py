@@ -15,7 +15,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import StoreError, UsageError, some
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import read_list
-from imagenet_prep.read.config import FOLDER_VARIABLE, ReadConfig
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.held import only_one
 from imagenet_prep.read.order import mix, stream
 from imagenet_prep.storage.folder import LocalStore
@@ -146,12 +146,13 @@ def _names(records: Records, kept: Path, *, in_turn: bool) -> npt.NDArray[Any]:
             held.enter_context(only_one(store, f"names-{records.split}"))
         except StoreError as error:
             raise StoreError(
-                f"{error}. The names of all examples are kept there: let {FOLDER_VARIABLE} name a "
+                f"{error}. The names of all examples are kept there: let {naming.CACHE} name a "
                 "folder that can be written to."
             ) from error
-        content = store.read(name) if store.size(name) is not None else b""
+        num_bytes = _SHA256_BYTES + len(records) * _NAME.itemsize
+        content = store.read(name, most=num_bytes) if store.size(name) == num_bytes else b""
         proof, table = content[:_SHA256_BYTES], content[_SHA256_BYTES:]
-        if len(table) != len(records) * _NAME.itemsize or hashlib.sha256(table).digest() != proof:
+        if hashlib.sha256(table).digest() != proof:
             if in_turn:
                 # A remote set comes through the cache, shard by shard.
                 records.follow([[shard] for shard in range(len(records.examples_per_shard))])

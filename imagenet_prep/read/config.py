@@ -11,7 +11,7 @@ from typing import Any
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.read.augment import RECIPES, Recipe
 
 # What decoders hand out, and what every batch holds unless other fields are asked for.
@@ -27,8 +27,6 @@ _CHOICES = {
     "device": ("cpu", "gpu"),
     "on_bad_record": ("raise", "skip"),
 }
-FOLDER_VARIABLE = "IMAGENET_PREP_CACHE"
-_DEFAULT_FOLDER = "~/.cache/imagenet-prep"
 _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuffle_window": 0}
 
 
@@ -157,8 +155,7 @@ class ReadConfig:
     @property
     def cache_folder(self) -> Path:
         """The folder of this machine below which each data set has its own."""
-        folder = self.cache_dir or os.environ.get(FOLDER_VARIABLE) or _DEFAULT_FOLDER
-        return Path(folder).expanduser()
+        return Path(self.cache_dir).expanduser() if self.cache_dir else naming.cache_folder()
 
     @property
     def is_training(self) -> bool:

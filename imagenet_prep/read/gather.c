@@ -22,7 +22,8 @@
 
 enum { HEAD_BYTES = 12, CRC_BYTES = 4 }; /* around a payload, as in dataset/tfrecord.py */
 
-/* Where the parts of a record lie, in bytes from the beginning of the batch. */
+/* Where the parts of a record lie, in bytes from the beginning of the batch, and how large its image
+ * says that it is, in pixels. */
 typedef struct {
   int64_t first;  /* entries before the image's */
   int64_t entry;  /* of the image */
@@ -31,6 +32,7 @@ typedef struct {
   int64_t name;
   int64_t last;   /* entries behind the file name's */
   int64_t stop;
+  int64_t height, width;
 } places;
 
 typedef struct { const uint8_t *at, *stop; } bytes;
@@ -153,7 +155,7 @@ static int has_value(bytes entry, const char *key, bytes *value) {
 enum { MAX_SEGMENTS = 10000 }; /* as in dataset/jpeg.py */
 
 /* Whether an image is a JPEG of one scan and of so many pixels at most; see dataset/jpeg.py. */
-static int is_harmless(bytes jpeg, int64_t max_pixels) {
+static int is_harmless(bytes jpeg, int64_t max_pixels, places *found) {
   const uint8_t *p = jpeg.at;
   if (jpeg.stop - p < 3 || memcmp(p, "\xFF\xD8\xFF", 3)) return 0;
   int has_frame = 0, components = 0, segments = 0;
@@ -162,8 +164,8 @@ static int is_harmless(bytes jpeg, int64_t max_pixels) {
     if (p[0] != 0xFF || marker < 0xC0 || marker == 0xFF || (marker >= 0xD0 && marker <= 0xD9))
       return 0;
     if (marker == 0xC0 || marker == 0xC1) {
-      int64_t height = p[5] << 8 | p[6], width = p[7] << 8 | p[8];
-      if (height * width > max_pixels) return 0;
+      found->height = p[5] << 8 | p[6], found->width = p[7] << 8 | p[8];
+      if (found->height * found->width > max_pixels) return 0;
       components = p[9];
       has_frame = 1;
     } else if (marker == 0xDA) {
@@ -190,7 +192,7 @@ static int find(const uint8_t *batch, bytes payload, int64_t max_pixels, places 
   found->name = name.at - batch;
   found->last = features.at - batch;
   found->stop = features.stop - batch;
-  return is_harmless(image, max_pixels);
+  return is_harmless(image, max_pixels, found);
 }
 
 /* ---- Records ---- */

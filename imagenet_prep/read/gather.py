@@ -17,7 +17,7 @@ from imagenet_prep.read.dlpack import Lease
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_NUM_PLACES = 7
+_NUM_PLACES = 9
 _LIBRARY = Path(__file__).with_name("_gather.so")
 
 
@@ -35,9 +35,10 @@ def gather(
       free: memory that batches have had; this one's is put there when nothing refers to it.
 
     Returns:
-      The bytes of all, and where the parts of each lie in them, as `example.decode_at` takes it:
-      None for a record that is damaged or unlike those of `prepare`, and for all of them where this
-      was not compiled or the processor cannot.
+      The bytes of all, and of each where its parts lie in them, as `example.decode_at` takes it,
+      and then height and width of its image, as the JPEG says them: None for a record that is
+      damaged or unlike those of `prepare`, and for all of them where this was not compiled or the
+      processor cannot.
     """
     library = _library()
     if library is None:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
 
@@ -35,13 +36,16 @@ class HeldFile:
             descriptor, so also when the process dies.
 
         Raises:
+          DataDamagedError: it is a pipe, a device or a socket.
           BlockingIOError: with LOCK_NB: another process holds the lock.
           OSError: it cannot be opened.
         """
         # Network file systems allow an exclusive lock only for files that are open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
-        self.descriptor = os.open(path, mode | os.O_CLOEXEC)
+        # Without O_NONBLOCK, opening a pipe waits for its writer.
+        self.descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self.descriptor)
+        regular_file.demand_regular(self.descriptor, path)
         if lock:
             _locked.add(self)
             fcntl.flock(self.descriptor, lock)

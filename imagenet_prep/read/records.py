@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import (
+    class_list,
     example,
     jpeg,
     keys,
@@ -83,7 +85,7 @@ class Records:
                 f"imagenet-prep adopt {root}"
             )
         with storage_errors("read", path):
-            content = path.read_bytes()
+            content = regular_file.read(path)
         self.manifest = manifest.loads(content, str(path))
         if split not in self.manifest.splits:
             there = ", ".join(self.manifest.splits)
@@ -96,13 +98,14 @@ class Records:
         self.examples_per_shard = tuple(shard.examples for shard in self._shards)
         self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
         self._starts = np.array(self._first)
-        with storage_errors("read", root / naming.LABELS):
-            lines = (root / naming.LABELS).read_text("utf-8").splitlines()
-        self.wnids = tuple(line.partition(" ")[0] for line in lines)
+        path = root / naming.LABELS
+        with storage_errors("read", path):
+            classes = class_list.parse(regular_file.read(path), str(path))
+        self.wnids = tuple(wnid for wnid, _ in classes)
         found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
         if found != self.manifest.classes.digest:
             raise DataDamagedError(
-                f"{root / naming.LABELS}: its {len(lines):,} classes are not the manifest's "
+                f"{path}: its {len(classes):,} classes are not the manifest's "
                 f"{self.manifest.classes.count:,}. Copy the file again from where the data set was "
                 "made."
             )
@@ -111,7 +114,14 @@ class Records:
         self._lock = threading.Lock()
         self._open: dict[int, HeldFile] = {}
         # Offset and size in bytes of each record, of the shards whose index was read.
-        self._places = np.zeros((len(self), 2), np.int64)
+        try:
+            self._places = np.zeros((len(self), 2), np.int64)
+        except MemoryError:
+            raise StoreError(
+                f"{root}: its manifest says that {split} has {len(self):,} examples, and there is "
+                "not enough memory to note where they are. If it should have fewer, get the "
+                "manifest again from where the data set was made."
+            ) from None
         self._indexed: set[int] = set()
         # Memory that batches have had.
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
@@ -176,8 +186,15 @@ class Records:
         offsets, sizes = places.T.copy()
         sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
         data, found = gather([file.descriptor for file in files], offsets, sizes, self._free)
-        images = [each and example.decode_at(data, each) for each in found]
-        return [image if image and self._is_of_class(image) else None for image in images]
+        return [self._image_at(data, each) if each else None for each in found]
+
+    def _image_at(self, data: memoryview, found: list[int]) -> example.ImageExample | None:
+        """Returns what `gather` has found, if `read` would return the same."""
+        *places, height, width = found
+        image = example.decode_at(data, places)
+        if image is None or (image.height, image.width) != (height, width):
+            return None
+        return image if self._is_of_class(image) else None
 
     def _located(self, numbers: Sequence[int]) -> tuple[list[HeldFile], npt.NDArray[np.int64]]:
         """Returns the files of records, and [records, 2]: their offsets and sizes in bytes."""
@@ -206,11 +223,19 @@ class Records:
             payload = tfrecord.unframe(data, size)
             missing = self.manifest.lacks
             image = example.decode(payload, missing)
-            # TensorFlow and DALI would decode it without a limit.
-            jpeg.refuse_bombs(image.encoded)
+            # TensorFlow and DALI would decode it without a limit, and other formats too.
+            frame = jpeg.refuse_bombs(image.encoded)
+            if frame is None:
+                raise DataDamagedError(
+                    f"its image is no JPEG: it starts with {image.encoded[:8]!r}"
+                )
             if schema.HEIGHT in missing or schema.WIDTH in missing:
-                height, width = _size_of(image.encoded)
-                image = image._replace(height=height, width=width)
+                image = image._replace(height=frame.height, width=frame.width)
+            elif (frame.height, frame.width) != (image.height, image.width):
+                raise DataDamagedError(
+                    f"its image is {frame.width} x {frame.height}, the record says "
+                    f"{image.width} x {image.height}"
+                )
             self._class_of(image)
         except (DataDamagedError, BadImageError) as error:
             raise DataDamagedError(
@@ -336,28 +361,9 @@ class Records:
         if self._cache is not None and not path.exists():
             self._cache.forget(self._shards[shard])
             held = self._shard(shard)
-        most = _INDEX_LINE_BYTES * self._shards[shard].examples + 1
-        with storage_errors("read", path), open(path, "rb") as file:
+        there = self._shards[shard]
+        most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1
+        with storage_errors("read", path), open(regular_file.open_to_read(path), "rb") as file:
             content = file.read(most)
         del held
         return content
-
-
-def _size_of(encoded: bytes) -> tuple[int, int]:
-    """Returns (height, width) in pixels of a JPEG whose record lacks them.
-
-    Readers need no codec: `probe` would ask for simplejpeg where TensorFlow or DALI decodes.
-
-    Raises:
-      DataDamagedError: it is no JPEG.
-    """
-    import io
-
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
-            return image.height, image.width
-    except Exception as error:
-        # Pillow raises many kinds for broken files.
-        raise DataDamagedError(f"its image cannot be read: {error}") from error

@@ -6,9 +6,12 @@ error: the page shows it as a problem. Only receipts that name a shard of this d
 
 from __future__ import annotations
 
+import hashlib
+import io
+import itertools
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,23 +20,27 @@ from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import measures, naming, placement
+from imagenet_prep.dataset import class_list, measures, naming, placement
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Origin
-from imagenet_prep.dataset.member import MAX_IMAGE_BYTES
 from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
 # A receipt has some hundred kB. In memory, JSON takes up to twenty times its size.
 _MAX_JSON_BYTES = 16 << 20
 # A list of quarantined images has 300 bytes a line.
-_MAX_LIST_BYTES = 64 << 20
+_MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
+# Of an image, or of a record with one: several are in memory at once. ImageNet's largest has 16 MB.
+MAX_SHOWN_BYTES = 24 << 20
 # Larger values in a receipt would make a plot without end: no task takes a year, none began after
-# the year 2099, and measured values lie between 2^-16 and 2^63.
-_MAX_SECONDS, _LAST_S = 366 * 86_400.0, 4_102_444_800.0
+# the year 2099, and measured values lie between 2^-16 and 2^63. Shorter times would be lost beside
+# the time of the start, and something is divided by them.
+_LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
 _BINS = set(map(str, range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)))
-_MAX_COUNT, _MAX_SUM = 1 << 53, 1e300
+# Added up over all shards, counts still fit into 64 bits. No archive has 17 TB.
+_MAX_COUNT, _MAX_SUM = 1 << 44, 1e300
 # Receipts, as for `canonical.fits`, and what those of older versions or other stages leave out.
 _RECEIPT = {
     **dict.fromkeys(("start_s", "seconds", "transform_s"), float),
@@ -177,8 +184,13 @@ class Facts:
         return ClassName(f"class {class_index}", "")
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
-        """Returns bytes of the source, or None if it is not there any more."""
-        if offset < 0 or not 0 <= size <= MAX_IMAGE_BYTES:
+        """Returns bytes of the source, or None if it is not there any more.
+
+        Only of what the manifest names as a source: receipts and lists name the archive, and what
+        else lies in its folder is nobody's business.
+        """
+        named = {source.name for source in self.manifest.sources}
+        if offset < 0 or not 0 <= size <= MAX_SHOWN_BYTES or not named & {*archive.split("/")}:
             return None
         store, name = self.source, archive
         if archive in self.source_files:
@@ -202,7 +214,7 @@ def gather(
       store: where it lies.
       manifest: its manifest, proven.
       problems: what a check has found.
-      source: where the archives lie; None for the folder that they were read from.
+      source: where the archives lie; None for where runs of this user have read them.
     """
     folder = store.as_folder
     facts = Facts(
@@ -210,19 +222,16 @@ def gather(
         manifest=manifest,
         # Only folders of hosts hold less.
         part=placement.load(folder.root, manifest) if folder else placement.WHOLE,
-        classes=_classes(store),
+        classes=_classes(store, manifest),
         incidents=[line for line in _lines(store, naming.QUARANTINE) if _is_incident(line)],
         problems=list(problems),
         replicas=_replicas(store),
     )
-    origin = _parsed(_bytes(store, naming.ORIGIN, _MAX_JSON_BYTES))
-    files = origin.get("files")
     if source is not None:
         facts.source = source
-    elif isinstance(origin.get("root"), str) and isinstance(files, dict):
-        # A folder, whatever it says: the data set's own files send nobody to a server.
-        facts.source = LocalStore(Path(origin["root"]))
-        facts.source_files = {name: str(path) for name, path in files.items()}
+    elif (origin := origins.find(manifest.digest)) is not None:
+        facts.source = LocalStore(Path(origin.root))
+        facts.source_files = origin.files
     _read_receipts(facts)
     return facts
 
@@ -240,15 +249,16 @@ def ahead(
         yield from waiting
 
 
-def index_of(facts: Facts, shard: str) -> list[str]:
-    """Returns the lines of a shard's index.
+def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
+    """Returns those lines of a shard's index that have these numbers, as far as it has them.
 
     Raises:
       DataDamagedError: it cannot be read.
     """
     name = naming.index_name(shard)
     try:
-        return facts.store.read(name, 0, _MAX_LIST_BYTES).decode("ascii").splitlines()
+        lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
+        return {at: line.decode("ascii") for at, line in enumerate(lines) if at in numbers}
     except (StoreError, ValueError) as error:
         raise DataDamagedError(f"{name}: cannot be read: {error}") from error
 
@@ -293,12 +303,14 @@ def _makes_sense(receipt: dict[str, Any]) -> bool:
     counts = [receipt["examples"], receipt["num_classes"] or 0]
     counts += [number for record, _, _, *numbers in origins for number in (record, *numbers)]
     counts += [count for histogram in histograms for count in histogram.values()]
+    times = [receipt[name] for name in ("seconds", "transform_s")]
     return (
         0 <= receipt["start_s"] <= _LAST_S
-        and all(0 <= receipt[name] <= _MAX_SECONDS for name in ("seconds", "transform_s"))
+        and all(_LEAST_SECONDS <= each <= _MAX_SECONDS for each in times if each != 0)
         and all(0 <= value <= _MAX_SUM for value in receipt["sums"].values())
         and all(0 <= count < _MAX_COUNT for count in counts)
         and all(histogram.keys() <= _BINS for histogram in histograms)
+        and all(any(histogram.values()) for histogram in histograms)
     )
 
 
@@ -324,9 +336,20 @@ def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[st
         return []
 
 
-def _classes(store: Store) -> list[ClassName]:
-    text = _bytes(store, naming.LABELS, _MAX_LIST_BYTES).decode("utf-8", errors="replace")
-    return [ClassName(*line.partition(" ")[::2]) for line in text.splitlines()]
+def _classes(store: Store, manifest: Manifest) -> list[ClassName]:
+    """Returns the classes of the list that the manifest states; none where there is another file.
+
+    The page then says so, where it shows what verify has found. The file may be a link to anything.
+    """
+    data = _bytes(store, naming.LABELS, _MAX_LIST_BYTES)
+    stated = {file.sha256 for file in manifest.files if file.name == naming.LABELS}
+    if hashlib.sha256(data).hexdigest() not in stated:
+        return []
+    try:
+        rows = class_list.parse(data, naming.LABELS)
+    except DataDamagedError:
+        return []
+    return [ClassName(*row) for row in rows]
 
 
 def _replicas(store: Store) -> list[dict[str, Any]]:
@@ -341,7 +364,8 @@ def _is_incident(line: dict[str, Any]) -> bool:
 
 
 def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
-    for line in _bytes(store, name, _MAX_LIST_BYTES).splitlines():
+    lines = io.BytesIO(_bytes(store, name, _MAX_LIST_BYTES))
+    for line in itertools.islice(lines, _MAX_LINES):
         yield _parsed(line)
 
 

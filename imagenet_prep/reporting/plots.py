@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections import Counter
@@ -96,13 +97,13 @@ def of(facts: Facts) -> list[Plot]:
         _time_by_stage,
         _per_worker,
     )
-    with mpl.rc_context(_STYLE):
+    with _style():
         return [plot for maker in makers if (plot := maker(facts)) is not None]
 
 
 def training(rows: Sequence[Any]) -> Plot:
     """Returns the plot of `bench-train`: images/s over ranks."""
-    with mpl.rc_context(_STYLE):
+    with _style():
         figure, axes = _axes()
         _draw_training(rows, axes, (_AFTER, _BEFORE, _INK))
         last = rows[-1]
@@ -112,9 +113,26 @@ def training(rows: Sequence[Any]) -> Plot:
 
 def save_training(rows: Sequence[Any], path: Path) -> None:
     """Writes the same plot as a PNG."""
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
-    _draw_training(rows, figure.subplots(), ("C0", "C1", "0.5"))
-    figure.savefig(path, dpi=160)
+    with _defaults():
+        figure = Figure(figsize=(7, 4.4), layout="constrained")
+        _draw_training(rows, figure.subplots(), ("C0", "C1", "0.5"))
+        figure.savefig(path, dpi=160)
+
+
+@contextlib.contextmanager
+def _defaults() -> Iterator[None]:
+    """Draws with matplotlib's own settings: nobody's file starts LaTeX, or changes a page."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        yield
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Draws in the page's style."""
+    with _defaults():
+        mpl.rcParams.update(_STYLE)
+        yield
 
 
 def _draw_training(rows: Sequence[Any], axes: Any, colours: tuple[str, str, str]) -> None:

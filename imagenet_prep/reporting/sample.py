@@ -17,11 +17,13 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.measures import Origin
 from imagenet_prep.dataset.member import QUARANTINED
 from imagenet_prep.reporting import pictures
-from imagenet_prep.reporting.facts import Facts, ahead, index_of
+from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, ahead, index_of
 
 # One image of each class of ImageNet, 1.7 kB each, fills half of the 5 MB that a report may have.
 _MAX_TILES = 1000
 _MAX_PER_CLASS = 24
+# Records that cannot be shown: who reads of a hundred knows enough, and each may take a while.
+_MAX_DAMAGED = 100
 # This many draws leave 0.3 of 1000 equally likely classes without an image.
 _DRAWS = 8000
 # Side in pixels and WebP quality of thumbnails; large ones if there are at most _MAX_LARGE.
@@ -109,9 +111,10 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
     side, quality = _LARGE if num <= _MAX_LARGE else _SMALL
     tiles: list[Tile] = []
     used = 0
+    most_problems = len(facts.problems) + _MAX_DAMAGED
     wanted = (each for each in _records(facts, seed) if _has_room(facts, each, left))
     for record, reading in ahead(partial(read, facts), wanted):
-        if len(tiles) >= num or used >= _TILE_BYTES:
+        if len(tiles) >= num or used >= _TILE_BYTES or len(facts.problems) >= most_problems:
             break
         try:
             found = reading.result()
@@ -169,15 +172,19 @@ def incidents(facts: Facts) -> list[Incident]:
 def _records(facts: Facts, seed: int) -> Iterator[Record]:
     """Yields records as `_groups` lists them, each with its line of the index."""
     groups = _groups(facts, seed)
-    for (shard, numbers), reading in ahead(lambda group: index_of(facts, group[0]), groups):
+
+    def lines_of(group: _Group) -> dict[int, str]:
+        shard, numbers = group
+        return index_of(facts, shard, {number for number, _ in numbers})
+
+    for (shard, numbers), reading in ahead(lines_of, groups):
         try:
             lines = reading.result()
         except DataDamagedError as error:
             facts.problems.append(str(error))
             continue
         for number, origin in numbers:
-            line = lines[number] if number < len(lines) else ""
-            yield Record(shard, number, line, origin)
+            yield Record(shard, number, lines.get(number, ""), origin)
 
 
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
@@ -215,8 +222,10 @@ def read(facts: Facts, record: Record) -> ImageExample:
     """
     try:
         offset, size = map(int, record.line.split())
-        if offset < 0 or not 0 <= size - tfrecord.FRAMING_BYTES <= tfrecord.MAX_PAYLOAD_BYTES:
+        if offset < 0 or size < tfrecord.FRAMING_BYTES:
             raise ValueError("its index claims a record where there can be none")
+        if size > MAX_SHOWN_BYTES:
+            raise ValueError(f"it has {size:,} bytes, and {MAX_SHOWN_BYTES:,} at most are shown")
         frame = facts.store.read(record.shard, offset, size)
         return example.decode(tfrecord.unframe(frame, size), facts.manifest.lacks)
     except (StoreError, OverflowError, ValueError) as error:

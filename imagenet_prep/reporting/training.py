@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, regular_file
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.os_errors import storage_errors
 
@@ -26,6 +26,8 @@ _COLUMNS: dict[str, Callable[[Any], str]] = {
 }
 HEADER = tuple(_COLUMNS)
 _PERHAPS = (float, type(None))
+# A row has 400 bytes; bench-train measures a few numbers of ranks.
+_MOST_BYTES = 1 << 20
 _ROW = {
     **dict.fromkeys(("ranks", "hosts"), int),
     **dict.fromkeys(("images_per_s", "images_per_s_without_input", "efficiency"), float),
@@ -41,9 +43,10 @@ def load(path: Path) -> list[Any]:
     Raises:
       UsageError: the file is not one that `bench-train` wrote.
       StoreError: it cannot be read.
+      DataDamagedError: it is no regular file, or too large.
     """
     with storage_errors("read", path):
-        content = path.read_bytes()
+        content = regular_file.read(path, _MOST_BYTES)
     try:
         found = canonical.loads(content)
         if not canonical.fits(found, {"rows": [_ROW]}) or not found["rows"]:

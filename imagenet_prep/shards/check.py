@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, BinaryIO
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.dataset.problems import GivenUpError, Problems
+from imagenet_prep.storage.fetch import as_file
+from imagenet_prep.storage.remote import CHUNK_BYTES
 from imagenet_prep.storage.store import Store
 
+_INDEX_LINE = re.compile(r"[0-9]+ [0-9]+\s*", re.ASCII)
 # A line of an index has two numbers of up to 20 digits. A longer line is damaged.
 _MAX_LINE_BYTES = 64
 
@@ -28,6 +33,7 @@ class Expectation:
       wnids: by class index; empty if labels.txt itself is damaged.
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
+      most_bytes: of the largest shard; of a longer file, the rest is not read.
       prove_image: decodes (encoded, height, width); raises BadImageError.
       missing_features: keys that records lack or hold wrong, as the manifest says.
     """
@@ -37,6 +43,7 @@ class Expectation:
     wnids: Sequence[str]
     label_offset: int
     name_of_sha256: dict[str, str]
+    most_bytes: int
     prove_image: Callable[[bytes, int, int], None]
     missing_features: Mapping[str, str] = field(default_factory=dict)
 
@@ -67,85 +74,117 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
     if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
         return report
     try:
-        lines = _check_records(shard, expectation, report)
-        _check_index(shard, index.name, expectation.store, lines, report)
+        with expectation.store.opened(index.name) as opened:
+            lines = _IndexLines(opened, index.num_bytes)
+            _check_records(shard, expectation, report, lines)
+            if (problem := lines.problem(shard.index_sha256)) is not None:
+                report.problems.append(f"{index.name}: {problem}")
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
     return report
 
 
-def _check_records(shard: Shard, expectation: Expectation, report: Report) -> list[str]:
-    """Reads a shard once; returns the lines that its index must have, up to the first damage."""
-    found = len(report.problems)
-    lines = []
+class _IndexLines:
+    """The index of a shard, read beside it: a shard may have more records than memory holds."""
+
+    def __init__(self, opened: BinaryIO, most: int) -> None:
+        self._digest = hashlib.sha256()
+        self._chunks = _hashed(opened, self._digest, most)
+        self._lines = as_file(self._chunks)
+        self._other = ""
+
+    def compare(self, number: int, expected: str) -> None:
+        """Compares the next line with what it must be, up to the first that is another."""
+        if self._other:
+            return
+        line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
+        if line and line != expected:
+            # The index may be a link to something of the user's, which is not to be shown.
+            said = repr(line.rstrip()) if _INDEX_LINE.fullmatch(line) else "without two numbers"
+            self._other = f"record {number}: line {said}, the shard says {expected.rstrip()!r}"
+
+    def problem(self, sha256: str) -> str | None:
+        """Returns what is wrong with an index that must have this sha256."""
+        collections.deque(self._chunks, maxlen=0)
+        if (found := self._digest.hexdigest()) == sha256:
+            return None
+        return self._other or f"sha256 {found}, expected {sha256}"
+
+
+def _check_records(
+    shard: Shard, expectation: Expectation, report: Report, index: _IndexLines
+) -> None:
+    """Reads a shard once, and its index beside it, up to the first damage or many problems."""
+    problems, records = Problems(), 0
+    damage = ""
     digest = hashlib.sha256()
     with expectation.store.opened(shard.name) as opened:
-        chunks = hashed(opened, [digest])
+        chunks = _hashed(opened, digest, expectation.most_bytes)
         try:
             for record in tfrecord.read_records(as_file(chunks), shard.name):
                 size = len(record.payload) + tfrecord.FRAMING_BYTES
-                lines.append(tfrecord.index_line(record.offset, size))
-                if expectation.level == schema.LEVEL_DECODE:
-                    _check_example(record, shard, expectation, report)
+                index.compare(record.number, tfrecord.index_line(record.offset, size))
+                if records == shard.examples:
+                    damage = f"{shard.name}: more than {records:,} records"
+                    break
+                records += 1
+                if expectation.level != schema.LEVEL_DECODE:
+                    continue
+                try:
+                    report.examples_per_class.update(_class_of(record.payload, expectation))
+                except (DataDamagedError, BadImageError) as error:
+                    where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
+                    problems.add(f"{where}: {error}")
+        except GivenUpError:
+            records = shard.examples  # as far as anybody has counted
         except DataDamagedError as error:
-            report.problems.append(str(error))
+            damage = str(error)
         # What lies behind the damage belongs to the sha256 too.
         collections.deque(chunks, maxlen=0)
+    found = [*problems.listed(shard.name), *filter(None, [damage])]
+    report.problems += found
     if (sha256 := digest.hexdigest()) != shard.sha256:
         other = expectation.name_of_sha256.get(sha256)
         if other is not None:
             report.problems.append(f"{shard.name}: holds the content of {other}; swapped")
-        elif len(report.problems) == found:
+        elif not found:
             report.problems.append(
                 f"{shard.name}: sha256 {sha256}, expected {shard.sha256}, though every record's "
                 "CRC fits: another program wrote it"
             )
-    elif len(lines) != shard.examples:
-        report.problems.append(f"{shard.name}: {len(lines)} records, expected {shard.examples}")
-    return lines
+    elif records != shard.examples:
+        report.problems.append(f"{shard.name}: {records} records, expected {shard.examples}")
 
 
-def _check_index(
-    shard: Shard, name: str, store: Store, lines: Sequence[str], report: Report
-) -> None:
-    digest = hashlib.sha256()
-    with store.opened(name) as opened:
-        collections.deque(hashed(opened, [digest]), maxlen=0)
-    if (sha256 := digest.hexdigest()) == shard.index_sha256:
-        return
-    with store.opened(name) as stream:
-        for number, expected in enumerate(lines):
-            line = stream.readline(_MAX_LINE_BYTES).decode(errors="replace")
-            if line and line != expected:
-                report.problems.append(
-                    f"{name}: record {number}: line {line.rstrip()!r}, the shard says "
-                    f"{expected.rstrip()!r}"
-                )
-                return
-    report.problems.append(f"{name}: sha256 {sha256}, expected {shard.index_sha256}")
+def _hashed(opened: BinaryIO, digest: Any, most: int) -> Iterator[bytes]:
+    """Yields a chunk more than `most` bytes of a file, which may claim far more; hashes them."""
+    most += CHUNK_BYTES
+    while most > 0 and (chunk := opened.read(min(most, CHUNK_BYTES))):
+        digest.update(chunk)
+        most -= len(chunk)
+        yield chunk
 
 
-def _check_example(
-    record: tfrecord.Record, shard: Shard, expectation: Expectation, report: Report
-) -> None:
-    where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
-    try:
-        image = example.decode(record.payload, expectation.missing_features)
-        expectation.prove_image(image.encoded, image.height, image.width)
-        class_index = image.stored_label - expectation.label_offset
-        if not expectation.wnids:
-            return
-        if not 0 <= class_index < len(expectation.wnids):
-            raise DataDamagedError(
-                f"label {image.stored_label}, expected {expectation.label_offset} to "
-                f"{len(expectation.wnids) - 1 + expectation.label_offset}"
-            )
-        report.examples_per_class[class_index] += 1
-        known = schema.SYNSET not in expectation.missing_features
-        if known and image.wnid != expectation.wnids[class_index]:
-            raise DataDamagedError(
-                f"label {image.stored_label} is {expectation.wnids[class_index]}, the record's "
-                f"synset is {image.wnid}"
-            )
-    except (DataDamagedError, BadImageError) as error:
-        report.problems.append(f"{where}: {error}")
+def _class_of(payload: bytes, expectation: Expectation) -> list[int]:
+    """Returns the class index of a proven example; none where the class list is damaged.
+
+    Raises:
+      DataDamagedError, BadImageError: its features, its image or its label are wrong.
+    """
+    image = example.decode(payload, expectation.missing_features)
+    expectation.prove_image(image.encoded, image.height, image.width)
+    if not (wnids := expectation.wnids):
+        return []
+    class_index = image.stored_label - expectation.label_offset
+    if not 0 <= class_index < len(wnids):
+        raise DataDamagedError(
+            f"label {image.stored_label}, expected {expectation.label_offset} to "
+            f"{len(wnids) - 1 + expectation.label_offset}"
+        )
+    known = schema.SYNSET not in expectation.missing_features
+    if known and image.wnid != wnids[class_index]:
+        raise DataDamagedError(
+            f"label {image.stored_label} is {wnids[class_index]}, the record's synset is "
+            f"{image.wnid}"
+        )
+    return [class_index]

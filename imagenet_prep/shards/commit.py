@@ -82,7 +82,7 @@ def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -
     for receipt in receipts:
         for incident in receipt["incidents"]:
             if incident["action"] == QUARANTINED:
-                if incident["class_index"] >= len(examples_per_class):
+                if not 0 <= incident["class_index"] < len(examples_per_class):
                     raise DataDamagedError(
                         f"{receipt['shard']}: its receipt in .work leaves out an image of class "
                         f"{incident['class_index']:,}, and there are {len(examples_per_class):,}. "

@@ -16,6 +16,9 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, dump_member
 
+# Room for a shard of ten million images. Every run makes its plans itself.
+MOST_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class SplitPlan:

@@ -13,6 +13,7 @@ from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.measures import Measures
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
 from imagenet_prep.storage.large_file import LargeFile
+from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 # Of a member, what an incident names.
@@ -73,7 +74,8 @@ def write_shard(
         if not lines:
             raise _no_good_image(shard, found["incidents"])
         index = "".join(lines).encode()
-        index_path.write_bytes(index)
+        with new_file(index_path) as index_file:
+            index_file.write(index)
         return {
             "shard": shard,
             "examples": len(lines),

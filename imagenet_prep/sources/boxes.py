@@ -6,7 +6,6 @@ one for validation, which is joined with the images by base name.
 
 from __future__ import annotations
 
-import gzip
 import io
 import itertools
 import math
@@ -21,8 +20,8 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.sources import folder, published, source, tar
-from imagenet_prep.storage.remote_path import Location
+from imagenet_prep.sources import folder, packed, published, source, tar
+from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _PUBLISHED = {schema.TRAIN: published.TRAIN_BOXES, schema.VALIDATION: published.VALIDATION_BOXES}
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
@@ -149,7 +148,7 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
       SourceError: an image has two annotations.
     """
     found: dict[str, Boxes] = {}
-    for line in lines.splitlines():
+    for line in io.BytesIO(lines):
         try:
             stem, sides = canonical.loads(line)
             boxes = Boxes(*map(tuple, sides))
@@ -169,13 +168,13 @@ def _files(path: Location) -> Iterator[tuple[str, bytes]]:
         if isinstance(path, Path) and path.is_dir():
             for file in source.scan(path):
                 if file.path.endswith(".xml"):
-                    with open(path / file.path, "rb") as opened:
+                    with open_to_read(path / file.path) as opened:
                         yield file.path, opened.read(_MAX_XML_BYTES + 1)
         else:
-            with tar.unpacked(path) as stream:
+            with packed.unpacked(path) as stream:
                 allowance = tar.Allowance(_MAX_UNPACKED_BYTES)
                 yield from _archived(stream, path.name, allowance, 0)
-    except tar.UNPACKING_ERRORS as error:
+    except packed.UNPACKING_ERRORS as error:
         raise SourceError(f"{path}: cannot be read: {error}. {_ADVICE}") from error
 
 
@@ -194,8 +193,8 @@ def _archived(
                     f"{name}: {member.name} is an archive in an archive in an archive. "
                     f"Annotations are not packed like that. {_ADVICE}"
                 )
-            with gzip.open(io.BytesIO(read_up_to(member.size))) as packed:
-                yield from _archived(packed, f"{name}: {member.name}", allowance, depth + 1)
+            with packed.gunzip(io.BytesIO(read_up_to(member.size))) as inner:
+                yield from _archived(inner, f"{name}: {member.name}", allowance, depth + 1)
 
 
 def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:

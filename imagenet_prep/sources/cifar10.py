@@ -1,15 +1,12 @@
 """CIFAR-10's python version: pickles of raw pixels, in the archive or extracted.
 
 The classes keep CIFAR's own order, so that labels stay 0 ... 9 as published. Pixels have no
-format, so each image is encoded once. The pickles are read by an unpickler that builds nothing
-but lists, dicts, numbers and bytes: others run whatever their file says.
+format, so each image is encoded once. The pickles are read by `sources/pickles`, which runs nothing
+that a file says.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources import labels, pickles, source, tar
 from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
@@ -38,8 +35,6 @@ _PIXEL_BYTES = 3 * _SIDE * _SIDE
 _MAX_BATCH_BYTES = 64 << 20
 # The archive unpacks to 186 MB.
 _MAX_UNPACKED_BYTES = 512 << 20
-# A batch has four operations an image. Each may leave an object of up to 100 bytes.
-_MAX_OPERATIONS = 1_000_000
 # As file systems have it.
 _MAX_NAME_BYTES = 255
 
@@ -75,7 +70,7 @@ class Cifar10(source.Pixels):
         batch = _load(_read(self.path, task.name), where)
         pixels, classes, names = (batch.get(key) for key in ("data", "labels", "filenames"))
         if (
-            not isinstance(pixels, _Array)
+            not isinstance(pixels, pickles.Array)
             or not isinstance(classes, list)
             or not isinstance(names, list)
             or not all(isinstance(name, str | bytes) for name in names)
@@ -95,7 +90,7 @@ class Cifar10(source.Pixels):
                 f"{self.classes.wnids[label]}/{base}", label, self._encode(pixels, row)
             )
 
-    def _encode(self, pixels: _Array, row: int) -> bytes:
+    def _encode(self, pixels: pickles.Array, row: int) -> bytes:
         import numpy as np
 
         planes = np.frombuffer(pixels.data, np.uint8, _PIXEL_BYTES, row * _PIXEL_BYTES)
@@ -145,66 +140,10 @@ def _read(path: Path, name: str) -> bytes:
     return data
 
 
-class _Array:
-    """What a pickled numpy array leaves behind: its bytes. Nothing of numpy's is called."""
-
-    data = b""
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        # (version, shape, dtype, is_fortran, bytes), numpy's array.__reduce__.
-        data = state[4]
-        if state[2].kind != "u1" or state[3] or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("an array that is not uint8 in C order")
-        self.data = data
-
-
-class _Dtype:
-    def __init__(self, kind: str, *_: object) -> None:
-        self.kind = _text(kind)
-        if len(self.kind) > 2:
-            raise pickle.UnpicklingError("an array of another kind than u1")
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-_STAND_INS: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data), encoding="bytes")
-        self._left = len(data)
-
-    def _latin1(self, text: str, _: str) -> bytes:
-        """How Python 3 writes bytes for Python 2 to read: each text once."""
-        self._left -= len(text)
-        if self._left < 0:
-            raise pickle.UnpicklingError("it encodes more text than it holds")
-        return text.encode("latin1")
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Returns our stand-in for what numpy's arrays are made of; refuses the rest."""
-        if (module, name) == ("_codecs", "encode"):
-            return self._latin1
-        if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError(f"asks for {module[:64]}.{name[:64]}")
-        return _STAND_INS[module, name]
-
-
 def _load(data: bytes, where: str) -> dict[str, Any]:
     """Returns a pickled dict with text keys; raises SourceError where it is anything else."""
     try:
-        _check_bounds(data)
-        content = _Unpickler(data).load()
+        content = pickles.loads(data)
         return {_text(key): value for key, value in content.items()}
     except Exception as error:
         # A pickle is a program: a broken one raises whatever it runs into.
@@ -214,29 +153,18 @@ def _load(data: bytes, where: str) -> dict[str, Any]:
         ) from error
 
 
-def _check_bounds(data: bytes) -> None:
-    """Raises ValueError where a pickle asks for more room, or operations, than a batch needs."""
-    for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
-        if number > _MAX_OPERATIONS:
-            raise ValueError(f"it has more than {_MAX_OPERATIONS:,} operations")
-        places = operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0)
-        if places > number:
-            raise ValueError(f"it asks for a memo of {places:,} places")
-        if operation.name == "FRAME" and int(argument or 0) > len(data):
-            raise ValueError(f"it announces {argument:,} bytes and has {len(data):,}")
-
-
 def _name(value: Any, where: str) -> str:
     """Returns a name that may become a part of a key."""
-    name = _text(value)
-    if len(name) > _MAX_NAME_BYTES:
-        raise SourceError(f"{where}: a name has more than {_MAX_NAME_BYTES} bytes")
-    return name
+    try:
+        return _text(value)
+    except ValueError as error:
+        raise SourceError(f"{where}: {error}") from error
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
-    if isinstance(value, str):
-        return value
-    raise pickle.UnpicklingError(f"a {type(value).__name__} where a name is expected")
+    """Returns a name as text; raises ValueError if it is none."""
+    if not isinstance(value, str | bytes):
+        raise ValueError(f"a {type(value).__name__} where a name is expected")
+    if len(value) > _MAX_NAME_BYTES:
+        raise ValueError(f"a name has more than {_MAX_NAME_BYTES} bytes")
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value

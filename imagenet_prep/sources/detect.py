@@ -32,7 +32,13 @@ LAYOUTS = {
 
 
 def find(
-    root: Location, splits: Sequence[str], kind: str, *, encode: Encode, encoding: str
+    root: Location,
+    splits: Sequence[str],
+    kind: str,
+    *,
+    encode: Encode,
+    encoding: str,
+    follow_links: bool = False,
 ) -> tuple[Source, str]:
     """Returns the source, and in a line what was seen.
 
@@ -41,6 +47,7 @@ def find(
       splits: to be read.
       kind: one of LAYOUTS, or "auto" to recognise it.
       encode, encoding: for pixels that come without a format, see `source.Pixels`.
+      follow_links: as for `folder.find`.
 
     Raises:
       UsageError: nothing is recognised, or something that is needed is not there.
@@ -53,7 +60,7 @@ def find(
     }
     if isinstance(root, Path):
         finders |= {
-            FOLDER: partial(folder.find, root, splits),
+            FOLDER: partial(folder.find, root, splits, follow_links=follow_links),
             PARQUET: partial(parquet.find, root, splits),
             RECORDIO: partial(recordio.find, root, splits),
             CIFAR10: partial(cifar10.find, root, encode, encoding),

@@ -21,6 +21,7 @@ from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import editions, labels, lemmas, source
 from imagenet_prep.sources.source import File, IndexTask
 from imagenet_prep.storage.archive import Range
+from imagenet_prep.storage.remote_path import open_to_read
 
 FOLDERS = {
     schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
@@ -55,7 +56,7 @@ class FileReader:
         """
         path = self._root / archive
         try:
-            with open(path, "rb") as file:
+            with open_to_read(path) as file:
                 there = os.fstat(file.fileno()).st_size
                 data = file.read(offset + size)
         except OSError as error:
@@ -81,11 +82,13 @@ class Folder(source.Stored):
       root: what paths are relative to.
       validation_class_index: class index by stem of each image of a flat validation folder;
         None where it has a folder a class.
+      inside: where links must lead; None where they may lead anywhere.
     """
 
     decisive = ("validation_class_index",)
     root: Path
     validation_class_index: dict[str, int] | None
+    inside: Path | None
 
     @property
     def is_ilsvrc(self) -> bool:
@@ -105,7 +108,7 @@ class Folder(source.Stored):
             validation image has no label.
         """
         folder = self.root / task.archive
-        files = _images(source.scan(folder))
+        files = _images(source.scan(folder, self.inside))
         members = source.sorted_by_key(
             (self._member(task, f"{task.archive}/{file.path}", file.num_bytes) for file in files),
             str(self.root),
@@ -152,8 +155,11 @@ def _there(base: Path, split: str) -> list[str]:
     return [name for name in FOLDERS[split] if (base / name).is_dir()]
 
 
-def find(root: Path, splits: Sequence[str]) -> Folder:
+def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Folder:
     """Returns the folders that `splits` need, and the class list.
+
+    Images may be links, and so may folders. Unless `follow_links`, they must lead to what lies in
+    `root`: a link that came with a source could name a private picture of whoever prepares it.
 
     The class list is the devkit's or Kaggle's where one is there. Else it is the official one
     where all class folders belong to it, so that labels never shift in a subset; else the
@@ -161,8 +167,10 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
 
     Raises:
       UsageError: a folder or the validation labels are not there.
-      SourceError: class folders contradict the class list, or labels are damaged.
+      SourceError: class folders contradict the class list, labels are damaged, or a link leads
+        out of the source.
     """
+    inside = None if follow_links else root
     base, folders = split_folders(root)
     if missing := [split for split in splits if split not in folders]:
         raise UsageError(
@@ -195,14 +203,14 @@ def find(root: Path, splits: Sequence[str]) -> Folder:
             _refuse_strays(folder)
             below = [*_class_folders(folder, classes).items()]
         # One class at a time: the names of 13 million files take gigabytes.
-        groups = ((name, _images(source.scan(folder / name))) for _, name in below)
+        groups = ((name, _images(source.scan(folder / name, inside))) for _, name in below)
         parts.append(source.folder_part(folder.name, groups))
         for index, name in below:
             # Class folders may have names that fit no receipt.
             called = split if index is None else f"{split}-{index:05d}"
             path = str(Path(folders[split], name))
             tasks.append(IndexTask(called, split, folder.name, index, archive=path))
-    return Folder(classes, tuple(parts), base, truth, tasks=tuple(tasks))
+    return Folder(classes, tuple(parts), base, truth, inside, tasks=tuple(tasks))
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:

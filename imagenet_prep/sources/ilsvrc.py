@@ -17,6 +17,7 @@ from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions, labels, published, source, tar
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.member_reader import MemberReader, TarReader
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader, Range
 from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
@@ -45,6 +46,12 @@ class Tars(source.Stored):
     def reader(self) -> ArchiveReader | RemoteArchives:
         """Reads the archives."""
         return open_archives(self.archives)
+
+    @property
+    def images(self) -> MemberReader:
+        """Reads the members; on a server they may be known from a list that others could write."""
+        kind = TarReader if isinstance(self.reader, RemoteArchives) else MemberReader
+        return kind(self.reader)
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one tar, sorted by key.

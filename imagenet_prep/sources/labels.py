@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
 import struct
 import zlib
@@ -19,7 +20,7 @@ from functools import cached_property
 from importlib import resources
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.sources import mat, published, tar
 from imagenet_prep.storage.remote_path import Location
 
@@ -67,6 +68,10 @@ class ClassList:
 
     wnids: tuple[str, ...]
     words: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses what labels.txt cannot hold."""
+        class_list.demand_short(itertools.chain(self.wnids, self.words), "the source")
 
     @cached_property
     def index(self) -> dict[str, int]:

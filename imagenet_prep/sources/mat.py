@@ -39,7 +39,7 @@ def read(data: bytes) -> dict[str, Any]:
     """
     if data[126:_HEADER_BYTES] != b"IM":
         raise ValueError("it is no MAT-file of version 5")
-    unpacked = b""
+    unpacked = bytearray()  # bytes would be copied for each of 500,000 small elements
     for kind, content in _elements(data[_HEADER_BYTES:]):
         if kind == _COMPRESSED:
             left = _MAX_UNPACKED_BYTES - len(unpacked)
@@ -48,7 +48,7 @@ def read(data: bytes) -> dict[str, Any]:
             unpacked += struct.pack("<II", kind, len(content)) + content
         if len(unpacked) > _MAX_UNPACKED_BYTES:
             raise ValueError(f"it unpacks to more than {_MAX_UNPACKED_BYTES:,} bytes")
-    return dict(_array(*element, 0) for element in _elements(unpacked))
+    return dict(_array(*element, 0) for element in _elements(bytes(unpacked)))
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import labels, source, tar
+from imagenet_prep.sources import labels, packed, source
 from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
@@ -106,12 +106,12 @@ def _read(path: Path, shape: tuple[int, ...]) -> bytes:
     """Returns the items of an IDX file, each uint8 of this shape; raises SourceError."""
     header = struct.Struct(f">{2 + len(shape)}I")
     try:
-        with tar.unpacked(path) as stream:
+        with packed.unpacked(path) as stream:
             head = stream.read(header.size)
             num_bytes = _number(path, head, header, shape) * math.prod(shape)
             # One byte more: it must not be there, and the checksum of a gzip lies behind it.
             data = stream.read(num_bytes + 1)
-    except tar.UNPACKING_ERRORS as error:
+    except packed.UNPACKING_ERRORS as error:
         raise SourceError(f"{path}: cannot be read: {error}. {_ADVICE}") from error
     if len(data) != num_bytes:
         there = "more" if len(data) > num_bytes else f"{len(data):,}"

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import labels, source
+from imagenet_prep.sources import labels, pages, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
+from imagenet_prep.storage.remote_path import open_to_read
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -69,8 +70,9 @@ class Parquet(source.Packed):
             WNID in a path contradicts the label.
         """
         path = self.files[task.part]
-        with _opened(path) as file:
-            for row, (label, image) in enumerate(_rows(file, "image", _BATCH_ROWS)):
+        with _opened(path) as (file, descriptor):
+            rows = _rows(file, descriptor, "image", _BATCH_ROWS)
+            for row, (label, image) in enumerate(rows):
                 yield self._image(task, f"{path}: row {row:,}", row, label, image)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
@@ -145,7 +147,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     files = {name: there / name for split in splits for name in found[split]}
     num_bytes = {}
     for name, path in files.items():
-        with _opened(path) as file:
+        with _opened(path) as (file, _):
             num_bytes[name] = _image_bytes(file, path)
     classes = _classes(next(iter(files.values())))
     parts = tuple(source.file_part(path) for path in files.values())
@@ -154,14 +156,18 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[ParquetFile]:
-    """Yields an open file with the columns that we need; turns pyarrow's errors into ours."""
+def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
+    """Yields an open file with the columns that we need, and its descriptor.
+
+    It turns pyarrow's errors into ours.
+    """
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq
 
     try:
         # Not memory-mapped and not read ahead: memory is that of a page or two.
-        with pq.ParquetFile(path, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False) as file:
+        reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
+        with open_to_read(path) as opened, pq.ParquetFile(opened, **reading) as file:
             columns = file.schema_arrow
             image = columns.field("image").type if "image" in columns.names else pa.null()
             fields = {field.name for field in image} if pa.types.is_struct(image) else set()
@@ -170,7 +176,7 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
                     f"{path}: has the columns {', '.join(columns.names) or 'none'}; expected "
                     "image {bytes, path} and label, as Hugging Face's image data sets have them."
                 )
-            yield file
+            yield file, opened.fileno()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SourceError(
             f"{path}: cannot be read as Parquet: {error}. "
@@ -178,8 +184,15 @@ def _opened(path: Path) -> Iterator[ParquetFile]:
         ) from error
 
 
-def _rows(file: ParquetFile, column: str, at_once: int) -> Iterator[tuple[Any, Any]]:
+def _rows(
+    file: ParquetFile, descriptor: int, column: str, at_once: int
+) -> Iterator[tuple[Any, Any]]:
     """Yields (label, image) of each row; of the image, what a column has of it."""
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        for chunk in map(group.column, range(group.num_columns)):
+            if f"{chunk.path_in_schema}.".startswith(("label.", f"{column}.")):
+                pages.check(descriptor, chunk)
     for batch in file.iter_batches(at_once, columns=["label", column], use_threads=False):
         columns = (batch.column("label").to_pylist(), batch.column("image").to_pylist())
         yield from zip(*columns, strict=True)
@@ -207,13 +220,13 @@ def _classes(path: Path) -> labels.ClassList:
     ILSVRC2012's sorted WNIDs is the row's label. The other rows are held to it later.
     """
     official = labels.official_classes()
-    with _opened(path) as file:
+    with _opened(path) as (file, descriptor):
         names = _class_names(file, path)
         if names and all(labels.WNID.fullmatch(name) for name in names):
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
         # Without image.bytes this reads a few kB.
-        for label, image in _rows(file, "image.path", _PROBE_ROWS):
+        for label, image in _rows(file, descriptor, "image.path", _PROBE_ROWS):
             match = _APPENDED_WNID.match(_base(image or {"path": None}))
             verdicts[match is not None and official.index.get(match["wnid"]) == label] += 1
             if verdicts.total() == _PROBE_ROWS:

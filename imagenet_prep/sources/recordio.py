@@ -7,8 +7,9 @@ classes, `synset.txt` names them: a line "WNID words" a class, in the order of t
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +22,17 @@ from imagenet_prep.sources import labels, source
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.remote_path import open_to_read
 
 SYNSET = "synset.txt"
 # How the names of a split's files begin; so do "valid" and "validation".
 _PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val"}
 # Listed at once; several pieces are listed at a time.
 _PIECE_BYTES = 256 << 20
-# The list of ImageNet has 60 MB, that of ImageNet-21K 700.
-_MAX_LIST_BYTES = 2 << 30
+# A line may name several labels, and a path. What is longer is cut, and then refused.
+_MAX_LINE_BYTES = 1 << 13
+# Of one list; ImageNet-21K has 14,197,122. Each takes 42 bytes while the list is sorted.
+_MAX_IMAGES = 16_000_000
 _MAX_CLASSES = 1 << 20
 # Numbers of this many digits fit 63 bits.
 _MAX_DIGITS = 18
@@ -45,7 +49,7 @@ class RecordReader(ArchiveReader):
 class ImageList:
     """A `.lst` file: the path of each image by its number. Picklable.
 
-    The paths stay in the bytes of the file: as 1.28 million objects they would take 300 MB.
+    The paths stay in the file: of ImageNet-21K, they have 700 MB.
 
     Attributes:
       names: what a label is called, as far as the paths have folders.
@@ -59,24 +63,29 @@ class ImageList:
             number comes twice, or a label has two names.
         """
         self.names: dict[int, str] = {}
-        self._data = source.read_bytes(path, _MAX_LIST_BYTES)
-        numbers, starts = array("q"), array("q")
+        self._path = path
+        self._reader = ArchiveReader({path.name: path})
+        numbers, starts, sizes = array("q"), array("q"), array("H")
         start = 0
-        while start < len(self._data):
+        for line in self._lines():
             where = f"{path}: line {len(starts) + 1:,}"
-            number, label, name = self._row(start, where)
+            number, label, name = _row(line, where)
+            if len(starts) == _MAX_IMAGES:
+                raise SourceError(f"{where}: expected {_MAX_IMAGES:,} images at most.")
             numbers.append(number)
             starts.append(start)
+            sizes.append(len(line))
+            start += len(line)
             folder = name.rpartition("/")[0].rpartition("/")[2]
             if folder and self.names.setdefault(label, folder) != folder:
                 raise SourceError(
                     f"{where}: label {label} is {folder!r}, before it was {self.names[label]!r}. "
                     "Get the list again."
                 )
-            start = self._stop(start) + 1
         order = np.argsort(numbers, kind="stable")
-        self._numbers = np.array(numbers, np.int64)[order]
-        self._starts = np.array(starts, np.int64)[order]
+        self._numbers = np.asarray(numbers, np.int64)[order]
+        self._starts = np.asarray(starts, np.int64)[order]
+        self._sizes = np.asarray(sizes, np.uint16)[order]
         twice = np.flatnonzero(self._numbers[1:] == self._numbers[:-1])
         if len(twice):
             raise SourceError(
@@ -84,28 +93,40 @@ class ImageList:
             )
 
     def name(self, number: int) -> str | None:
-        """Returns the path of an image; None where the list does not have it."""
+        """Returns the path of an image; None where the list does not have it.
+
+        Raises:
+          SourceError: the list has changed, or cannot be read.
+        """
         at = int(np.searchsorted(self._numbers, number))
         if at == len(self._numbers) or self._numbers[at] != number:
             return None
-        return self._row(int(self._starts[at]), "")[2]
+        line = self._reader.read(self._path.name, int(self._starts[at]), int(self._sizes[at]))
+        return _row(line, str(self._path))[2]
 
-    def _stop(self, start: int) -> int:
-        stop = self._data.find(b"\n", start)
-        return stop if stop >= 0 else len(self._data)
-
-    def _row(self, start: int, where: str) -> tuple[int, int, str]:
-        """Returns number, label and path of the line that begins at a byte."""
+    def _lines(self) -> Iterator[bytes]:
         try:
-            number, label, *_, name = self._data[start : self._stop(start)].decode().split("\t")
-            if not number.isdecimal() or len(number) > _MAX_DIGITS:
-                raise ValueError(f"{number[:40]!r} is no number of an image")
-            return int(number), _class_index(float(label)), name.rstrip("\r")
-        except ValueError as error:
+            with open_to_read(self._path) as file:
+                while line := file.readline(_MAX_LINE_BYTES):
+                    yield line
+        except OSError as error:
             raise SourceError(
-                f"{where}: expected 'number, label, path' with tabs between: {error}. "
-                "Get the list again."
+                f"{self._path}: cannot be read: {error.strerror}. Get it again."
             ) from error
+
+
+def _row(line: bytes, where: str) -> tuple[int, int, str]:
+    """Returns number, label and path of a line."""
+    try:
+        number, label, *_, name = line.decode().rstrip("\n").split("\t")
+        if not number.isdecimal() or len(number) > _MAX_DIGITS:
+            raise ValueError(f"{number[:40]!r} is no number of an image")
+        return int(number), _class_index(float(label)), name.rstrip("\r")
+    except ValueError as error:
+        raise SourceError(
+            f"{where}: expected 'number, label, path' with tabs between: {str(error)[:200]}. "
+            "Get the list again."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -132,8 +153,8 @@ class RecordIO(source.Stored):
           SourceError: the file is damaged, or a label is not one of a class.
         """
         path = self.files[task.part]
-        size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
             try:
                 records = recordio.scan(file, task.start, min(task.stop, size), size)
                 members = [self._member(task, record) for record in records]

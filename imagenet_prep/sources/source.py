@@ -14,15 +14,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import WNID, ClassList
-from imagenet_prep.storage.archive import Range, Reads
-from imagenet_prep.storage.remote_path import Location, RemotePath
+from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.storage.archive import RangeReader
+from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +33,9 @@ Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
 # Kaggle's solution has 2 MB, the words of all of WordNet 3 MB, other lists less.
 _MAX_LIST_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 20
+# Of a file name, as file systems have it (NAME_MAX). Each is in the memory of whoever lists.
+_MAX_BASE_BYTES = 255
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
@@ -82,13 +86,6 @@ class PackedImage(NamedTuple):
     data: bytes
 
 
-class Reader(Reads, Protocol):
-    """Reads the bytes of members by archive, offset and size; picklable."""
-
-    def will_need(self, ranges: Iterable[Range]) -> None:
-        """Announces what this thread reads next, in this order: (archive, offset, size)."""
-
-
 @dataclass(frozen=True)
 class Source(ABC):
     """A data set as it lies there. Picklable.
@@ -132,9 +129,15 @@ class Source(ABC):
         """Returns the key of an image, as `dataset.keys` says, from the last part of its path.
 
         Raises:
-          SourceError: this begins with the WNID of another class.
+          SourceError: this is longer than a file name may be, or begins with the WNID of another
+            class.
         """
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
+        if len(base.encode()) > _MAX_BASE_BYTES:
+            raise SourceError(
+                f"{where}: its name has {len(base.encode()):,} bytes, expected {_MAX_BASE_BYTES} "
+                "at most, as a file's has. Rename it, or get the original archives."
+            )
         prefix = _WNID_PREFIX.match(base)
         if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
             raise SourceError(
@@ -163,8 +166,13 @@ class Stored(Source):
 
     @property
     @abstractmethod
-    def reader(self) -> Reader:
+    def reader(self) -> RangeReader:
+        """Reads the archives, or files, that hold the members."""
+
+    @property
+    def images(self) -> MemberReader:
         """Reads the members."""
+        return MemberReader(self.reader)
 
     @abstractmethod
     def index(self, task: IndexTask) -> list[Member]:
@@ -211,7 +219,7 @@ def file_part(path: Location, md5: str | None = None) -> Part:
         found = path.demand_ranges()
         return Part(path.name, found.size, found.validator, md5, path)
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             status = os.fstat(file.fileno())
     except OSError as error:
         raise ImagenetPrepError(
@@ -250,17 +258,23 @@ class File(NamedTuple):
     mtime_ns: int | str
 
 
-def scan(folder: Path) -> list[File]:
+def scan(folder: Path, inside: Path | None = None) -> list[File]:
     """Returns all files below a folder, sorted by path; hidden ones are left out.
 
     Links to files are followed. A linked folder below is refused, for it may lead in a circle.
 
+    Args:
+      folder: what is listed.
+      inside: where the folder, and all links to files, must lead; None to follow them anywhere.
+
     Raises:
-      SourceError: a link leads nowhere, a folder cannot be read, or a name is not UTF-8.
+      SourceError: a link leads outside or nowhere, a folder cannot be read, or a name is not UTF-8.
     """
     files: list[File] = []
     folders = [""]
+    within = _Within(inside)
     try:
+        within.demand(folder)
         while folders:
             below = folders.pop()
             with os.scandir(folder / below) as entries:
@@ -280,6 +294,8 @@ def scan(folder: Path) -> list[File]:
                     if not stat.S_ISREG(status.st_mode):
                         # To read a pipe would wait for whoever writes into it.
                         raise SourceError(f"{folder / path}: is no file. Remove it.")
+                    if entry.is_symlink():
+                        within.demand(folder / path)
                     files.append(File(path, status.st_size, status.st_mtime_ns))
     except OSError as error:
         raise SourceError(
@@ -287,6 +303,23 @@ def scan(folder: Path) -> list[File]:
             "Check links, permissions and the disk."
         ) from error
     return sorted(files)
+
+
+class _Within:
+    """Refuses what leads out of a folder: a link in a source may name a private file."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = None if root is None else os.path.realpath(root)
+
+    def demand(self, path: Path) -> None:
+        if self._root is None:
+            return
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(self._root):
+            raise SourceError(
+                f"{path}: is a link that leads out of the source, to {real}. If the images there "
+                "shall become part of the data set, add --follow-links; else remove the link."
+            )
 
 
 def subfolders(folder: Path) -> list[str]:
@@ -332,14 +365,17 @@ def read_bytes(path: Location, most: int) -> bytes:
     Raises:
       SourceError: it cannot be read, or is larger.
     """
+    data = bytearray()
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        with open_to_read(path) as file:
+            # A read makes room for all that it is asked for.
+            while len(data) <= most and (part := file.read(_PIECE_BYTES)):
+                data += part
     except OSError as error:
         raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error
     if len(data) > most:
         raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
-    return data
+    return bytes(data)
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:

@@ -7,21 +7,23 @@ million, so plain ustar headers are read here at ten times that rate. What is no
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import gzip
 import io
-import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.storage.archive import ArchiveReader, Reads
+from imagenet_prep.sources import packed
+from imagenet_prep.storage.archive import ArchiveReader, Entry, Reads
 from imagenet_prep.storage.remote_archives import RemoteArchives
-from imagenet_prep.storage.remote_path import Location
+from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _BLOCK = 512
+# Of a file whose name fits into it.
+HEADER_BYTES = _BLOCK
+# All that lies in front of a file whose name does not; Linux has no path of more than 4 kB.
+MOST_HEADER_BYTES = 16 * _BLOCK
 _ZERO = bytes(_BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
 _LONG_NAME, _PAX, _PAX_GLOBAL, _FOLDER = b"L", b"x", b"g", b"5"
@@ -32,18 +34,12 @@ _REFUSED = {
     b"4": "a device",
     b"6": "a pipe",
 }
-# A long name is a path; a header that claims more is damage.
-_MAX_NAME_BYTES = 1 << 20
+# A pax header may hold other things than a path; one that claims more is damage.
+_MAX_EXTENDED_BYTES = 1 << 20
+# As Linux has it (PATH_MAX). Names of a megabyte each fill the memory.
+_MAX_NAME_LENGTH = 4096
 # 2^63 has 19; int() itself refuses 4,300 digits by another error.
 _MAX_DIGITS = 19
-
-# What unpacking raises where bytes are not what they should be.
-UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-_PACKERS: dict[bytes, Callable[..., Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"\xfd7zXZ": lzma.open,
-    b"BZh": bz2.open,
-}
 
 
 class TarMember(NamedTuple):
@@ -69,9 +65,59 @@ def files_of(
       skipping: read headers only, also on a server: few large files lie between them.
     """
     files = archives.files_of(
-        archive, start, stop, lambda r: members(r, archive, start, stop), skipping=skipping
+        archive,
+        start,
+        stop,
+        lambda r: members(r, archive, start, stop),
+        is_whole=lambda files: _is_whole(archives, archive, start, stop, files),
+        header_bytes=HEADER_BYTES if skipping else 0,
     )
     return [TarMember(*file) for file in files]
+
+
+def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequence[Entry]) -> bool:
+    """Returns whether a list may be that of the whole tar in bytes [start, stop) of an archive.
+
+    One plain header lies in front of each file, nothing else is between them, and after them the
+    tar ends. So no file is left out, if each has the name and size that its header says.
+    """
+    position = start
+    for _, offset, size in files:
+        if offset != position + HEADER_BYTES:
+            return False
+        position = offset + -(-size // _BLOCK) * _BLOCK
+    return position + _BLOCK <= stop and reader.read(archive, position, _BLOCK) == _ZERO
+
+
+def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
+    """Returns the file whose content begins at `offset`, as the headers in front of it say.
+
+    Args:
+      headers: the bytes of the archive that end at `offset`; other files may be at their start.
+      archive, offset: where they lie.
+    """
+    for skipped in range(len(headers) % _BLOCK, len(headers), _BLOCK):
+        # Farthest first: a name that is too long for its header stands before it.
+        start = offset - len(headers) + skipped
+        with contextlib.suppress(SourceError):
+            member = next(members(_Headers(headers, offset), archive, start, _Forward.END), None)
+            if member is not None and member.offset == offset:
+                return member
+    return None
+
+
+class _Headers(NamedTuple):
+    """The bytes of an archive that end at an offset, as `Reads`."""
+
+    data: bytes
+    stop: int
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        start = offset - self.stop + len(self.data)
+        data = self.data[start : start + size]
+        if len(data) < size:
+            raise SourceError(f"{archive}: no header leads to byte {self.stop:,}")
+        return data
 
 
 def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarMember]:
@@ -95,6 +141,12 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
             return
         name, size, kind = _parse(header, where)
         name = extended.get("path", name)
+        if len(name) > _MAX_NAME_LENGTH:
+            raise SourceError(
+                f"{where}: the name {name[:64]!r}... has {len(name):,} characters, expected "
+                f"{_MAX_NAME_LENGTH:,} at most. ImageNet's archives hold no such name: this one "
+                "was tampered with."
+            )
         size = _number(extended["size"].encode(), 10, where) if "size" in extended else size
         content = position + _BLOCK
         position = content + -(-size // _BLOCK) * _BLOCK
@@ -104,7 +156,7 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
                 f"at {stop:,}. It is truncated: download it again."
             )
         if kind in (_LONG_NAME, _PAX, _PAX_GLOBAL):
-            if size > _MAX_NAME_BYTES:
+            if size > _MAX_EXTENDED_BYTES:
                 raise SourceError(f"{where}: the extended header has {size:,} bytes: it is damaged")
             data = reader.read(archive, content, size)
             if kind == _LONG_NAME:
@@ -257,7 +309,7 @@ def contents(
 
     Raises:
       SourceError: as for `members`, or the allowance is used up.
-      UNPACKING_ERRORS: the stream is damaged.
+      packed.UNPACKING_ERRORS: the stream is damaged.
     """
     reader = _Forward(stream, allowance)
     for member in members(reader, archive, 0, reader.END):
@@ -268,25 +320,6 @@ def contents(
         yield member, read
     # The checksum of the compression lies behind the end of the tar.
     reader.skip(archive, reader.END)
-
-
-@contextlib.contextmanager
-def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
-    """Yields the bytes of a file that may be packed by gzip, xz or bzip2.
-
-    Raises:
-      UNPACKING_ERRORS: here, and where it is read.
-    """
-    with path.open("rb") as opened:
-        file = cast(io.BufferedReader, opened)
-        head = file.peek(8)
-        packers = (packer for magic, packer in _PACKERS.items() if head.startswith(magic))
-        packer = next(packers, None)
-        if packer is None:
-            yield file
-            return
-        with packer(file) as stream:
-            yield stream
 
 
 def small_files(
@@ -308,16 +341,16 @@ def small_files(
     try:
         if path.is_dir():
             for name in names:
-                with (path / name).open("rb") as file:
+                with open_to_read(path / name) as file:
                     found[name] = file.read(max_bytes + 1)
         else:
-            with unpacked(path) as stream:
+            with packed.unpacked(path) as stream:
                 files = contents(stream, path.name, Allowance(max_unpacked_bytes))
                 for member, read in files:
                     for name in names:
                         if f"/{member.name}".endswith(f"/{name}"):
                             found[name] = read(max_bytes + 1)
-    except (*UNPACKING_ERRORS, SourceError) as error:
+    except (*packed.UNPACKING_ERRORS, SourceError) as error:
         raise SourceError(f"{path}: cannot be read: {error}. {advice}") from error
     if missing := [name for name in names if not found.get(name)]:
         raise SourceError(f"{path}: holds no {' and no '.join(missing)}. {advice}")

@@ -11,13 +11,15 @@ Known writers, and how to tell them:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError, ManifestError
-from imagenet_prep.dataset import manifest, naming, protobuf, schema, tfrecord
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
+from imagenet_prep.dataset import class_list, manifest, naming, protobuf, schema, tfrecord
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
+from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import WNID, ClassList, official_classes
@@ -75,7 +77,7 @@ def entries(
     Raises:
       DataDamagedError: names shard, record and byte offset.
       IncompleteError: the shard is another one than was found.
-      StoreError: a server refuses.
+      StoreError: a server refuses, or the disk fails.
     """
     name = shard.file
     seen = damaged = 0
@@ -105,7 +107,11 @@ def entries(
             error = DataDamagedError(f"{error}. It is compressed by gzip: unpack it first")
         report(error)
     except OSError as error:
-        report(DataDamagedError(f"{name}: cannot be read: {error.strerror}"))
+        # The disk may read it the next time. What is said of a shard is kept, so this is not.
+        raise StoreError(
+            f"cannot read {store.where(shard.path)}: {error.strerror or error}. Check the disk "
+            "that holds it, then run the same command again."
+        ) from error
     else:
         if not seen:
             report(DataDamagedError(f"{name}: holds no record"))
@@ -204,13 +210,12 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
 def _find(payload: bytes, encoded: bytes) -> int:
     """Returns where an image begins in its record.
 
-    `bytes.find` prepares tables as long as what it looks for, which took 0.1 ms an image. So its
-    first bytes alone are looked for, and the rest is compared.
+    `bytes.find` prepares tables as long as what it looks for, which takes 0.1 ms an image. So its
+    first bytes alone are looked for, and the rest is compared. Where that is not the image, all of
+    it is looked for, which takes a time in proportion to the record whatever the bytes are.
     """
     start = payload.find(encoded[:_FIRST_BYTES])
-    while start >= 0 and not payload.startswith(encoded, start):
-        start = payload.find(encoded[:_FIRST_BYTES], start + 1)
-    return start
+    return start if payload.startswith(encoded, start) else payload.find(encoded)
 
 
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
@@ -229,7 +234,7 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
         shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1])
     )
     # Damage is for those who read everything to name.
-    uses = [use for shard in shards for use in label_uses(found.store, shard, lambda _: None)]
+    uses = [use for shard in shards for use in label_uses(found.store, shard, Problems())]
     official = official_classes()
     if not uses or not all(use.name in official.index for use in uses if use.name):
         return None
@@ -237,15 +242,22 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     return Labelling(official, offsets.pop()) if offsets in ({0}, {1}) else None
 
 
-def label_uses(store: Store, shard: ShardFile, on_damage: OnDamage) -> list[LabelUse]:
-    """Returns each pair of class and label in a shard, how often, and where first."""
+def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUse]:
+    """Returns each pair of class and label in a shard, how often, and where first.
+
+    Args:
+      store: where the shard lies.
+      shard: to read, up to where it is given up.
+      damage: is given what is wrong with records.
+    """
     counts: dict[tuple[str, int], LabelUse] = {}
-    for record, entry in entries(store, shard, on_damage):
-        key = entry.name, entry.label
-        use = counts.get(key)
-        if use is None:
-            use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
-        counts[key] = use._replace(examples=use.examples + 1)
+    with contextlib.suppress(GivenUpError):
+        for record, entry in entries(store, shard, damage.add):
+            key = entry.name, entry.label
+            use = counts.get(key)
+            if use is None:
+                use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
+            counts[key] = use._replace(examples=use.examples + 1)
     return list(counts.values())
 
 
@@ -256,14 +268,14 @@ def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
       ManifestError: labels.txt is not what the manifest says.
     """
     name = naming.LABELS
-    expected = {file.name: file.sha256 for file in there.files}
-    data = store.read(name) if store.size(name) is not None else b""
-    if hashlib.sha256(data).hexdigest() != expected[name]:
+    expected = next(file for file in there.files if file.name == name)
+    data = store.read(name) if store.size(name) == expected.num_bytes else b""
+    if hashlib.sha256(data).hexdigest() != expected.sha256:
         raise ManifestError(
             f"{store.where(name)}: missing, or not what {naming.MANIFEST} says. Fetch it again."
         )
-    rows = [line.partition(" ") for line in data.decode().splitlines()]
-    return ClassList(tuple(row[0] for row in rows), tuple(row[2] for row in rows))
+    rows = class_list.parse(data, store.where(name))
+    return ClassList(tuple(wnid for wnid, _ in rows), tuple(words for _, words in rows))
 
 
 def _boxes(features: dict[str, Value]) -> Boxes:

@@ -10,11 +10,13 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.dataset.member import damaged_list
 from imagenet_prep.storage import open_files
 
 _HASH_CHUNK_BYTES = 4 << 20
@@ -31,6 +33,13 @@ class Reads(Protocol):
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns exactly `size` bytes at `offset`."""
+
+
+class RangeReader(Reads, Protocol):
+    """Reads byte ranges of archives, better if they are announced; picklable."""
+
+    def will_need(self, ranges: Iterable[Range]) -> None:
+        """Announces what this thread reads next, in this order: (archive, offset, size)."""
 
 
 class ArchiveReader:
@@ -99,7 +108,8 @@ class ArchiveReader:
         stop: int,  # noqa: ARG002
         files: Callable[[Reads], Iterable[Entry]],
         *,
-        skipping: bool = False,  # noqa: ARG002
+        is_whole: Callable[[Sequence[Entry]], bool],  # noqa: ARG002
+        header_bytes: int = 0,  # noqa: ARG002
     ) -> list[Entry]:
         """Returns what `files` finds in an archive, see `RemoteArchives.files_of`."""
         with ArchiveReader({archive: self._archives[archive]}) as reader:
@@ -142,9 +152,11 @@ class ArchiveReader:
                 os.close(descriptor)
 
     def _open(self, archive: str) -> int:
+        if archive not in self._archives:
+            raise damaged_list(f"it names {archive!r}, which is no archive of the source")
         path = self._archives[archive]
         try:
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return regular_file.open_to_read(path)
         except OSError as error:
             raise ImagenetPrepError(
                 f"{path}: cannot be opened: {error.strerror}. Check the path and the permissions."

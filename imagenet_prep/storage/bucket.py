@@ -13,7 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage import scratch
@@ -130,13 +131,23 @@ class BucketStore:
         """Returns the names of all objects below the prefix."""
         return {entry["Key"] for entry in self._list("", deep=True)}
 
-    def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
+    def read(
+        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
+    ) -> bytes:
         """As for `Store`."""
-        return self._with_retries(name, lambda: self._s3.get(name, offset, size))
+        if size is not None:
+            return self._with_retries(name, lambda: self._s3.get(name, offset, size))
+        data = self._with_retries(name, lambda: self._s3.get(name, 0, most + 1))
+        if len(data) > most:
+            raise DataDamagedError(
+                f"{self.where(name)}: has more than {most:,} bytes. This program did not write it "
+                "so: put the object there again."
+            )
+        return data
 
-    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
+    def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """As for `Store`; many at a time."""
-        return iter(self._each(self.read, names))
+        return iter(self._each(partial(self.read, most=most), names))
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
@@ -196,11 +207,11 @@ class BucketStore:
 
     def remove_tree(self, name: str) -> None:
         """As for `Store`."""
-        self._each(self.remove, [entry["Key"] for entry in self._list(name, deep=True)])
+        self.remove(*(entry["Key"] for entry in self._list(name, deep=True)))
 
-    def remove(self, name: str) -> None:
+    def remove(self, *names: str) -> None:
         """As for `Store`."""
-        self._call(name, "delete_object")
+        self._each(lambda name: self._call(name, "delete_object"), names)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.incoming import incoming
@@ -79,6 +80,21 @@ def fetch(
         file.writelines(stream(remote, name, stat, budget, start, stop))
         file.flush()
         os.fdatasync(file.fileno())
+
+
+def whole(remote: Remote, name: str, budget: RetryBudget) -> bytes:
+    """Returns a small remote file.
+
+    Raises:
+      DataDamagedError: it has more than `MOST_BYTES`.
+    """
+    stat = with_retries(lambda: remote.stat(name), budget)
+    if stat.size > MOST_BYTES:
+        raise DataDamagedError(
+            f"{remote.where(name)}: has {stat.size:,} bytes, expected {MOST_BYTES:,} at most. This "
+            "program did not write it so: put the file there again."
+        )
+    return b"".join(stream(remote, name, stat, budget))
 
 
 def contents(

@@ -1,26 +1,30 @@
 """A folder as a store: whole files or none, nothing half visible.
 
 A file appears under its name only after its bytes are on the disk: temporary name in
-`.work/temporary`, fsync, rename, fsync of the folder. This is the only module that knows how;
-`storage/bucket` does the same with objects.
+`.work/temporary`, fsync, rename, fsync of the folder. Whoever writes a file syncs it, see
+`new_file`; this is the only module that knows the rest. `storage/bucket` does the same with
+objects.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.lock import locked
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Stat, changed
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
+# It is not there, may not be opened, or lies where nothing is written.
+_NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EINVAL)
 
 
 class LocalStore:
@@ -98,10 +104,14 @@ class LocalStore:
     def size(self, name: str) -> int | None:
         """Returns the bytes of a published file, or None where there is none."""
         path = self.path(name)
-        try:
-            status = inside.stat_inside(self.root, name) if _is_work(name) else path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        with storage_errors("look at", path):
+            try:
+                status = inside.stat_inside(self.root, name) if _is_work(name) else path.stat()
+            except OSError as error:
+                # A link may lead nowhere, or round in a circle.
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+                return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
@@ -138,19 +148,26 @@ class LocalStore:
                 entries = opened.enter_context(os.scandir(place))
             yield entries
 
-    def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
-        """As for `Store`; no pipe is waited for."""
+    def read(
+        self,
+        name: str,
+        offset: int = 0,
+        size: int | None = None,
+        most: int = regular_file.MOST_BYTES,
+    ) -> bytes:
+        """As for `Store`."""
         path = self.path(name)
+        with storage_errors("read", path), self._opened(name) as file:
+            if size is None:
+                return regular_file.read_whole(file, path, most)
+            file.seek(offset)
+            return file.read(size)
 
-        def opener(_: str, flags: int) -> int:
-            return (
-                self.open(name, flags) if _is_work(name) else os.open(path, flags | os.O_NONBLOCK)
-            )
-
-        with storage_errors("read", path), open(path, "rb", opener=opener) as file:
-            if offset:
-                file.seek(offset)
-            return file.read(size) or b""  # None: of a pipe, nothing yet
+    def _opened(self, name: str) -> BinaryIO:
+        """Opens a regular file to be read."""
+        if _is_work(name):
+            return open(self.open(name, os.O_RDONLY), "rb")
+        return open(regular_file.open_to_read(self.path(name)), "rb")
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
@@ -158,16 +175,19 @@ class LocalStore:
 
         Raises:
           IncompleteError: it is another file by now.
+          DataDamagedError: it is a pipe, a device or a socket.
           OSError: it cannot be opened.
         """
-        with open(self.path(name), "rb") as file:
+        with self._opened(name) as file:
             if stat is not None and stat_of(os.fstat(file.fileno())) != stat:
                 changed(self.where(name))
             yield file
 
-    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
+    def read_each(
+        self, names: Iterable[str], most: int = regular_file.MOST_BYTES
+    ) -> Iterator[bytes]:
         """As for `Store`."""
-        return map(self.read, names)
+        return (self.read(name, most=most) for name in names)
 
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
@@ -179,19 +199,17 @@ class LocalStore:
         self.remove_tree(TEMPORARY)
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:  # noqa: ARG002
-        """Makes a finished temporary file visible as `name`, replacing what was there."""
+        """Makes a synced temporary file visible as `name`, replacing what was there."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
             inside.folder_inside(self.root, folder, make=True) as place,
         ):
-            with open(temporary, "rb") as finished:
-                os.fsync(finished.fileno())
             os.replace(temporary, file, dst_dir_fd=place)
             os.fsync(place)
 
     def rename(self, before: str, after: str) -> None:
-        """Gives a file or a link another name; a folder above either may be no link."""
+        """Gives a file or a link another name, durably; a folder above either may be no link."""
         source, target = self.path(before), self.path(after)
         with (
             storage_errors("rename", source),
@@ -199,26 +217,37 @@ class LocalStore:
             inside.folder_inside(self.root, after.rpartition("/")[0]) as there,
         ):
             os.rename(source.name, target.name, src_dir_fd=here, dst_dir_fd=there)
+            # The new name first: a crash between the two leaves both names, and never none.
+            for place in (there, here):
+                os.fsync(place)
 
-    def remove(self, name: str) -> None:
-        """Removes a file, or a link and not what it points to; absent is fine."""
-        folder, _, file = name.rpartition("/")
-        with (
-            storage_errors("remove", self.path(name)),
-            contextlib.suppress(FileNotFoundError),
-            inside.folder_inside(self.root, folder) as place,
-        ):
-            os.unlink(file, dir_fd=place)
+    def remove(self, *names: str) -> None:
+        """Removes files durably, or links and not what they point to; absent ones are fine."""
+        files_of: dict[str, list[str]] = {}
+        for name in names:
+            folder, _, file = inside.demand_inside(name).rpartition("/")
+            files_of.setdefault(folder, []).append(file)
+        for folder, files in files_of.items():
+            with (
+                storage_errors("remove", self.path(folder) / files[0]),
+                contextlib.suppress(FileNotFoundError),
+                inside.folder_inside(self.root, folder) as place,
+            ):
+                for file in files:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file, dir_fd=place)
+                os.fsync(place)
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a whole small file atomically and durably."""
         temporary = self.temporary()
-        with storage_errors("write", self.path(name)):
-            try:
-                temporary.write_bytes(data)
-                self.publish(temporary, name)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with (
+            storage_errors("write", self.path(name)),
+            removed_on_failure(temporary),
+        ):
+            with new_file(temporary) as file:
+                file.write(data)
+            self.publish(temporary, name)
 
     def claim(self, name: str, data: bytes) -> bytes:
         """As for `Store`; the caller holds the lock and has looked at what was there."""
@@ -249,12 +278,16 @@ class LocalStore:
         """As for `Store`: a file that was synced and renamed is there."""
 
     def remove_tree(self, name: str) -> None:
-        """Removes a folder of work files; absent is fine."""
-        self.path(name)
-        self._refuse_foreign_work()
+        """Removes a folder of work files durably; absent is fine."""
         folder, _, last = name.rpartition("/")
-        with contextlib.suppress(OSError), inside.folder_inside(self.root, folder) as place:
-            shutil.rmtree(last, ignore_errors=True, dir_fd=place)
+        with storage_errors("remove", self.path(name)):
+            self._refuse_foreign_work()
+            with contextlib.suppress(FileNotFoundError):
+                with inside.folder_inside(self.root, name):
+                    pass  # it is a folder, and no link
+                with inside.folder_inside(self.root, folder) as place:
+                    shutil.rmtree(last, onerror=_unless_gone, dir_fd=place)
+                    os.fsync(place)
 
     def remove_all(self) -> None:
         """Removes the whole folder: the last thing that the holder of its lock does.
@@ -282,14 +315,31 @@ class LocalStore:
             folder = folder.parent
         return shutil.disk_usage(folder).free
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
         """Holds the data set for one writing run; the kernel frees it when the run dies.
 
         Raises:
           BusyError: another run holds it.
           StoreError: the file system cannot lock, or `.work` is a link or another user's.
         """
-        return locked(self._open_lock, path=self.path(_LOCK), where=self.where())
+        with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
+            self.settle()
+            yield
+
+    def settle(self) -> None:
+        """Leaves on the disk which files are here.
+
+        A run that was killed may have named them and not have synced that. They can be seen, so
+        the next run takes them for finished; but a crash would take them away.
+        """
+        for folder in (self.root.parent, self.root, self.root / naming.INDEX):
+            with storage_errors("sync", folder):
+                try:
+                    inside.sync_folder(folder)
+                except OSError as error:
+                    if error.errno not in _NOT_OURS_TO_SYNC:
+                        raise
 
     def _open_lock(self) -> int:
         self.make_folder(naming.WORK)
@@ -313,6 +363,13 @@ class LocalStore:
                 "this run relies on. Remove it, or make it yours (chown), then run the same "
                 "command again."
             )
+
+
+def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any]) -> None:
+    """Raises an error of `shutil.rmtree`, but for what others removed, or have added, meanwhile."""
+    error = failed[1]
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+        raise error
 
 
 def stat_of(status: os.stat_result) -> Stat:

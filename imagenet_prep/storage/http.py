@@ -1,25 +1,22 @@
-"""Files on a web server, read by byte range.
-
-Credentials come from ~/.netrc, a cookie file, or the environment.
-"""
+"""Files on a web server, read by byte range."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import http.cookiejar
-import os
-import re
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote, urljoin
 
 import imagenet_prep
 from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.storage import steady
+from imagenet_prep.storage.credentials import HOW_TO_LOG_IN, Credentials
 from imagenet_prep.storage.remote import (
+    CONTENT_RANGE,
     NUMBER,
     PASSING,
     AbsentError,
@@ -34,24 +31,10 @@ from imagenet_prep.storage.remote import (
 if TYPE_CHECKING:
     import requests
 
-COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
-TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - where the token is, not what it is
 # Enough to see what a body is; a server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-_CREDENTIALS = (
-    "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
-    f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
-    f"bearer token into {TOKEN_VARIABLE} as HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
-    "443."
-)
-# One HOST=TOKEN or HOST:PORT=TOKEN; a bearer token as RFC 6750 has it.
-_BOUND_TOKEN = re.compile(
-    r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
-    r"=(?P<token>[A-Za-z0-9._~+/-]+=*)"
-)
-_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+# Of one file, from one server to another: a mirror sends on once or twice.
+_MOST_REQUESTS = 10
 
 
 class Http:
@@ -60,8 +43,7 @@ class Http:
     def __init__(self, base: str, timeout_s: float) -> None:
         self._base = base
         self._timeout_s = timeout_s
-        self._token = _token_for(base)
-        self._cookies = _load_cookies()
+        self._credentials = Credentials(base)
         self._local = threading.local()
 
     def where(self, name: str) -> str:
@@ -112,9 +94,7 @@ class Http:
         import urllib3
 
         try:
-            response = self._session.get(
-                f"{self._base}/{quote(name)}", headers=headers, stream=True, timeout=self._timeout_s
-            )
+            response = self._answer(name, headers)
         except requests.exceptions.SSLError as error:
             raise StoreError(
                 f"{self.where(name)}: no trusted connection: {reason(error)}. Check the clock and "
@@ -133,6 +113,23 @@ class Http:
                 _refuse_web_page(self.where(name), response)
             yield response
 
+    def _answer(self, name: str, headers: dict[str, str]) -> requests.Response:
+        """Returns the answer of the server that others may have sent us on to."""
+        import requests
+
+        url, session = f"{self._base}/{quote(name)}", self._session
+        for _ in range(_MOST_REQUESTS):
+            response = session.get(url, headers=headers, stream=True, timeout=self._timeout_s)
+            target = requests.Session.get_redirect_target(session, response)
+            if target is None:
+                return response
+            response.close()
+            url = urljoin(url, target)
+        raise StoreError(
+            f"{self.where(name)}: one server sends on to the next, {_MOST_REQUESTS} times so far. "
+            "Use another mirror."
+        )
+
     @property
     def _session(self) -> requests.Session:
         """This thread's session: requests does not promise that threads may share one."""
@@ -141,89 +138,37 @@ class Http:
             import requests
 
             session = self._local.session = requests.Session()
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, _adapter())
             session.headers["User-Agent"] = f"imagenet-prep/{imagenet_prep.__version__}"
             session.headers["Accept-Encoding"] = "identity"
-            if self._token:
-                # Not as a session header, which ~/.netrc would override; requests drops
-                # Authorization where a redirect leaves the host, its port or https.
-                session.auth = _Bearer(self._token)
-            if self._cookies is not None:
-                session.cookies = self._cookies  # type: ignore[assignment]
+            session.auth = self._credentials
+            # What a server wants to be told again would also be told to others.
+            session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+            # To follow a redirect, requests would first read its body, however long that is.
+            session.get_redirect_target = lambda _: None  # type: ignore[assignment]
         return session
 
 
-class _Bearer:
-    def __init__(self, token: str) -> None:
-        self._token = token
+def _adapter() -> requests.adapters.HTTPAdapter:
+    """Returns what connects to servers, with or without a proxy."""
+    import requests.adapters
+    import urllib3.poolmanager
 
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
+    kinds = urllib3.poolmanager.pool_classes_by_scheme
+    steady_kinds = {scheme: steady.pool(kind) for scheme, kind in kinds.items()}
 
+    class Adapter(requests.adapters.HTTPAdapter):
+        def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+            super().init_poolmanager(*arguments, **options)
+            self.poolmanager.pool_classes_by_scheme = steady_kinds
 
-def _token_for(base: str) -> str | None:
-    """Returns the token of the host that `base` names; None where there is none for it.
+        def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+            manager = super().proxy_manager_for(*arguments, **options)
+            manager.pool_classes_by_scheme = steady_kinds
+            return manager
 
-    Raises:
-      UsageError: the variable is not of its form, or the token would be sent in clear text.
-    """
-    parts = urlsplit(base)
-    tokens: dict[tuple[str, int], str] = {}
-    for entry in re.split(r"[\s,]+", os.environ.get(TOKEN_VARIABLE, "")):
-        if not entry:
-            continue
-        bound = _BOUND_TOKEN.fullmatch(entry)
-        if bound is None:
-            raise UsageError(
-                f"{TOKEN_VARIABLE}: expected HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
-                "that of https, several separated by commas. A token is sent to its host alone: "
-                f"{TOKEN_VARIABLE}=mirror.example.edu=TOKEN"
-            )
-        host = bound["host"].strip("[]").lower()
-        tokens[host, int(bound["port"] or _DEFAULT_PORTS["https"])] = bound["token"]
-    host = (parts.hostname or "").lower()
-    token = tokens.get((host, parts.port or _DEFAULT_PORTS[parts.scheme]))
-    if token is None and parts.scheme == "http" and parts.port is None:
-        # http://HOST and HOST=TOKEN: no other port was meant, and the reason should be said.
-        token = tokens.get((host, _DEFAULT_PORTS["https"]))
-    if token is None or parts.scheme == "https":
-        return token
-    if not _LOOPBACK.fullmatch(host):
-        raise UsageError(
-            f"{base}: {TOKEN_VARIABLE} holds a token for {host}, and http would show it to the "
-            "network. Use https://, or leave the token out."
-        )
-    from requests.utils import get_environ_proxies
-
-    if get_environ_proxies(base).keys() & {"http", "all"}:
-        raise UsageError(
-            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy that HTTP_PROXY "
-            f"names. Set NO_PROXY={host}."
-        )
-    return token
-
-
-def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
-    path = os.environ.get(COOKIES_VARIABLE)
-    if not path:
-        return None
-    jar = http.cookiejar.MozillaCookieJar(path)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            jar.load(ignore_discard=True, ignore_expires=True)
-    except http.cookiejar.LoadError:
-        # Its text repeats a line of the file; so does the warning that goes with it.
-        raise UsageError(
-            f"{COOKIES_VARIABLE}: {path} is no Netscape cookie file. Export the browser's cookies "
-            'as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
-        ) from None
-    except OSError as error:
-        raise UsageError(f"{COOKIES_VARIABLE}: {path}: {error.strerror}") from None
-    for cookie in jar:
-        # So browsers and curl write a session's cookies; to Python they expired in 1970.
-        if cookie.expires == 0:
-            cookie.expires = None
-    return jar
+    return Adapter()
 
 
 def _body(response: requests.Response, size: int) -> Iterator[bytes]:
@@ -244,7 +189,7 @@ def _check_status(where: str, response: requests.Response) -> None:
         retry_after = response.headers.get("Retry-After", "")
         raise UnavailableError(f"the server answers {status}", pause_s(retry_after))
     if status in (401, 403):
-        raise StoreError(f"{where}: the server answers {status}: not allowed. {_CREDENTIALS}")
+        raise StoreError(f"{where}: the server answers {status}: not allowed. {HOW_TO_LOG_IN}")
     if status in (404, 410):
         raise AbsentError(
             f"{where}: the server answers {status}: not there. Check --base-url: it is the folder "
@@ -264,7 +209,7 @@ def _refuse_web_page(where: str, response: requests.Response) -> NoReturn:
     redirected = "" if came_from == where else f" (sent on to {came_from})"
     raise StoreError(
         f"{where}: the server sends a web page instead of the archive{redirected}: most likely it "
-        f"wants a login. {_CREDENTIALS}"
+        f"wants a login. {HOW_TO_LOG_IN}"
     )
 
 
@@ -275,7 +220,7 @@ def _validator(headers: Mapping[str, str]) -> str:
 def _total_size(response: requests.Response) -> int | None:
     """Returns the size of the whole file, or None where the answer does not tell."""
     if response.status_code == 206:
-        match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        match = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         return int(match[3]) if match else None
     length = response.headers.get("Content-Length", "")
     return int(length) if NUMBER.fullmatch(length) else None
@@ -285,7 +230,7 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
     if response.status_code == 200:
         raise UnavailableError("the server ignores the byte range asked for")
     found = response.headers.get("Content-Range", "")
-    match = _CONTENT_RANGE.fullmatch(found)
+    match = CONTENT_RANGE.fullmatch(found)
     if match is None or (int(match[1]), int(match[2])) != (offset, offset + size - 1):
         raise UnavailableError(
             f"the server sends {found!r}, asked for {offset}-{offset + size - 1}"

@@ -61,17 +61,22 @@ def incoming(
             ThreadPoolExecutor(1) as syncer,
         ):
             arriving = Incoming(path, opened, syncer, start)
-            yield arriving
+            try:
+                yield arriving
+            except kept:
+                # Who goes on from it reads it from memory, which the disk may not have got.
+                arriving.sync()
+                raise
             if arriving.sha256 != file.sha256:
                 raise DataDamagedError(
                     f"{where}: sha256 {arriving.sha256} arrived, expected {file.sha256}. {remedy}"
                 )
-            with storage_errors("write", path):
-                arriving.status = os.fstat(opened.fileno())
+            arriving.sync()
         store.publish(path, file.name)
     except BaseException as error:
         if not isinstance(error, kept):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the error that is on its way tells more
+                path.unlink()
         raise
 
 
@@ -79,7 +84,7 @@ class Incoming:
     """A file that is arriving.
 
     Attributes:
-      status: what the system knows of it, once it is proven.
+      status: what the system knows of it, once it is synced.
     """
 
     status: os.stat_result
@@ -98,7 +103,8 @@ class Incoming:
         self._unsynced_bytes = 0
         if start:
             with storage_errors("read", path):
-                file.truncate(start)
+                # A signal would end the file object's own `truncate`; this call goes on.
+                os.ftruncate(file.fileno(), start)
                 hashlib.file_digest(file, lambda: self._hash)
 
     @property
@@ -127,3 +133,17 @@ class Incoming:
                     self._syncing.result()
                 self._syncing = self._syncer.submit(os.fdatasync, self._file.fileno())
                 self._unsynced_bytes = 0
+
+    def sync(self) -> None:
+        """Leaves on the disk what has arrived; nothing can be appended any more.
+
+        Raises:
+          IncompleteError, StoreError: as for `append`, now or at an earlier call.
+        """
+        with storage_errors("write", self._path):
+            if self._syncing is not None:
+                # The system tells an error once: the last sync in the background may have met it.
+                self._syncing.result()
+            os.fsync(self._file.fileno())
+            self.status = os.fstat(self._file.fileno())
+            self._file.close()

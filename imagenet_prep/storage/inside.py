@@ -77,14 +77,15 @@ def folder_inside(root: Path, name: str, *, make: bool = False) -> Iterator[int]
     """
     parts = naming.check_inside(name).split("/") if name else []
     if make:
-        root.mkdir(parents=True, exist_ok=True)
+        _make_durably(root)
     place = os.open(root, _FOLDER)
     try:
         for part in parts:
             with _links_refused(root / name):
                 inner = _open_folder(place, part, make=make)
-            os.close(place)
-            place = inner
+            # In this order: an interrupt in between may leave one open, and closes none twice.
+            outer, place = place, inner
+            os.close(outer)
         yield place
     finally:
         os.close(place)
@@ -111,7 +112,27 @@ def _open_folder(place: int, part: str, *, make: bool) -> int:
             raise
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, dir_fd=place)
+    # A crash would else take the folder away, with files in it that were synced.
+    os.fsync(place)
     return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+
+
+def _make_durably(folder: Path) -> None:
+    """Makes a folder and those above it where they are absent; a crash does not take them away."""
+    if folder.is_dir():
+        return
+    _make_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Leaves on the disk which names a folder has."""
+    place = os.open(folder, _FOLDER)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 @contextlib.contextmanager
@@ -119,6 +140,7 @@ def _links_refused(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        # ENXIO: a pipe that nobody reads, or a socket.
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise refusal(path) from error
         raise

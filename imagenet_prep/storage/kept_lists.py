@@ -3,7 +3,8 @@
 The lists lie beside the data sets, in `imagenet-prep-lists` of the folder or prefix that holds
 them, one folder for each archive. Each list names the archive as it was: address, ETag and size.
 Whoever may write there could have written anything, so a list is believed only as far as it is
-checked; whatever is wrong with it, the archive is simply read again.
+checked; whatever is wrong with it, the archive is simply read again. Its names are proven when the
+files are read: each lies behind a header of the archive.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class KeptLists:
     Attributes:
       base: folder or s3:// address that holds them.
       writes: whether new ones are kept; a dry run writes nothing.
-      believes_md5: whether an md5 that was kept counts.
+      believed: whether what was kept counts; else it is only written anew.
     """
 
     base: str
     writes: bool = True
-    believes_md5: bool = True
+    believed: bool = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KeptLists, astuple(self)
@@ -68,6 +69,9 @@ class KeptLists:
           stat: what it is now.
           start, stop: the range.
         """
+        return self._load(archive, stat, start, stop) if self.believed else None
+
+    def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
         try:
             content = canonical.loads(self._read(_name(archive, stat, start, stop)))
         except (ImagenetPrepError, OSError, ValueError):
@@ -82,8 +86,7 @@ class KeptLists:
             if not (last <= offset and 0 <= size <= stop - offset):
                 return None
             last = offset + size
-        md5 = content["md5"] if self.believes_md5 else ""
-        return Kept(files, md5) if _MD5.fullmatch(md5) else Kept(files, "")
+        return Kept(files, content["md5"] if _MD5.fullmatch(content["md5"]) else "")
 
     def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: Kept) -> None:
         """Keeps what was found. Where it cannot be written, the next run reads the archive."""
@@ -94,6 +97,14 @@ class KeptLists:
             if (folder := self._store.as_folder) and not _made_by_us(folder.root):
                 return
             self._store.write(_name(archive, stat, start, stop), canonical.dumps(content))
+
+    def keep_md5(self, archive: str, stat: Stat, md5: str) -> None:
+        """Keeps the md5 of an archive with the list of its files, where there is one.
+
+        Without the files, an archive would seem to be listed, and empty.
+        """
+        if kept := self._load(archive, stat, 0, stat.size):
+            self.keep(archive, stat, 0, stat.size, kept._replace(md5=md5))
 
     def _read(self, name: str) -> bytes:
         """Returns a list, or the beginning of one that is too large, which is no JSON."""

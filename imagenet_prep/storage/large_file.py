@@ -24,7 +24,7 @@ class LargeFile:
 
     Attributes:
       num_bytes: appended so far.
-      sha256: hex digest of the whole; valid after `close`.
+      sha256: hex digest of the whole; valid once it is left, when the file is on the disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class LargeFile:
         """Appends bytes; they are copied.
 
         Raises:
-          OSError: the disk is full or failed, now or at an earlier call.
+          OSError: the disk is full or failed, now or at an earlier call; leaving raises it too.
         """
         self.num_bytes += len(part)
         start = 0
@@ -103,6 +103,8 @@ class LargeFile:
         # The last bytes fill no block.
         self._use_cache()
         self._write(self._buffer, self._filled)
+        # Here, since a descriptor that is opened later may not be told of an error.
+        os.fsync(self._descriptor)
         self.sha256 = self._hash.hexdigest()
 
     @property

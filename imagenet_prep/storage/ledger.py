@@ -8,13 +8,15 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
 # Ours have less than 300.
 _MAX_LINE_BYTES = 1 << 16
+# Room for the largest data set, proven eight times.
+_MAX_BYTES = regular_file.MOST_BYTES
 
 
 class Journal:
@@ -38,6 +40,7 @@ class Journal:
         this one, that is read from its start.
 
         Raises:
+          DataDamagedError: it is too large.
           StoreError: it cannot be read, or is a link.
         """
         with storage_errors("read", self._store.path(self._name)):
@@ -51,6 +54,11 @@ class Journal:
                     self._inode, self._offset = status.st_ino, 0
                 if status.st_size == self._offset:
                     return
+                if status.st_size > _MAX_BYTES:
+                    raise DataDamagedError(
+                        f"{self._store.path(self._name)}: has {status.st_size:,} bytes, expected "
+                        f"{_MAX_BYTES:,} at most. Remove it: what it says was proven is read again."
+                    )
                 file.seek(self._offset)
                 is_rest = False
                 while line := file.readline(_MAX_LINE_BYTES):

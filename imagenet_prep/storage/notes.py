@@ -8,6 +8,10 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.storage.store import Store
 
+# Room for the names of 300,000 shards. As JSON of many small lists, it becomes twenty times as much
+# in memory.
+_MOST_BYTES = 32 << 20
+
 
 def read(store: Store, name: str, **kinds: type) -> dict[str, Any]:
     """Returns the JSON object that a work file holds.
@@ -22,7 +26,7 @@ def read(store: Store, name: str, **kinds: type) -> dict[str, Any]:
       ImagenetPrepError: it cannot be read, or is a link.
     """
     try:
-        content = canonical.loads(store.read(name))
+        content = canonical.loads(store.read(name, most=_MOST_BYTES))
     except ValueError as error:
         raise damaged(store, name, f"not JSON: {error}") from None
     if not isinstance(content, dict):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import socket
 import ssl
@@ -19,6 +20,7 @@ from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 from imagenet_prep.storage.remote import NUMBER, UnavailableError, reason
+from imagenet_prep.storage.steady import SteadyReader
 
 _PORTS = {"http": 80, "https": 443}
 _BUFFER_BYTES = 64 << 10
@@ -151,7 +153,8 @@ class _Connection:
         except BaseException:
             self._socket.close()
             raise
-        self.reader = self._socket.makefile("rb", _BUFFER_BYTES)
+        self._steady = SteadyReader(self._socket.makefile("rb", buffering=0), timeout_s)
+        self.reader = io.BufferedReader(self._steady, _BUFFER_BYTES)
 
     def send(self, request: bytes) -> dict[str, str] | None:
         """Sends a request and returns the headers of its answer; None unless it is 206.
@@ -160,6 +163,7 @@ class _Connection:
           OSError: the connection breaks, or is closed by the server.
         """
         self._socket.sendall(request)
+        self._steady.begin()
         line = self.reader.readline(_MOST_HEADER_BYTES)
         if not line:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))

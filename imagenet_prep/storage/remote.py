@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn, Protocol
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.storage.steady import TooSlowError
 
 CHUNK_BYTES = 1 << 20
 # A request of an archive's reader has no more, unless a single image does; a pass asks for as many.
 REQUEST_BYTES = 4 << 20
 # Numbers of 64 bits: Python refuses to convert thousands of digits.
 NUMBER = re.compile(r"[0-9]{1,18}")
+CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 # RFC 9110, 15: time-out, too early, too many requests; 5xx is the server's own trouble.
 PASSING = {408, 425, 429, 500, 502, 503, 504}
 
@@ -132,14 +134,17 @@ def reason(error: BaseException) -> str:
     """Returns the system's words for a network failure; the exception's own may hold a URL."""
     seen: list[BaseException] = [error]
     for each in seen:
+        if isinstance(each, TooSlowError):
+            return f"too few bytes came in time ({each})"
+        linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
+        seen += [e for e in linked if isinstance(e, BaseException) and e not in seen]
+    for each in seen:
         if isinstance(each, TimeoutError) or type(each).__name__.endswith(
             ("TimeoutError", "Timeout")
         ):
             return "no byte came in time"
         if isinstance(each, OSError) and each.strerror:
             return str(each.strerror)
-        linked = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
-        seen += [e for e in linked if isinstance(e, BaseException) and e not in seen]
     if any(type(each).__name__ == "IncompleteRead" for each in seen):
         return "the connection was cut"
     return f"the connection failed ({type(error).__name__})"

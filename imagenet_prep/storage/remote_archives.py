@@ -72,7 +72,8 @@ class RemoteArchives:
         stop: int,
         files: Callable[[Reads], Iterable[Entry]],
         *,
-        skipping: bool = False,
+        is_whole: Callable[[Sequence[Entry]], bool],
+        header_bytes: int = 0,
     ) -> list[Entry]:
         """Returns what lies in bytes [start, stop) of an archive, as kept or as `files` finds it.
 
@@ -80,23 +81,41 @@ class RemoteArchives:
           archive: its name.
           start, stop: the range.
           files: finds them by a reader whose offsets only grow.
-          skipping: read only what `files` asks for, instead of every byte in one pass.
+          is_whole: whether kept files can be all; that each is what it is called is proven where
+            it is read.
+          header_bytes: where files are large and few, what `files` reads in front of each. Then
+            only this is read, and a kept list says where; else every byte, in one pass.
         """
         path = self._files[archive]
         lists = path.site.lists
-        kept = lists.find(str(path), path.stat, start, stop) if lists else None
-        if kept is None:
-            if skipping:
-                kept = Kept([*files(self)], "")
-            else:
-                hashed = path.site.hashes and (start, stop) == (0, path.stat.size)
-                one_pass = _Pass(self, archive, start, stop, hashed=hashed)
-                kept = Kept([*files(one_pass)], one_pass.md5() if hashed else "")
-            if lists:
-                lists.keep(str(path), path.stat, start, stop, kept)
+        known = kept = lists.find(str(path), path.stat, start, stop) if lists else None
+        if header_bytes:
+            found = self._read_headers(archive, files, header_bytes, kept.files if kept else ())
+            if kept is None or found != kept.files:
+                kept = Kept(found, "")
+        elif kept is None or not is_whole(kept.files):
+            hashed = path.site.hashes and (start, stop) == (0, path.stat.size)
+            one_pass = _Pass(self, archive, start, stop, hashed=hashed)
+            kept = Kept([*files(one_pass)], one_pass.md5() if hashed else "")
+        if lists and kept is not known:
+            lists.keep(str(path), path.stat, start, stop, kept)
         if kept.md5:
             self._md5[archive] = kept.md5
         return kept.files
+
+    def _read_headers(
+        self,
+        archive: str,
+        files: Callable[[Reads], Iterable[Entry]],
+        header_bytes: int,
+        likely: Sequence[Entry],
+    ) -> list[Entry]:
+        """Returns what `files` finds, many headers at a time where they are `likely` to be."""
+        starts = (offset - header_bytes for _, offset, _ in likely)
+        self.will_need((archive, start, header_bytes) for start in starts if start >= 0)
+        found = [*files(self)]
+        self.will_need(())
+        return found
 
     def known_md5(self, archive: str) -> str | None:
         """Returns the md5 that came with the list of an archive's files; None without any."""
@@ -109,9 +128,8 @@ class RemoteArchives:
         kept = lists.find(str(path), path.stat, 0, size) if lists else None
         if kept is None or not kept.md5:
             md5 = _Pass(self, archive, 0, size, hashed=True).md5()
-            # Without the files, an archive would seem to be listed, and empty.
-            if lists and kept:
-                lists.keep(str(path), path.stat, 0, size, kept._replace(md5=md5))
+            if lists:
+                lists.keep_md5(str(path), path.stat, md5)
             return md5
         return kept.md5
 

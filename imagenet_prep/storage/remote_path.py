@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from imagenet_prep.core import address
+from imagenet_prep.core import address, regular_file
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.storage.fetch import as_file, stream
 from imagenet_prep.storage.kept_lists import KeptLists
@@ -182,6 +182,18 @@ class RemotePath:
 
 # Where a file of the source lies.
 Location = Path | RemotePath
+
+
+def open_to_read(path: Location) -> BinaryIO:
+    """Returns a file of the source, to be read once from its start.
+
+    Raises:
+      DataDamagedError: it is a pipe, a device or a socket.
+      OSError, StoreError, IncompleteError: it cannot be opened, or the server refuses.
+    """
+    if isinstance(path, Path):
+        return open(regular_file.open_to_read(path), "rb")
+    return path.open()
 
 
 def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
 from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.storage import steady
 from imagenet_prep.storage.inside import demand_inside
 from imagenet_prep.storage.ranges import Answer, Ranges
 from imagenet_prep.storage.remote import (
+    CONTENT_RANGE,
     PASSING,
     REQUEST_BYTES,
     AbsentError,
@@ -30,6 +32,9 @@ from imagenet_prep.storage.remote import (
 
 # How long a signature is used: S3 takes one for 15 minutes around its date, by S3's own clock.
 _SIGNED_FOR_S = 300
+
+# Of one listing. A data set in 65,536 shards has a quarter of this, with its receipts.
+_MOST_LISTED = 1 << 20
 
 # S3's own words for what arrived otherwise than it was sent, or too slowly.
 _PASSING_CODES = {
@@ -100,6 +105,8 @@ class S3:
             raise UsageError(
                 f"{base}: {type(error).__name__}: check the AWS_… variables and ~/.aws"
             ) from None
+        kinds = self._client._endpoint.http_session._pool_classes_by_scheme
+        kinds.update({scheme: steady.pool(kind) for scheme, kind in kinds.items()})
         # The authorities that boto3 trusts.
         bundle = self._session.get_config_variable("ca_bundle")
         bundle = bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True
@@ -139,24 +146,26 @@ class S3:
                 if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
             }
 
-    def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
-        """Returns a small object, or `size` bytes from `offset`: fewer where it ends before."""
+    def get(self, name: str, offset: int, size: int) -> bytes:
+        """Returns `size` bytes of an object from `offset`: fewer where it ends before."""
         if size == 0:
             return b""
-        part = {} if size is None else {"Range": f"bytes={offset}-{offset + size - 1}"}
+        asked = f"bytes={offset}-{offset + size - 1}"
         with self._explained(name):
             try:
-                answer = self._client.get_object(**self._object(name), **part)
+                answer = self._client.get_object(**self._object(name), Range=asked)
             except self._errors.ClientError as error:
                 if error.response["ResponseMetadata"].get("HTTPStatusCode") == 416:
                     return b""  # it ends before `offset`
                 raise
             with contextlib.closing(answer["Body"]) as body:
                 found = answer.get("ContentRange", "")
-                if part and not found.startswith(f"bytes {offset}-"):
-                    raise UnavailableError(f"the server sends {found!r}, asked for {part['Range']}")
-                data: bytes = body.read()
-                return data
+                match = CONTENT_RANGE.fullmatch(found)
+                first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
+                stop = min(offset + size, total)
+                if (first, last + 1) != (offset, stop):
+                    raise UnavailableError(f"the server sends {found!r}, asked for {asked}")
+                return b"".join(exactly(stop - offset, body.read))
 
     def call(self, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
         """Returns what one operation on an object answers, e.g. "put_object"."""
@@ -179,10 +188,17 @@ class S3:
         prefix = f"{self._prefix}/" if self._prefix else ""
         below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
         with self._explained(folder):
+            left = _MOST_LISTED
             listing = self._client.get_paginator(operation).paginate(
                 Bucket=self._bucket, Prefix=below, **({} if deep else {"Delimiter": "/"})
             )
             for page in listing:
+                left -= 1 + len(page.get(field) or ()) + len(page.get("CommonPrefixes") or ())
+                if left < 0:
+                    raise StoreError(
+                        f"{self.where(folder)}: the server lists more than {_MOST_LISTED:,} "
+                        "objects. Choose a prefix that holds nothing else."
+                    )
                 for entry in page.get(field) or ():
                     yield {**entry, "Key": entry["Key"].removeprefix(prefix)}
                 for each in page.get("CommonPrefixes") or ():

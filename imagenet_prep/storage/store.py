@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.storage.folder import LocalStore, stat_of
 from imagenet_prep.storage.http import Http
 from imagenet_prep.storage.remote import AbsentError, Remote, Stat, exactly
@@ -54,8 +55,19 @@ class Store(Protocol):
     def list_folder(self, folder: str = "") -> list[str]:
         """Returns the sorted names of files and folders in `folder`."""
 
-    def read(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
-        """Returns a whole small file, or `size` bytes from `offset`: fewer where it ends before."""
+    def read(
+        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
+    ) -> bytes:
+        """Returns a whole small file, or `size` bytes from `offset`: fewer where it ends before.
+
+        Args:
+          name: of the file.
+          offset, size: the part that is wanted; without a size, the whole file.
+          most: bytes that a whole file may have.
+
+        Raises:
+          DataDamagedError: it has more, or is no regular file.
+        """
 
     def opened(
         self, name: str, stat: Stat | None = None
@@ -67,14 +79,20 @@ class Store(Protocol):
           stat: as `stats` has told; where it is another file by now, IncompleteError is raised.
         """
 
-    def read_each(self, names: Iterable[str]) -> Iterator[bytes]:
-        """Yields whole small files, in order."""
+    def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
+        """Yields whole small files, in order; `most` as for `read`."""
 
     def temporary(self) -> Path:
         """Returns an unused path for `publish`."""
 
     def publish(self, temporary: Path, name: str, sha256: str | None = None) -> None:
-        """Makes a finished temporary file visible as `name`; `sha256` is what it must have."""
+        """Makes a temporary file visible as `name`; whoever wrote it has synced it.
+
+        Args:
+          temporary: the file.
+          name: relative to the data set.
+          sha256: what it must have.
+        """
 
     def write(self, name: str, data: bytes) -> None:
         """Publishes a whole small file."""
@@ -85,8 +103,8 @@ class Store(Protocol):
     def take(self, name: str) -> bool:
         """Makes an empty work file; returns whether nobody else, on any machine, was first."""
 
-    def remove(self, name: str) -> None:
-        """Removes a file; absent is fine."""
+    def remove(self, *names: str) -> None:
+        """Removes files, so that no crash brings them back; absent ones are fine."""
 
     def verify_published(self, files: Iterable[File]) -> None:
         """Raises IncompleteError unless all these files are there as they were published."""

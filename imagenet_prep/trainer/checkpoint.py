@@ -1,31 +1,49 @@
-"""Checkpoints: one file each, written atomically, and proven when they are read."""
+"""Checkpoints: one file each, written atomically, and proven when they are read.
+
+A log directory may have come from elsewhere, so a checkpoint is read as if somebody else had
+written it: no claim of it decides how much memory is taken.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import math
+import os
 import re
 import time
 import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import canonical, cli
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.storage.folder import LocalStore
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
+Shape = tuple[int, ...]
 
-_NAME = re.compile(r"checkpoint-(\d{8})\.npz")
+_NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
 # Appended to the name of a damaged checkpoint. It is not used any more, and kept for inspection.
 _DAMAGED = ".damaged"
 _FACTS = "facts"
+_HEAD = {"step": int, "saved_at": float, "facts": {}}
+# A head has some kilobytes. Times beyond this no calendar has.
+_HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
+# How np.savez begins a member, and the text that follows: some hundred bytes that say what it is.
+_NPY, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1000
+_NPY_HEADER = re.compile(
+    r"\{'descr': '([<|][fiu][1248])', 'fortran_order': (False|True), "
+    r"'shape': \(((?:[0-9]{1,18},? ?)*)\), \} *\n"
+)
+# The most that is read at once; the list of ten thousand members has less.
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,8 +87,9 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
     stream = io.BytesIO()
     # A zip without compression: every member has a CRC that reading checks.
     np.savez(stream, **{_FACTS: np.frombuffer(head, np.uint8)}, **arrays)  # type: ignore[arg-type]
+    store = LocalStore(folder)
     try:
-        LocalStore(folder).write(name(step), stream.getvalue())
+        store.write(name(step), stream.getvalue())
     except IncompleteError as error:
         raise IncompleteError(
             f"{folder / name(step)}: the disk is full ({error.__cause__}). Earlier checkpoints are "
@@ -80,8 +99,8 @@ def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep
     for there in reversed(steps(folder)):
         path = folder / name(there)
         if sound == keep:
-            path.unlink(missing_ok=True)
-        elif there == step or _is_sound(path):
+            store.remove(path.name)
+        elif there == step or _is_sound(path, [np.shape(each) for each in arrays.values()]):
             sound += 1
 
 
@@ -103,10 +122,19 @@ def clear(folder: Path) -> None:
             store.remove(file)
 
 
-def load_latest(folder: Path) -> Checkpoint | None:
+def load_latest(
+    folder: Path,
+    shapes: Sequence[Shape] | None = None,
+    accept: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> Checkpoint | None:
     """Returns the last sound checkpoint, or None where there is none.
 
     Damaged ones after it are reported and renamed. If none is sound, all stay as they are.
+
+    Args:
+      folder: of the checkpoints.
+      shapes: as for `load`.
+      accept: as for `load`.
 
     Raises:
       DataDamagedError: there are checkpoints, and none is sound.
@@ -116,7 +144,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     for step in reversed(there):
         path = folder / name(step)
         try:
-            found = load(path)
+            found = load(path, shapes, accept)
         except DataDamagedError as error:
             cli.say(f"{error} Trying the one before.")
             damaged.append(path)
@@ -132,28 +160,105 @@ def load_latest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def load(path: Path) -> Checkpoint:
+def load(
+    path: Path,
+    shapes: Sequence[Shape] | None = None,
+    accept: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> Checkpoint:
     """Returns a checkpoint.
 
+    Args:
+      path: its file.
+      shapes: of the arrays that are wanted, in their order; those behind them are not read. None:
+        all, whatever their shapes.
+      accept: is given the facts before any array is read. Raises ValueError where they are not
+        what a run writes, and any other error where they are of another run.
+
     Raises:
-      DataDamagedError: a byte is not what was written.
+      DataDamagedError: a byte is not what was written, or it is a link or a pipe.
       StoreError: the system cannot read it.
     """
     try:
-        # NumPy leaves a file open that it cannot read; this closes it.
-        with open(path, "rb") as stream, np.load(stream) as file:
-            arrays = {key: file[key] for key in file.files}
-        head = json.loads(arrays.pop(_FACTS).tobytes())
+        with _opened(path) as stream, zipfile.ZipFile(stream) as file:
+            members = {each.filename.removesuffix(".npy"): each for each in file.infolist()}
+            read = _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes()
+            head = canonical.loads(read)
+            if not canonical.fits(head, _HEAD) or not 0 <= head["saved_at"] < _LAST_TIME:
+                raise ValueError("its head is not what this program writes")
+            if head["step"] != step_of(path.name):
+                raise ValueError(f"it says that it is of step {head['step']:,}")
+            accept(head["facts"])
+            if shapes is not None and len(members) < len(shapes):
+                raise ValueError(f"it has {len(members)} arrays, expected {len(shapes)}")
+            wanted = zip(members.items(), repeat(None) if shapes is None else shapes, strict=False)
+            arrays = {name: _array(file, each, shape) for (name, each), shape in wanted}
         return Checkpoint(head["step"], head["facts"], arrays, head["saved_at"])
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    # zipfile raises RuntimeError for what it does not know, OverflowError for what no disk has.
+    except (
+        *(ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile),
+    ) as error:
         raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _is_sound(path: Path) -> bool:
+class _InPieces(io.FileIO):
+    """A file of which little is read at once: the list of a zip is, as large as the zip says."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Reads; zipfile asks for the whole rest only where that is 64 kB."""
+        some = _PIECE_BYTES + 1 if size is None or size < 0 else min(size, _PIECE_BYTES + 1)
+        data = super().read(some) or b""
+        if len(data) > _PIECE_BYTES:
+            raise zipfile.BadZipFile(f"expected {_PIECE_BYTES:,} bytes at most at once")
+        return data
+
+
+def _opened(path: Path) -> _InPieces:
     try:
-        load(path)
+        return _InPieces(LocalStore(path.parent).open(path.name, os.O_RDONLY))
+    except StoreError as error:
+        raise DataDamagedError(f"{path}: damaged checkpoint (a link, or no file).") from error
+
+
+def _array(
+    file: zipfile.ZipFile, member: zipfile.ZipInfo, shape: Shape | None = None, most: int = 1 << 63
+) -> npt.NDArray[Any]:
+    """Returns a member of a checkpoint, after all that it claims has been compared.
+
+    Raises:
+      ValueError: it is no array of this shape, or has more than `most` bytes.
+      Others: as zipfile raises.
+    """
+    # Bit 11 says that the name is UTF-8. A negative offset would be an error of the disk's.
+    if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & ~0x800:
+        raise ValueError(f"{member.filename!r} is compressed or encrypted")
+    if member.header_offset < 0 or member.file_size > most:
+        raise ValueError(f"{member.filename!r} has {member.file_size:,} bytes")
+    with file.open(member) as opened:
+        begin = opened.read(len(_NPY) + 2)
+        num_bytes = min(int.from_bytes(begin[len(_NPY) :], "little"), _NPY_HEADER_BYTES)
+        header = _NPY_HEADER.fullmatch(opened.read(num_bytes).decode("latin-1"))
+        if not begin.startswith(_NPY) or header is None:
+            raise ValueError(f"{member.filename!r} is no array of numbers")
+        dtype = np.dtype(header[1])
+        found = tuple(int(each) for each in header[3].split(",") if each.strip())
+        if shape is not None and (found != shape or dtype.kind != "f"):
+            raise ValueError(f"{member.filename!r} is {dtype} {found}, expected floats {shape}")
+        size = math.prod(found) * dtype.itemsize
+        if size != member.file_size - len(begin) - num_bytes:
+            raise ValueError(f"{member.filename!r} is {dtype} {found}, and has not as many bytes")
+        data = bytearray()
+        # Its CRC is proven with its last byte.
+        while piece := opened.read(_PIECE_BYTES):
+            data += piece
+    order: Literal["C", "F"] = "F" if header[2] == "True" else "C"
+    return np.ndarray(found, dtype, data, order=order)
+
+
+def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:
+    try:
+        load(path, shapes)
     except (DataDamagedError, StoreError) as error:
         cli.say(error)
         if isinstance(error, DataDamagedError):  # else it may be sound: kept, but not counted

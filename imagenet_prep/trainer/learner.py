@@ -36,8 +36,11 @@ class Learner(Protocol):
     def values(self) -> list[Any]:
         """Returns weights, statistics of batch norms, and the optimizer's own, as NumPy arrays."""
 
+    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
+        """Returns the shapes of what `values` returns, or of the part of it that is the model's."""
+
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
-        """Sets them, or those of the model alone, to what `values` returned."""
+        """Sets them, or those of the model alone, to what `values` returned: as many arrays."""
 
     def share(self) -> None:
         """Sets all variables to what they are on rank 0."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from imagenet_prep.dataset import schema
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.evaluation import Score
 
 LOG = "train.jsonl"
 SCALARS = "tensorboard"
+# How TensorFlow's names of files with scalars begin.
+EVENTS = "events.out.tfevents."
 
 _TRAIN_HEADER = "  Step Epoch Speed   Loss  FinLoss   LR"
 _EVALUATION_HEADER = "  step  epoch  top1    top5     loss   checkpoint_time(UTC)"
@@ -45,15 +50,20 @@ class Log:
         """Removes the files of an earlier run."""
         (self._folder / LOG).unlink(missing_ok=True)
         if self._folder_of_scalars is not None:
-            for path in self._folder_of_scalars.glob("events.out.tfevents.*"):
+            for path in self._folder_of_scalars.glob(f"{EVENTS}*"):
                 path.unlink(missing_ok=True)
 
     def start(self, facts: Mapping[str, Any]) -> None:
-        """Opens both files and writes the numbers of the run."""
+        """Opens both files and writes the numbers of the run.
+
+        Raises:
+          StoreError: the log cannot be written, or is a link or a pipe.
+        """
         if self._speaks:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / LOG
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - until `close`
+            with storage_errors("write", self._folder / LOG):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                log = LocalStore(self._folder).open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._file = open(log, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
             if self._folder_of_scalars is not None:
                 import tensorflow as tf
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import errors, signals
+from imagenet_prep.core import canonical, errors, signals
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.dataset import schema
+from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import lost_rank
 from imagenet_prep.trainer.config import Config
@@ -28,6 +30,8 @@ from imagenet_prep.trainer.schedule import Plateau
 
 # Images of train that are held out of it: they decide what is tuned, validation is for the end.
 _HOLDOUT = "holdout"
+# The state of a schedule that looks at losses, as a checkpoint has it.
+_PLATEAU = {"scale": float, "best": (float, type(None)), "waited": int}
 
 
 def train(config: Config, open_reader: OpenReader) -> Score | None:
@@ -158,6 +162,7 @@ class _Training:
             self._plateau.restore(found["plateau"])
             self._log.say(f"resumed after step {self._step:,} from {found['name']}")
         self._learner.share()
+        place = self._reader.state()
         chosen = {"choice": place["choice"]} if "choice" in place else {}
         for name, value in chosen.get("choice", {}).items():
             self._log.say(f"chosen of train: {name} {value}")
@@ -186,25 +191,25 @@ class _Training:
     def _restore(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """Loads the last checkpoint; returns what else is in it, and where reading begins."""
         LocalStore(self._folder).remove_temporaries()
+        if self._config.tensorboard_dir is None:
+            # A link would lead scalars, and what --clear-log removes, to another folder.
+            with storage_errors("open", self._scalars), contextlib.suppress(FileNotFoundError):
+                inside.stat_inside(self._folder, SCALARS)
         if self._config.mirror is not None:
             self._mirror = Mirror(self._config.mirror, self._folder, self._scalars, self._export)
             self._mirror.fetch()
         if self._config.clear_log:
             checkpoint.clear(self._folder)
             self._log.clear()
-        found = checkpoint.load_latest(self._folder)
+        evaluates = self._config.evaluate
+        shapes = self._learner.shapes(only_model=evaluates)
+        found = checkpoint.load_latest(self._folder, shapes, self._accept)
         if found is None:
             return None, self._reader.state()
-        there, evaluates = found.facts["run"], self._config.evaluate
-        if other := recipe.difference(there, self._plan, only_model=evaluates):
-            source = f" (from {self._config.mirror})" if self._config.mirror else ""
-            raise UsageError(
-                f"{self._folder}{source} holds a run with {other}. Choose another --log-dir, or "
-                "the same settings to resume."
-            )
         if evaluates:
             # Any ranks and batch size do; epochs are those of the run that was.
-            self._plan = dataclasses.replace(self._plan, global_batch=there["global_batch"])
+            batch = found.facts["run"]["global_batch"]
+            self._plan = dataclasses.replace(self._plan, global_batch=batch)
         self._learner.assign(list(found.arrays.values()), only_model=evaluates)
         rest = {
             "step": found.step,
@@ -214,6 +219,29 @@ class _Training:
             "name": checkpoint.name(found.step),
         }
         return rest, found.facts["reader"]
+
+    def _accept(self, facts: dict[str, Any]) -> None:
+        """Refuses the facts of a checkpoint of another run, or that no run has written.
+
+        Raises:
+          UsageError: it is another run's.
+          ValueError: no run writes such facts.
+        """
+        shape = {"run": {"global_batch": int}, "reader": {}}
+        plateau = facts.get("plateau", self._plateau.state())
+        fits = canonical.fits(facts, shape) and canonical.fits(plateau, _PLATEAU)
+        # A reader looks at the rest of its state itself; without a data set it has none.
+        if not fits or not canonical.fits(facts["reader"].get("epoch", 0), int):
+            raise ValueError("its facts are not what this program writes")
+        there, evaluates = facts["run"], self._config.evaluate
+        if there["global_batch"] < 1:
+            raise ValueError(f"global_batch {there['global_batch']}")
+        if other := recipe.difference(there, self._plan, only_model=evaluates):
+            source = f" (from {self._config.mirror})" if self._config.mirror else ""
+            raise UsageError(
+                f"{self._folder}{source} holds a run with {other}. Choose another --log-dir, or "
+                "the same settings to resume."
+            )
 
     def _train(self, asked: Callable[[], bool]) -> Score | None:
         """Makes the remaining steps, until asked to stop; returns the last evaluation."""

@@ -7,6 +7,8 @@ carry their sha256.
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -16,17 +18,27 @@ from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
+    StoreError,
     UsageError,
 )
 from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage import inside
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import UnavailableError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer import checkpoint
-from imagenet_prep.trainer.log import LOG, SCALARS
+from imagenet_prep.trainer.log import EVENTS, LOG, SCALARS
+
+# A folder, and the name of a file in it.
+_Place = tuple[Path, str]
 
 _EXPORT = "export"
+# What TensorFlow and Gluon write into the folder of a model.
+_EXPORTED = (
+    *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
+    *("model-symbol.json", "model-0000.params"),
+)
 # Seconds without a byte, and failed attempts allowed an object before training begins.
 _TIMEOUT_S, _RETRIES = 15.0, 10
 _NOT_BEGUN = "Nothing was trained yet: run the same command again to go on from what is there."
@@ -93,8 +105,8 @@ class Mirror:
 
     def close(self) -> bool:
         """Uploads what is left; returns whether all has arrived, and says what has not."""
-        if not self._thread.is_alive():
-            return True
+        if not self._thread.ident:
+            return True  # nothing was ever asked for
         self._closing.set()
         self._asked.set()
         self._thread.join()
@@ -103,43 +115,54 @@ class Mirror:
         timer.start()
         self._upload_with_retries(over)
         timer.cancel()
-        absent = [name for name, path in self._files() if self._uploaded.get(name) != _state(path)]
+        absent = [
+            name
+            for name, (root, file) in self._files()
+            if self._uploaded.get(name) != _state(inside.stat_inside(root, file))
+        ]
         if absent:
             names = ", ".join(absent[:4])
             cli.say(f"mirror: {self._base} lacks {len(absent)} files of this run: {names}")
         return not absent
 
-    def _files(self) -> list[tuple[str, Path]]:
-        """Returns what there is to mirror, logs first, then the latest checkpoint."""
+    def _files(self) -> list[tuple[str, _Place]]:
+        """Returns what there is to mirror, logs first, then the latest checkpoint.
+
+        Only what a run writes, and no link: any other file of these folders may be a private one.
+        """
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
-        found = [(name, self._folder / name) for name in own if _is_needed(name)]
-        found += [(f"{SCALARS}/{name}", self._scalars / name) for name in events]
+        found = [(name, (self._folder, name)) for name in own if _is_needed(name)]
+        found += [
+            (f"{SCALARS}/{name}", (self._scalars, name))
+            for name in events
+            if name.startswith(EVENTS)
+        ]
         if self._export is not None:
-            exported = [self._export, *self._export.rglob("*")]
-            root = self._export.parent
-            found += [
-                (f"{_EXPORT}/{path.relative_to(root)}", path) for path in exported if path.is_file()
-            ]
-        return sorted(found, reverse=True)
+            root, exported = self._export.parent, [self._export]
+            for name in _EXPORTED:
+                exported += [self._export / name, *(self._export / name).rglob("*")]
+            names = [str(path.relative_to(root)) for path in exported if path.is_file()]
+            found += [(f"{_EXPORT}/{name}", (root, name)) for name in names]
+        return sorted((each for each in found if _is_own(*each[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
         """Notes whether an object is what is here; brings it first to a fresh machine."""
         path, found = self._folder / name, store.stored(name)
         # Of a log, the longer one counts: this machine may have begun one already.
+        folder = LocalStore(self._folder)
         if fresh and (not path.is_file() or path.stat().st_size < found.num_bytes):
-            folder = LocalStore(self._folder)
             if found.sha256 is None:  # a user has put it there
-                folder.write(name, store.read(name))
+                folder.write(name, store.read(name, most=found.num_bytes))
             else:
                 try:
                     store.bring(File(name, found.num_bytes, found.sha256), folder)
                 except DataDamagedError as error:
                     cli.say(f"mirror: {error} Going on without it.")
-        if path.is_file():
-            with open(path, "rb") as opened:
+        if _is_own(self._folder, name):
+            with open(folder.open(name, os.O_RDONLY), "rb") as opened:
                 sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-            if found.sha256 == sha256:
-                self._uploaded[name] = _state(path)
+                if found.sha256 == sha256:
+                    self._uploaded[name] = _state(os.fstat(opened.fileno()))
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -173,12 +196,13 @@ class Mirror:
     def _upload(self) -> None:
         """Puts what is new or has grown; then removes what is gone."""
         here = self._files()
-        for name, path in here:
+        for name, (root, file) in here:
             try:
-                state = _state(path)
-                if self._uploaded.get(name) == state:
-                    continue
-                data = path.read_bytes()
+                with open(LocalStore(root).open(file, os.O_RDONLY), "rb") as opened:
+                    state = _state(os.fstat(opened.fileno()))
+                    if self._uploaded.get(name) == state:
+                        continue
+                    data = opened.read()
             except FileNotFoundError:  # a later checkpoint has taken its place
                 continue
             # Whatever was written since `state` was taken makes the file differ from it again.
@@ -194,6 +218,12 @@ def _is_needed(name: str) -> bool:
     return name == LOG or checkpoint.step_of(name) is not None
 
 
-def _state(path: Path) -> tuple[int, int]:
-    status = path.stat()
+def _is_own(root: Path, name: str) -> bool:
+    try:
+        return stat.S_ISREG(inside.stat_inside(root, name).st_mode)
+    except (OSError, StoreError):
+        return False
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns

@@ -82,12 +82,18 @@ class MxnetLearner:
         """Returns all variables as arrays."""
         return [array.asnumpy() for group in self._groups() for array in group]
 
+    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
+        """Returns the shapes of all variables, or of the model's."""
+        return [tuple(array.shape) for array in self._those(only_model=only_model)]
+
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
         """Sets all variables, or the model's."""
-        groups = self._groups()[:2] if only_model else self._groups()
-        arrays = [array for group in groups for array in group]
-        for array, value in zip(arrays, values, strict=not only_model):
+        for array, value in zip(self._those(only_model=only_model), values, strict=True):
             array[:] = value
+
+    def _those(self, *, only_model: bool) -> list[Any]:
+        groups = self._groups()[:2] if only_model else self._groups()
+        return [array for group in groups for array in group]
 
     def share(self) -> None:
         """Sets all variables to what they are on rank 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import Config
@@ -72,12 +75,18 @@ class TensorFlowLearner:
         """Returns all variables as arrays."""
         return [variable.numpy() for variable in self._variables]
 
+    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
+        """Returns the shapes of all variables, or of the model's."""
+        return [tuple(variable.shape) for variable in self._those(only_model=only_model)]
+
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
         """Sets all variables, or the model's."""
-        model_has = len(self._weights) + len(self._statistics)
-        variables = self._variables[:model_has] if only_model else self._variables
-        for variable, value in zip(variables, values, strict=not only_model):
+        for variable, value in zip(self._those(only_model=only_model), values, strict=True):
             variable.assign(value)
+
+    def _those(self, *, only_model: bool) -> list[Any]:
+        model_has = len(self._weights) + len(self._statistics)
+        return self._variables[:model_has] if only_model else self._variables
 
     def share(self) -> None:
         """Sets all variables to what they are on rank 0."""
@@ -136,6 +145,8 @@ class TensorFlowLearner:
         if path.suffix == ".keras":
             partial = path.with_name(f".{path.name}.partial.keras")
             self._model.save(partial)
-            partial.replace(path)
+            with storage_errors("export", path), open(partial, "rb") as file:
+                os.fsync(file.fileno())
+            LocalStore(path.parent).publish(partial, path.name)
         else:
             self._model.export(path, verbose=False)

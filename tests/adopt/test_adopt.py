@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.preparation import adoption
 from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, everything
 from tests.kit.faults import DYING, flip_bit
@@ -50,6 +52,21 @@ LACKS = {
 NAMES = [
     f"{split}-{i:05d}-of-{total:05d}" for split, total in NUM_SHARDS.items() for i in range(total)
 ]
+
+
+# Runs a command for which the disk cannot read a file of another data set.
+UNREADABLE = (
+    "-c",
+    """
+import errno, os
+from imagenet_prep.__main__ import main
+from imagenet_prep.storage.folder import LocalStore
+def opened(self, name, stat=None):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+LocalStore.opened = opened
+main()
+""",
+)
 
 
 @pytest.fixture
@@ -397,6 +414,34 @@ def test_a_run_that_dies_between_any_two_steps_is_finished_by_the_next(
         assert result.code == 0, result
         assert contents(root) == contents(whole)
         shutil.rmtree(root)
+
+
+def test_a_shard_that_a_crash_has_left_with_both_names_loses_the_old_one(tmp_path: Path) -> None:
+    name = "train-00000-of-00001"
+    begun = {"renames": [[f"train/{name}", name]], "shards": [[name, "0" * 64]]}
+    for folder in ("train", ".work"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / ".work" / "adopt.json").write_text(json.dumps(begun))
+    (tmp_path / "train" / name).write_bytes(b"records")
+    # The rename is on the disk of the one folder, and its end not yet on that of the other.
+    (tmp_path / name).hardlink_to(tmp_path / "train" / name)
+    adoption.finish_renames(LocalStore(tmp_path))
+
+    assert (tmp_path / name).read_bytes() == b"records"
+    assert not (tmp_path / "train").exists()
+
+
+def test_a_shard_that_the_disk_cannot_read_once_is_no_damaged_one_for_ever(
+    copy: Callable[[str], ForeignSet],
+) -> None:
+    source = copy("slim").root
+    failed = command.run("adopt", source, "--allow-subset", program=UNREADABLE)
+    result = adopt(source)
+
+    assert failed.code == 1, failed
+    assert "cannot read" in failed.err
+    assert "Input/output error. Check the disk" in failed.err
+    assert result.code == 0, result
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def test_a_damaged_archive_fails_at_once_with_our_message(
 
 def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake: Fake) -> None:
     out = str(fake.out)
-    airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "1"}
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "1", "IMAGENET_PREP_AIRFLOW_FILES": "/data"}
     ended = airflow.test(
         source=HOSTILE,
         download_from=HOSTILE,
@@ -212,6 +212,44 @@ def test_options_that_start_programs_need_the_administrators_word(
     assert ended.tasks["prepare"] == ("failed", 1)
     assert "AirflowFailException: prepare_flags: -- begins options for Apache Beam" in ended.log
     assert not (fake.folder / "calls.jsonl").exists()
+
+
+def test_files_are_named_in_the_administrators_folder_alone(
+    airflow: Airflow, fake: Fake, tmp_path: Path
+) -> None:
+    files, out = tmp_path / "files", {"out": str(fake.out)}
+    files.mkdir()
+    (files / "link").symlink_to("/proc/self/environ")
+    elsewhere = ["/proc/self/environ", f"{files}/../x", f"{files}/link", "hosts", f"{files}2/x"]
+    confs: list[dict[str, Any]] = [
+        {"prepare_flags": [f"--exclude={elsewhere[0]}"]},
+        {"prepare_flags": ["--exclude", elsewhere[1]]},
+        {"replicate_to": f"hosts:{elsewhere[2]}:/x"},
+        {"train_ranks": 1, "train_hosts": elsewhere[3]},
+        {"train_ranks": 1, "train_flags": ["--keys", elsewhere[4]]},
+    ]
+    for conf, file in zip(confs, elsewhere, strict=True):
+        airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}
+        ended = airflow.test(**out, **conf)
+
+        assert ended.state == "failed"
+        assert f"AirflowFailException: {list(conf)[-1]}: {file}: hosts files and" in ended.log
+    airflow.env = {}
+    ended = airflow.test(**out, prepare_flags=[f"--exclude={files}/keys"])
+    assert "IMAGENET_PREP_AIRFLOW_FILES in the environment of the workers. It is not" in ended.log
+
+    before = len(fake.calls)
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}
+    ended = airflow.test(
+        **out,
+        prepare_flags=[f"--exclude={files}/keys"],
+        replicate_to=f"hosts:{files}/hosts:/x",
+        train_ranks=1,
+        train_hosts=f"{files}/hosts",
+        train_flags=["--keys", f"{files}/sub/keys"],
+    )
+    assert ended.state == "success", ended.log
+    assert [call[0] for call in fake.calls[before:]] == ["prepare", "verify", "replicate", "launch"]
 
 
 def test_an_address_with_a_password_is_refused_before_a_run_is_made(

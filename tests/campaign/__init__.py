@@ -1,4 +1,7 @@
-"""Random faults over the verbs that write, and what must hold after each of them.
+"""Faults over the verbs that write, and what must hold after each of them.
 
-python -m tests.campaign --rounds 600 --seed 1
+python -m tests.campaign --rounds 600 --seed 1     random faults, several in a round
+python -m tests.campaign.failing                   every call of the system fails once
+python -m tests.campaign.power                     the power is lost at every moment
+python -m tests.campaign.power --later             after a kill, and a run that finishes
 """

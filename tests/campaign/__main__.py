@@ -19,18 +19,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tests.campaign.adopt import Adopt
 from tests.campaign.download import Download
+from tests.campaign.export import Export
 from tests.campaign.prepare import Prepare, PrepareToS3
 from tests.campaign.replicate import Replicate, ReplicateToS3
+from tests.campaign.resize import Resize
 from tests.campaign.story import Story
 from tests.hostile.arena import Arena
 from tests.hostile.conftest import in_memory
-from tests.kit import warm
-from tests.kit.miniature import miniature_for_tests
+from tests.kit import foreign, warm
+from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_server import BUCKET, S3Server, serve_s3
 
-# How often a round is of each kind: a round of the last two takes seconds.
-WEIGHTS = {"prepare": 10, "download": 6, "replicate": 5, "s3": 1, "train": 1}
+# How often a round is of each kind. A round of most kinds takes a second and makes three to eight
+# faults; one of s3 takes some seconds, and one of train twenty.
+WEIGHTS = {
+    "prepare": 30,
+    "download": 20,
+    "replicate": 40,
+    "adopt": 29,
+    "resize": 28,
+    "export": 25,
+    "s3": 5,
+    "train": 4,
+}
 
 
 class Kind(Protocol):
@@ -49,6 +62,7 @@ class Total:
     rounds: int = 0
     runs: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
@@ -56,8 +70,10 @@ class Total:
 class Place:
     """Where one round at a time is carried out: an arena, a warm process, what kinds know."""
 
-    def __init__(self, folder: Path, source: Path, server: Callable[[], S3Server]) -> None:
-        self._folder, self._source, self._server = folder, source, server
+    def __init__(self, folder: Path, mini: Miniature, server: Callable[[], S3Server]) -> None:
+        self._folder, self._mini, self._server = folder, mini, server
+        self._beside = folder.with_name(f"{folder.name}-sources")
+        self._beside.mkdir()
         self._closing = contextlib.ExitStack()
         self._warm: dict[str, warm.Warm] = {}
         self._arena = Arena(folder, self._process("verbs"))
@@ -82,10 +98,9 @@ class Place:
 
     def _process(self, which: str) -> warm.Warm:
         if which not in self._warm:
-            more = {"verbs": (), "s3": ("boto3", "imagenet_prep.storage.bucket"), "train": ()}[
-                which
-            ]
-            modules = [*warm.VERBS, *more]
+            modules = list(warm.VERBS)
+            if which in ("s3", "another"):
+                modules += ["boto3", "imagenet_prep.storage.bucket"]
             if which == "train":
                 modules = ["imagenet_prep.train", "imagenet_prep.trainer.loop", "tensorflow"]
             self._warm[which] = self._closing.enter_context(warm.Warm(modules))
@@ -101,21 +116,36 @@ class Place:
             def story() -> Story:
                 return self._story(kind, random.Random(0))
 
+            source = self._mini.root
             if kind == "prepare":
-                self._kinds[kind] = [Prepare(story(), self._source)]
+                self._kinds[kind] = [Prepare(story(), source)]
+            elif kind == "adopt":
+                self._kinds[kind] = [Adopt(story(), self._foreign("aws", first=1))]
+            elif kind == "resize":
+                self._kinds[kind] = [Resize(story(), self._foreign("slim"))]
+            elif kind == "export":
+                self._kinds[kind] = [Export(story(), self._beside)]
             elif kind == "download":
                 self._kinds[kind] = [Download(story())]
             elif kind == "replicate":
                 self._kinds[kind] = [Replicate(story())]
             elif kind == "s3":
                 server = self._server()
-                to_s3 = PrepareToS3(story(), self._source, server)
+                to_s3 = PrepareToS3(story(), source, server, lambda: self._process("another"))
                 self._kinds[kind] = [to_s3, ReplicateToS3(story(), server)]
             else:
                 from tests.campaign.train import Train
 
                 self._kinds[kind] = [Train(story(), _shades(self._folder.parent))]
         return self._kinds[kind]
+
+    def _foreign(self, writer: str, **how: int) -> Path:
+        """Returns shards as another program writes them; read-only."""
+        folder = self._beside / writer
+        shards = {"train": 5, "validation": 2}
+        images = foreign.images(self._mini)
+        foreign.write(folder, images, getattr(foreign, writer), num_shards=shards, **how)
+        return folder
 
 
 def _shades(folder: Path) -> Path:
@@ -154,12 +184,12 @@ def run(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> d
     printing = threading.Lock()
     with contextlib.ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=in_memory())))
-        source = miniature_for_tests(folder, num_train=32, num_validation=8, size=(64, 48)).root
+        mini = miniature_for_tests(folder, num_train=32, num_validation=8, size=(64, 48))
         server = closing.enter_context(_server_when_asked(folder / "s3"))
         places: queue.SimpleQueue[Place] = queue.SimpleQueue()
         for job in range(jobs):
             (folder / f"job-{job}").mkdir()
-            place = Place(folder / f"job-{job}", source, server)
+            place = Place(folder / f"job-{job}", mini, server)
             closing.callback(place.close)
             places.put(place)
 
@@ -190,6 +220,7 @@ def _add(total: Total, story: Story, number: int, seconds: float) -> None:
     total.rounds += 1
     total.runs += story.runs
     total.seconds += seconds
+    total.cpu_s += story.cpu_s
     total.faults += story.faults
     if story.violation:
         total.violations.append(f"round {number}: {story.violation.splitlines()[0][:200]}")
@@ -201,7 +232,7 @@ def table(totals: dict[str, Total]) -> str:
     for kind, total in totals.items():
         lines.append(
             f"{kind:9s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
-            f"{len(total.violations):11d}   {total.seconds:,.0f} s"
+            f"{len(total.violations):11d}   {total.seconds:,.0f} s, CPU {total.cpu_s:,.0f} s"
         )
         lines += [f"    {count:6d} {what}" for what, count in sorted(total.faults.items())]
     rounds, faults, runs, wrong = (

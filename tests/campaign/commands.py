@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+from tests.campaign import calls
 
 TOLD = "CAMPAIGN"
 
@@ -28,32 +31,52 @@ def main() -> None:
         from imagenet_prep.storage.folder import LocalStore
 
         LocalStore.free_bytes = lambda _: 1 << 50  # type: ignore[method-assign]
+    if told.get("careless"):
+        # What the campaigns must find: a program that syncs nothing.
+        os.fsync = os.fdatasync = lambda _: None  # type: ignore[assignment]
     _count_changes(told)
+    if "calls" in told:
+        calls.arm(told["calls"])
     from imagenet_prep.__main__ import main as program
 
     program()
 
 
 def _count_changes(told: dict[str, Any]) -> None:
-    """Sends this process a signal before its n-th change of a file; notes how many it made."""
+    """Does something at the n-th change of a file, and notes how many there were.
+
+    A signal is sent to this process before the change; or it and some that follow fail, as on a
+    disk that is full or broken, so that what is published fails together with what is made.
+    """
     at, signum = told.get("at", 0), told.get("signum", signal.SIGKILL)
-    count = 0
+    error, times = told.get("errno", 0), told.get("times", 0)
+    count = failed = 0
     lock = threading.Lock()
+    noting = False
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal count
-        if event in _CHANGES or (event == "open" and _writes(arguments)):
-            with lock:
-                count += 1
-                due = count == at
-            if due:
-                os.kill(os.getpid(), signum)
+        nonlocal count, failed
+        if noting or not (event in _CHANGES or (event == "open" and _writes(arguments))):
+            return
+        with lock:
+            count += 1
+            due = count == at
+            fails = error and at <= count < at + times and _is_below(told["below"], arguments[0])
+            failed += bool(fails)
+        if fails:
+            raise OSError(error, os.strerror(error), arguments[0])
+        if due and not error:
+            os.kill(os.getpid(), signum)
 
     sys.addaudithook(look)
     end = os._exit
 
     def ending(code: int) -> None:
-        Path(told["note"]).write_text(str(count))
+        nonlocal noting
+        noting = True
+        if "calls" in told:
+            calls.disarm(told["calls"])
+        Path(told["note"]).write_text(f"{count} {failed}")
         end(code)
 
     os._exit = ending  # type: ignore[assignment]
@@ -64,17 +87,26 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
     return isinstance(path, str | bytes) and isinstance(flags, int) and bool(flags & _WRITES)
 
 
+def _is_below(folder: str, path: object) -> bool:
+    """Whether a path is of a folder; one that is not absolute is below a folder that was opened."""
+    return isinstance(path, str) and (not path.startswith("/") or path.startswith(folder))
+
+
 def _shorten(official: dict[str, str]) -> None:
-    """Makes ranges of 64 kB and pauses of milliseconds; makes small files the official archives.
+    """Makes ranges of 64 kB, large writes of a page, and pauses of milliseconds.
+
+    So a small run does all that a large one does, also in the background.
 
     Args:
-      official: hex of each archive's md5 by its name.
+      official: hex of the md5 of each small file that is to be an official archive, by its name.
     """
     from imagenet_prep import download
     from imagenet_prep.preparation import archives
-    from imagenet_prep.storage import retry
+    from imagenet_prep.storage import incoming, large_file, retry
 
     archives._MIB = 1 << 16
+    large_file._LARGE_WRITE_BYTES = mmap.PAGESIZE
+    incoming._SYNC_BYTES = 1 << 14
     retry._FIRST_DELAY_S = 0.005
     for what, archive in list(download.ARCHIVES.items()):
         if archive.name in official:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from imagenet_prep.core.errors import BusyError
 from imagenet_prep.dataset import naming
 from tests.campaign.story import INTERRUPTED, KILL, Story, hold, hold_whole_or_absent
 from tests.kit import faults
@@ -14,11 +16,12 @@ from tests.kit.command import wait_until
 from tests.kit.dataset import contents, receipts, stamps
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import BUCKET, S3Server, objects
-from tests.kit.warm import children
+from tests.kit.warm import Warm, children
 
 SHARDS = ("--train-shards", "5", "--validation-shards", "2")
 FLAGS = (*SHARDS, "--short-side", "32", "--allow-subset", "--workers", "2")
 _FAULTS_OF_FOLDER = ("signal",) * 6 + ("full disk",) * 2 + ("shard",) * 2 + ("receipt",) * 2
+_TWO_LAUNCHERS_CHANCE = 0.15
 # A worker process takes two seconds to start.
 _WORKERS_CHANCE = 0.05
 
@@ -27,11 +30,12 @@ class Prepare:
     """Rounds of `prepare` into a folder."""
 
     name = "prepare"
+    stages = ("write",)
 
     def __init__(self, story: Story, source: Path) -> None:
         """Makes what undisturbed runs make; keeps their bytes, not the folder."""
         self.source = source
-        self.reference: dict[str, bytes] = {}
+        self.earlier: dict[str, bytes] | None = None
         began = time.monotonic()
         story.undisturbed(self.words(story.folder / "out"))
         self.seconds = time.monotonic() - began
@@ -45,6 +49,7 @@ class Prepare:
         """Disturbs one data set until it is finished in spite of all, several times."""
         with story.disk() as disk:
             out = disk / "out"
+            self.begin(story, out)
             damaged: set[str] = set()
             for _ in range(story.rng.randint(3, 8)):
                 if story.rng.random() < _WORKERS_CHANCE:
@@ -58,6 +63,9 @@ class Prepare:
             # A run that finds all finished changes nothing, not even that.
             idle = b"nothing was left" in ended.out
             hold(idle or not left, f"temporary files are left: {left}")
+
+    def begin(self, story: Story, out: Path) -> None:
+        """Makes what is there before a round; nothing."""
 
     def _disturb(self, story: Story, out: Path, fault: str, damaged: set[str]) -> None:
         if fault in ("shard", "receipt"):
@@ -75,7 +83,7 @@ class Prepare:
 
     def _damage(self, story: Story, out: Path, what: str, damaged: set[str]) -> None:
         """Removes or cuts a shard, or its receipt; adds the names that may be other now."""
-        found = receipts(out) if what == "receipt" else sorted(out.glob("*-of-*"))
+        found = self._receipts(out) if what == "receipt" else sorted(out.glob("*-of-*"))
         found = [path for path in found if "-of-" in path.name]
         if not found:
             return
@@ -105,7 +113,7 @@ class Prepare:
         """Returns (inode, time) of each shard that is whole and has its receipt."""
         if not out.is_dir():
             return {}
-        noted = {path.name.removesuffix(".json"): path for path in receipts(out)}
+        noted = {path.name.removesuffix(".json"): path for path in self._receipts(out)}
         found = {}
         for name, stamp in stamps(out).items():
             if name in noted and (out / name).stat().st_size == len(self.reference[name]):
@@ -116,8 +124,11 @@ class Prepare:
                 found[name] = stamp
         return found
 
+    def _receipts(self, out: Path) -> list[Path]:
+        return [path for stage in self.stages for path in receipts(out, stage)]
+
     def _hold(self, out: Path, before: dict[str, tuple[int, int]], damaged: set[str]) -> None:
-        hold_whole_or_absent(out, self.reference, *damaged)
+        hold_whole_or_absent(out, self.reference, *damaged, before=self.earlier)
         after = self._finished(out)
         lost = [name for name in before if after.get(name) != before[name]]
         hold(not lost, f"finished shards were made again, or lost: {lost}")
@@ -133,9 +144,19 @@ class PrepareToS3(Prepare):
 
     name = "s3"
 
-    def __init__(self, story: Story, source: Path, server: S3Server) -> None:
+    def __init__(
+        self, story: Story, source: Path, server: S3Server, another: Callable[[], Warm]
+    ) -> None:
+        """As for a folder.
+
+        Args:
+          story: of the undisturbed run.
+          source: the archives.
+          server: of the bucket.
+          another: returns a process that forks commands beside those of a story.
+        """
         super().__init__(story, source)
-        self.server = server
+        self.server, self.another = server, another
 
     def round(self, story: Story) -> None:
         prefix = f"round-{story.rng.getrandbits(64):016x}"
@@ -145,6 +166,8 @@ class PrepareToS3(Prepare):
         with proxied(self.server.url, seed=seed, faults=8 * number, rate=0.08) as proxy:
             env = {**self.server.environment, "AWS_ENDPOINT_URL": proxy.url}
             for _ in range(number):
+                if story.rng.random() < _TWO_LAUNCHERS_CHANCE:
+                    self._two_launchers(story, words, env)
                 # A bucket costs a hundred requests where a folder costs a change.
                 story.ended_early(words, self.changes, 3 * self.seconds + 1, env=env, small=True)
                 self._hold_objects(prefix, finished=False)
@@ -152,6 +175,18 @@ class PrepareToS3(Prepare):
         for kind, count in proxy.done.items():
             story.faults[kind] += count
         self._hold_objects(prefix, finished=True)
+
+    def _two_launchers(self, story: Story, words: list[str], env: dict[str, str]) -> None:
+        """Runs two at once, as on two machines: a bucket has no lock, and equal bytes are put."""
+        other = self.another()
+        tmp = story.folder / "tmp-of-another"
+        tmp.mkdir(exist_ok=True)
+        story.start(words, env=env, small=True)
+        if not story.warm.ended(story.rng.uniform(0, self.seconds)):
+            story.start_beside(other, words, env={**env, "TMPDIR": str(tmp)}, small=True)
+            story.finish_beside(other, 0, BusyError.exit_code)
+            story.faults["second launcher"] += 1
+        story.finish(0, BusyError.exit_code)
 
     def _hold_objects(self, prefix: str, *, finished: bool) -> None:
         found = objects(self.server.client(), prefix)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -22,6 +24,9 @@ from tests.kit.warm import Ended, Warm
 
 CALL = "tests.campaign.commands:main"
 INTERRUPTED = 130
+
+# How runs are disturbed: by changes that fail, else by a signal, most often at a certain change.
+_FAILING_CHANCE, _BY_PLACE_CHANCE = 0.35, 0.8
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 
@@ -46,6 +51,7 @@ class Story:
       rng: decides everything that is random.
       faults: that happened, by kind.
       runs: commands that were started.
+      cpu_s: processor time of theirs.
       violation: what did not hold; "" for nothing.
     """
 
@@ -54,6 +60,7 @@ class Story:
     rng: random.Random
     faults: Counter[str] = field(default_factory=Counter)
     runs: int = 0
+    cpu_s: float = 0.0
     violation: str = ""
 
     @property
@@ -62,22 +69,32 @@ class Story:
 
     def start(self, words: Sequence[str | Path], **told: object) -> None:
         """Starts a command; keywords are those that `commands` reads, and `env`."""
+        self.start_beside(self.warm, words, note=str(self.folder / "changes"), **told)
+
+    def start_beside(self, warm: Warm, words: Sequence[str | Path], **told: object) -> None:
+        """Starts a command by another process, beside the one that runs."""
         self.runs += 1
         env = told.pop("env", {})
         assert isinstance(env, dict)
-        told["note"] = str(self.folder / "changes")
+        told.setdefault("note", str(self.folder / "changes-beside"))
         tmp = self.folder / "tmp"
         tmp.mkdir(exist_ok=True)
         home = {"HOME": str(self.arena.root / "home"), "TMPDIR": str(tmp)}
-        env = {**home, **env, commands.TOLD: json.dumps(told)}
-        self.warm.start(*words, env=env, cwd=self.folder, call=CALL)
+        cache = {"IMAGENET_PREP_CACHE": str(self.folder / "cache")}
+        env = {**home, **cache, **env, commands.TOLD: json.dumps(told)}
+        warm.start(*words, env=env, cwd=self.folder, call=CALL)
 
     def finish(self, *codes: int) -> Ended:
         """Waits for the end, and holds it against what must always be true of one."""
-        ended = self.warm.finish(PATIENCE_S)
+        return self.finish_beside(self.warm, *codes)
+
+    def finish_beside(self, warm: Warm, *codes: int) -> Ended:
+        """The same for a command of another process."""
+        ended = warm.finish(PATIENCE_S)
+        self.cpu_s += ended.cpu_s
         said = (ended.out[-500:] + ended.err[-2500:]).decode(errors="replace")
         hold(not ended.hung, f"still running after {PATIENCE_S} s: {said}")
-        left = self.warm.left(PATIENCE_S)
+        left = warm.left(PATIENCE_S)
         hold(not left, f"left running: {left}; {said}")
         hold(b"Traceback" not in ended.err, f"a traceback: {said}")
         hold(ended.code in codes, f"exit code {ended.code}, expected {codes}: {said}")
@@ -91,7 +108,7 @@ class Story:
     def ended_early(
         self, words: Sequence[str | Path], changes: int, seconds: float, **told: object
     ) -> bool:
-        """Runs a command that is ended by a signal somewhere; returns whether it was.
+        """Runs a command that is ended by a signal, or meets a broken disk; returns whether it did.
 
         Args:
           words: verb and flags.
@@ -99,10 +116,11 @@ class Story:
           seconds: that a whole run takes.
           **told: as for `start`.
         """
+        if self.rng.random() < _FAILING_CHANCE:
+            return self._meets_a_broken_disk(words, changes, **told)
         signum = self.rng.choice((KILL, KILL, TERM, INT))
-        if signum != KILL or self.rng.random() < 0.5:
-            place = self.rng.randint(1, changes)
-            self.start(words, at=place, signum=int(signum), **told)
+        if signum != KILL or self.rng.random() < _BY_PLACE_CHANCE:
+            self.start(words, at=self.place(changes), signum=int(signum), **told)
         else:
             self.start(words, **told)
             if not self.warm.ended(self.rng.uniform(0, seconds)):
@@ -113,9 +131,28 @@ class Story:
         self.faults[signal.Signals(signum).name] += 1
         return True
 
+    def _meets_a_broken_disk(
+        self, words: Sequence[str | Path], changes: int, **told: object
+    ) -> bool:
+        """Runs a command some of whose changes of files fail; returns whether one did."""
+        error = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
+        how = {"at": self.place(changes), "times": self.rng.randint(1, 4), "errno": error}
+        self.start(words, **how, below=str(self.folder), **told)
+        # What it can do without may fail; then it has done all the rest.
+        self.finish(0, 1, 4)
+        failed = int((self.folder / "changes").read_text().split()[1])
+        self.faults["failing change"] += bool(failed)
+        return bool(failed)
+
+    def place(self, changes: int) -> int:
+        """Returns which change of a file is the one; a run that resumes makes fewer than all."""
+        if self.rng.random() < 0.5:
+            return self.rng.randint(1, changes)
+        return math.ceil(changes ** self.rng.random())
+
     def changes(self) -> int:
         """Returns the changes of files that the last command has made; it was not killed."""
-        return int((self.folder / "changes").read_text())
+        return int((self.folder / "changes").read_text().split()[0])
 
     def hold_outside(self, before: Look) -> None:
         """Holds everything beside the given folder against how it was."""
@@ -144,19 +181,31 @@ class Story:
         faults.remount(place, "size=256m")
 
 
-def hold_whole_or_absent(there: Path, reference: dict[str, bytes], *but: str) -> None:
+def hold_whole_or_absent(
+    there: Path,
+    reference: dict[str, bytes],
+    *but: str,
+    before: dict[str, bytes] | None = None,
+) -> None:
     """Whatever has a final name is whole, and a manifest is there only with everything else.
 
     Args:
       there: a data set, finished or not.
       reference: bytes of a finished one, by name.
       *but: names that were damaged on purpose since.
+      before: bytes of the finished one that was there before, where it becomes another.
     """
     found = contents(there) if there.is_dir() else {}
     strange = sorted(set(found) - set(reference))
     hold(not strange, f"{there}: {strange}")
-    partial = [n for n in found if n not in but and found[n] != reference[n]]
+    whole = [reference] if before is None else [before, reference]
+    partial = [
+        name
+        for name, data in found.items()
+        if name not in but and data not in [each.get(name) for each in whole]
+    ]
     hold(not partial, f"{there}: other bytes in {partial}")
-    if "dataset.json" in found:
-        missing = sorted(set(reference) - set(found) - set(but))
-        hold(not missing, f"{there}: a manifest without {missing}")
+    for each in whole:
+        if found.get("dataset.json") == each["dataset.json"]:
+            missing = sorted(set(each) - set(found) - set(but))
+            hold(not missing, f"{there}: a manifest without {missing}")

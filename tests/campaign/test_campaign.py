@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def test_replicas_hold_in_a_few_rounds() -> None:
     assert totals["replicate"].faults.total()
 
 
+@pytest.mark.slow
+def test_sets_of_others_and_exports_hold_in_a_few_rounds() -> None:
+    kinds = ("adopt", "resize", "export")
+    totals = campaign.run(seed=7, numbers=range(6), kinds=kinds, jobs=1)
+
+    assert [total.violations for total in totals.values()] == [[], [], []], campaign.table(totals)
+    assert all(total.faults.total() for total in totals.values())
+
+
 @pytest.mark.long
 @pytest.mark.tf
 @pytest.mark.timeout(3600)
@@ -55,6 +65,43 @@ def test_a_half_written_file_or_an_early_manifest_is_a_violation(tmp_path: Path)
         hold_whole_or_absent(tmp_path / "set", reference)
     (tmp_path / "set" / "dataset.json").unlink()
     hold_whole_or_absent(tmp_path / "set", reference)
+
+
+def test_what_was_there_before_may_stay_while_another_set_is_made(tmp_path: Path) -> None:
+    for number, seed in enumerate((0, 0, 1)):
+        make_dataset(tmp_path / f"set-{number}", shards=2 + number, seed=seed)
+    before, reference, stranger = (contents(tmp_path / f"set-{number}") for number in range(3))
+    there = tmp_path / "set-0"
+    # Names differ: what replaces a set keeps those of its shards.
+    grown = {**before, **reference}
+
+    hold_whole_or_absent(there, grown, before=before)
+    (there / "labels.txt").write_bytes(reference["labels.txt"])
+    hold_whole_or_absent(there, grown, before=before)
+    (there / "train-00000-of-00002").write_bytes(stranger["train-00000-of-00004"])
+    with pytest.raises(ViolationError, match="other bytes in"):
+        hold_whole_or_absent(there, grown, before=before)
+    (there / "train-00000-of-00002").unlink()
+    with pytest.raises(ViolationError, match="a manifest without"):
+        hold_whole_or_absent(there, grown, before=before)
+
+
+def test_changes_of_files_fail_where_they_are_told_to_and_nowhere_else(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    with Warm() as warm:
+        arena = Arena(tmp_path / "arena", warm)
+        arena.clear()
+        story = Story(arena, warm, random.Random(0))
+        words = ["replicate", str(tmp_path / "set"), "--to", "copy", "--connections", "1"]
+        how = {"times": 1, "errno": errno.EIO, "below": str(story.folder)}
+        story.start(words, at=3, **how)
+        assert b"Input/output error" in story.finish(1).err
+        assert (story.folder / "changes").read_text().split()[1] == "1"
+
+        story.start(words, at=10_000, **how)
+        story.finish(0)
+        assert (story.folder / "changes").read_text().split()[1] == "0"
+        assert contents(story.folder / "copy") == contents(tmp_path / "set")
 
 
 def test_a_process_that_is_left_and_a_changed_home_are_violations(tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ class Train:
         if launched:
             words = ["launch", "-np", "2", "--", *self.words(log, batch_size=4)]
             seconds = 25.0
-        for _ in range(story.rng.randint(1, 3)):
-            damaged = self._damage(story, log) if story.rng.random() < 0.4 else ""
+        # A launch of two ranks takes half a minute.
+        for _ in range(1 if launched else story.rng.randint(2, 5)):
+            damaged = self._damage(story, log) if story.rng.random() < 0.6 else ""
             self._disturb(story, words, seconds, launched=bool(launched))
             self._hold(log, damaged)
         story.undisturbed(words, env=_OF_OTHERS)
@@ -66,8 +67,7 @@ class Train:
     def _disturb(self, story: Story, words: list[str], seconds: float, *, launched: bool) -> None:
         signum = story.rng.choice((KILL, signal.SIGTERM))
         if not launched:
-            place = story.rng.randint(1, self.changes)
-            story.start(words, at=place, signum=int(signum))
+            story.start(words, at=story.place(self.changes), signum=int(signum))
         else:
             story.start(words, env=_OF_OTHERS)
             if not story.warm.ended(story.rng.uniform(0, seconds)):

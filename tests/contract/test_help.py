@@ -12,7 +12,7 @@ import pytest
 
 import imagenet_prep
 from imagenet_prep.__main__ import VERBS, main
-from imagenet_prep.core import cli
+from imagenet_prep.core import cli, errors
 from tests.kit.command import PATIENCE_S
 
 # Each costs 0.04 s to 4 s to import; help needs none of them.
@@ -126,3 +126,19 @@ def test_numpy_starts_no_threads_where_nobody_uses_them(
     main()
 
     assert seen == [expected]
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("prepare", "--help")])
+@pytest.mark.parametrize("buffered", [True, False], ids=["at-the-end", "at-once"])
+def test_a_reader_that_leaves_early_is_no_error(words: tuple[str, ...], buffered: bool) -> None:
+    """As `imagenet-prep --help | head -1` has it."""
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, *(() if buffered else ("-u",)), "-m", "imagenet_prep", *words]
+    with os.fdopen(write, "wb") as unread:
+        done = subprocess.run(
+            argv, stdout=unread, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+        )
+
+    assert done.stderr == ""
+    assert done.returncode in (0, errors.EXIT_UNREAD)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagenet_prep.core import canonical
+from tests.hostile.bounds import little_memory
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.recursive(
@@ -109,3 +110,26 @@ def test_a_value_of_its_shape_fits(value: object, shape: object) -> None:
 )
 def test_a_value_of_another_shape_does_not(value: object, shape: object) -> None:
     assert not canonical.fits(value, shape)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" + b"[]," * 600_000 + b"0]",
+        b"[" + b'{"":0},' * 600_000 + b"0]",
+        b"[" + b"1," * 4_000_001,
+    ],
+    ids=["lists", "objects", "numbers"],
+)
+def test_a_text_whose_value_would_take_many_times_its_bytes_is_refused(data: bytes) -> None:
+    with (
+        little_memory(len(data) * 2 + (8 << 20)),
+        pytest.raises(ValueError, match=r"more than 4,000,000 values"),
+    ):
+        canonical.loads(data)
+
+
+def test_a_text_as_large_as_a_manifest_may_be_is_read() -> None:
+    rows = canonical.dumps([{"name": "a", "n": [1, 2, 3]}] * 200_000)
+
+    assert len(canonical.loads(rows)) == 200_000

@@ -233,7 +233,7 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
         ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),
-        ("raise BrokenPipeError", 0, ""),
+        ("raise BrokenPipeError", 141, ""),
         ("sys.exit(2)", 2, ""),
         ("raise KeyError('x')", 70, "this is a bug"),
         ("raise AssertionError", 70, "Traceback (most recent call last)"),

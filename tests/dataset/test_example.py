@@ -223,6 +223,12 @@ def test_values_that_break_the_schema_are_refused(key: str, value: bytes, compla
         example.decode(message(parts(BOXED) | {key: value}))
 
 
+@pytest.mark.parametrize("payload", [b"\x28\x01", b"\x0a\x02\x28\x01"], ids=["top", "features"])
+def test_fields_that_no_example_has_are_refused(payload: bytes) -> None:
+    with pytest.raises(DataDamagedError, match="not a tf.train.Example: unexpected fields"):
+        protobuf.parse(payload)
+
+
 def test_every_truncation_is_refused() -> None:
     payload = example.encode(BOXED)
 

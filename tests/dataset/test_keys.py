@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import key_of, read_list
 
 
@@ -26,7 +27,7 @@ def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
     other.write_bytes(b"\xef\xbb\xbfb/2 x.JPEG\r\na/1\r\n b/2 x.JPEG\na/1")
     found = read_list(one)
 
-    assert found.keys == {"a/1", "b/2 x.JPEG"}
+    assert found.keys == {"b/2 x.JPEG": 1, "a/1": 2}
     assert found.sha256 == read_list(other).sha256
     assert found.sha256 == hashlib.sha256(b"a/1\nb/2 x.JPEG\n").hexdigest()
 
@@ -41,3 +42,24 @@ def test_what_is_no_list_is_refused(tmp_path: Path, content: bytes | None, said:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=said):
         read_list(path)
+
+
+def test_a_list_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_MOST_BYTES", 1 << 16)
+    with pytest.raises(UsageError, match="/dev/zero: the list of keys has more than 65,536 bytes"):
+        read_list("/dev/zero")
+
+
+def test_no_message_repeats_a_line_of_what_is_no_list(tmp_path: Path) -> None:
+    path = tmp_path / "airflow.cfg"
+    path.write_text("[core]\na/1\n\nsql_alchemy_conn = postgresql://u:hunter2@db/airflow\n")
+    found = read_list(path)
+    with pytest.raises(
+        UsageError, match=r"airflow\.cfg: lines 1, 4: no such key in x\. "
+    ) as refused:
+        found.refuse_unknown(found.keys.keys() - {"a/1"}, "x")
+    assert "hunter2" not in str(refused.value)
+    path.write_bytes(b"hunter2\nhunter3\xff\n")
+    with pytest.raises(UsageError, match="not UTF-8: byte 15$") as refused:
+        read_list(path)
+    assert "hunter" not in str(refused.value)

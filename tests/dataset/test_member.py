@@ -11,7 +11,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.member import Boxes, Member, dump_member, parse_members
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-number = st.integers(0, 2**63)
+number = st.integers(0, 2**63 - 1)
 members = st.builds(
     Member,
     text,
@@ -35,7 +35,15 @@ def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [b"1\n", b'["a"]\n', b"{}\n", b'["a","b",1,2,3\n', b'["a","b",1,2,3,[1]]\n', b"\xff", b"[" * 9],
+    [
+        *(b"1\n", b'["a"]\n', b"{}\n", b'["a","b",1,2,3\n', b"\xff", b"[" * 9),
+        *(b'["a","b",1,2,3,[1]]\n', b'["a","b",1,2,3,[[1],[1],[1],["1"]]]\n'),
+        b'["a","b",1,2,3,[[1],[1],[1],[1,0]]]\n',
+        b'["a","b",1,2,3,[[1],[1],[1],[1%b]]]\n' % (b"0" * 400),
+        *(b'["a","b",%b,2,3]\n' % odd for odd in (b"9223372036854775808", b"-1", b"0.5", b'"1"')),
+        *(b'["a","b",true,2,3]\n', b'["a",1,1,2,3]\n', b'[1,"b",1,2,3]\n'),
+        b'["\\ud800","b",1,2,3]\n',
+    ],
 )
 def test_a_damaged_list_is_said(damage: bytes) -> None:
     with pytest.raises(DataDamagedError, match=r"below \.work is damaged"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core.errors import ManifestError
+from imagenet_prep.core.errors import ManifestError, StoreError
 from imagenet_prep.dataset import placement as module
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.placement import WHOLE, Placement
@@ -173,6 +174,7 @@ def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Pat
         b'{"dataset": "x", "node": 0, "nodes": 4.0, "copies": 1}',
         b'{"dataset": "x", "node": "0", "nodes": 4, "copies": 1}',
         b'{"dataset": "x", "node": 0, "nodes": 4, "copies": 1, "more": 1}',
+        b'{"dataset": "x", "node": 1%b, "nodes": 2%b, "copies": 1}' % (b"0" * 30, b"0" * 30),
     ],
 )
 def test_a_damaged_placement_is_no_placement(
@@ -181,4 +183,20 @@ def test_a_damaged_placement_is_no_placement(
     (tmp_path / "placement.json").write_bytes(data)
 
     with pytest.raises(ManifestError, match="damaged"):
+        module.load(tmp_path, manifest)
+
+
+def test_what_lies_in_place_of_a_placement_is_named(manifest: Manifest, tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    os.mkfifo(path)
+    with pytest.raises(ManifestError, match=r"placement\.json: is a named pipe"):
+        module.load(tmp_path, manifest)
+    path.unlink()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ManifestError, match=r"placement\.json: has 1,099,511,627,776 bytes"):
+        module.load(tmp_path, manifest)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"placement\.json: cannot be read: Is a directory"):
         module.load(tmp_path, manifest)

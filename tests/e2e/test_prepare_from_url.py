@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core import canonical
 from tests.e2e.conftest import Reference
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, contents
@@ -88,3 +89,23 @@ def test_impossible_requests_are_usage_errors(tmp_path: Path, flags: list[str], 
     assert said in result.err
     assert "sesame" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_after_a_forged_list_rehash_finishes_the_same_set(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """What was listed by it is in the receipts of the first run."""
+    with serve(archives(reference.source)) as server:
+        assert prepare(server, tmp_path / "first").code == 0
+        for path in (tmp_path / "imagenet-prep-lists").rglob("*.json"):
+            content = canonical.loads(path.read_bytes())
+            names = [name for name, _, _ in content["files"]]
+            for file, name in zip(content["files"], names[1:] + names[:1], strict=True):
+                file[0] = name
+            path.write_bytes(canonical.dumps(content))
+        forged = prepare(server, tmp_path / "second")
+        mended = prepare(server, tmp_path / "second", "--rehash")
+
+    assert (forged.code, mended.code) == (3, 0), (forged, mended)
+    assert "--rehash: it lists the archive anew" in " ".join(forged.err.split())
+    assert contents(tmp_path / "second") == reference.contents

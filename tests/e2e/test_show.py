@@ -156,7 +156,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(prepared: Path) -> None:
     process.stderr.close()
 
     assert json.loads(first)["record"] == 0
-    assert (process.wait(command.PATIENCE_S), err) == (0, b"")
+    assert (process.wait(command.PATIENCE_S), err) == (141, b"")
 
 
 def test_show_changes_nothing(reference: Reference) -> None:

@@ -223,7 +223,7 @@ def test_the_order_of_directories_does_not_show(
     assert prepared(tmp_path / "in", tmp_path / "out") == shards(reference.out)
 
 
-def test_what_is_no_image_is_left_alone_and_links_are_followed(
+def test_what_is_no_image_is_left_alone_and_links_are_followed_if_asked_for(
     reference: Reference, mini: Miniature, tmp_path: Path
 ) -> None:
     root = layouts.make_folder(mini, tmp_path / "in", truth="devkit")
@@ -237,7 +237,9 @@ def test_what_is_no_image_is_left_alone_and_links_are_followed(
     shutil.move(root / "train", tmp_path / "elsewhere")
     (root / "train").symlink_to(tmp_path / "elsewhere")
 
-    assert prepared(root, tmp_path / "out") == shards(reference.out)
+    refused = prepare(root, tmp_path / "refused")
+    assert (refused.code, "--follow-links" in refused.err) == (3, True)
+    assert prepared(root, tmp_path / "out", "--follow-links") == shards(reference.out)
 
 
 def test_a_folder_a_class_is_a_data_set_of_its_own(mini: Miniature, tmp_path: Path) -> None:

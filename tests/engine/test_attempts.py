@@ -19,6 +19,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.engine import Lease, attempts, cluster
 from imagenet_prep.engine.workers import Started
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import AbsentError
 
 
 class Task(NamedTuple):
@@ -150,7 +151,9 @@ def test_three_jobs_that_come_to_nothing_are_the_end(
     assert len(on_a_cluster()) == 3
 
 
-@pytest.mark.parametrize("error", [LOST, SourceError("the archive is damaged")])
+@pytest.mark.parametrize(
+    "error", [LOST, AbsentError("a receipt is gone: 404"), SourceError("the archive is damaged")]
+)
 def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
     stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -163,7 +166,7 @@ def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
 
     monkeypatch.setattr(cluster, "submit", lambda *_, **__: Fake([act]))
     workers = engine.Workers(beam_args=("--runner=Fake",))
-    with pytest.raises(BusyError if error is LOST else SourceError):
+    with pytest.raises(SourceError if isinstance(error, SourceError) else BusyError):
         engine.run(stage, [Task("a")], workers, title="", quiet=True)
     assert [other.held for other in others] == [True]
 

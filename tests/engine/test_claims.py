@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import socket
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +16,7 @@ import pytest
 from imagenet_prep import engine
 from imagenet_prep.core.errors import (
     BadImageError,
+    IncompleteError,
     JobLostError,
     SourceError,
     StoreError,
@@ -164,6 +168,119 @@ def test_a_store_that_refuses_what_was_made_is_a_failure(
     with pytest.raises(StoreError, match="the store refuses"):
         stage.raise_failure()
     assert list(stage.store.local.path(TEMPORARY).iterdir()) == []
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Fails for tasks that have an error."""
+
+    of: dict[str, Exception]
+
+    def __call__(self, task: Task) -> engine.Result:
+        if task.name in self.of:
+            raise self.of[task.name]
+        return engine.Result({})
+
+
+@pytest.mark.parametrize("failed", ["a", "b"])
+def test_where_publishing_and_the_next_task_fail_both_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    """Only the second was: a disk that fails looked like a damaged archive."""
+    work = Failing({"c": SourceError("c is damaged")})
+    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), work)
+    publish = type(stage).publish
+
+    def fail(stage: engine.Stage[Task], task: Task, result: engine.Result) -> object:
+        if task.name >= failed:
+            raise StoreError(f"the disk failed at {task.name}.")
+        return publish(stage, task, result)
+
+    monkeypatch.setattr(type(stage), "publish", fail)
+    second = "the disk failed at b" if failed == "a" else "c is damaged"
+    with pytest.raises(StoreError, match=rf"^the disk failed at {failed}\. And then: {second}"):
+        list(done(stage, TASKS))
+
+
+def test_a_bug_is_told_as_one_beside_a_disk_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = engine.Stage(
+        "write", "0" * 64, LocalStore(tmp_path), Failing({"b": KeyError("nobody foresaw this")})
+    )
+    stage.clear()
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk failed")
+
+    monkeypatch.setattr(type(stage), "publish", fail)
+    run_worker(stage, TASKS)
+
+    with pytest.raises(RuntimeError, match=r"(?s)StoreError: the disk failed.*KeyError: 'nobody"):
+        stage.raise_failure()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.EIO, StoreError), (errno.EDQUOT, IncompleteError)]
+)
+def test_what_the_system_refuses_a_task_is_no_bug(
+    tmp_path: Path, code: int, kind: type[Exception]
+) -> None:
+    refused = OSError(code, os.strerror(code), "/data/file")
+    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), Failing({"a": refused}))
+    stage.clear()
+    run_worker(stage, TASKS)
+
+    with pytest.raises(kind, match=f"^cannot use /data/file: {os.strerror(code)}"):
+        stage.raise_failure()
+
+
+def test_of_several_failures_the_first_is_raised(stage: engine.Stage[Task]) -> None:
+    stage.clear()
+    for number in range(20):
+        stage.note(SourceError(f"number {number}"))
+
+    with pytest.raises(SourceError, match="^number 0$"):
+        stage.raise_failure()
+
+
+def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
+    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.clear()
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk fails")
+
+    monkeypatch.setattr(LocalStore, "write", fail)
+    run_worker(stage, [Task("bad")])
+    with pytest.raises(SourceError, match="the archive is damaged"):
+        stage.raise_failure()  # its note has a place that was made beforehand
+    for folder in ("failed", "claims"):
+        stage.store.local.remove_tree(f"{stage.folder}/{folder}")
+        stage.store.local.make_folder(f"{stage.folder}/{folder}")
+    with pytest.raises(SourceError, match="the archive is damaged"):
+        run_worker(stage, [Task("bad")])
+
+
+def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
+    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended as a file that is not there: the next run had removed the claims."""
+    from imagenet_prep.engine.transform import reported
+
+    old = Lease.take_over(stage.store)
+    take = type(stage.store).take
+
+    def late(store: LocalStore, name: str) -> bool:
+        Lease.take_over(stage.store)
+        if store.as_folder is None:
+            raise AbsentError("404")
+        return take(store, name)
+
+    monkeypatch.setattr(type(stage.store), "take", late)
+    with pytest.raises(JobLostError, match="another run has begun"), reported(old):
+        list(old.claimed(stage, TASKS))
 
 
 def test_workers_that_outlive_their_job_stop(

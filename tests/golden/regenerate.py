@@ -79,8 +79,7 @@ def old_sets(target: Path) -> None:
                 _write(target / name / file, data)
             work = folder / name / ".work"
             for path in (*work.glob("*.json"), *work.glob("*/receipts/*.json")):
-                # Where the source lay is nothing to keep.
-                if path.name != "origin.json" and path.parts[-3][:5] not in ("index", "surve"):
+                if path.parts[-3][:5] not in ("index", "surve"):
                     _write(target / f"{name}.work" / path.relative_to(work), path.read_bytes())
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from PIL import Image
 
 from tests.kit.command import PATIENCE_S
 from tests.kit.warm import Ended, Warm
@@ -28,16 +31,30 @@ Case = TypeVar("Case")
 # What a terminal obeys: all control characters but those that move on in the text.
 _OBEYED = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
+# It removes them when its interpreter ends, and ours is ended at once.
+_OF_TENSORFLOW = "__autograph_generated_file"
+# In every file of the user's: whoever shows it has read one.
+CANARY = b"canary-7f3a9c51"
+
+
+def private_picture() -> bytes:
+    """Returns a small JPEG that would pass into a data set byte for byte."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (24, 20), (7, 203, 91)).save(buffer, "JPEG", comment=CANARY)
+    return buffer.getvalue()
+
+
 SECRETS = {
-    "home/.bashrc": b"# the user's own\n",
-    "home/.profile": b"# the user's own\n",
-    "home/.ssh/authorized_keys": b"ssh-ed25519 AAAA user@host\n",
-    "home/.ssh/id_ed25519": b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
-    "home/.aws/credentials": b"[default]\naws_secret_access_key = secret\n",
-    "home/.cache/imagenet-prep/notes": b"kept\n",
-    "beside/key.pem": b"-----BEGIN PRIVATE KEY-----\n",
-    "beside/train-00000-of-00001": b"another data set's\n",
-    "beside/index/train-00000-of-00001": b"0 1\n",
+    "home/Pictures/passport.jpg": private_picture(),
+    "home/.bashrc": b"# the user's own %s\n" % CANARY,
+    "home/.profile": b"# the user's own %s\n" % CANARY,
+    "home/.ssh/authorized_keys": b"ssh-ed25519 AAAA user@host %s\n" % CANARY,
+    "home/.ssh/id_ed25519": b"-----BEGIN OPENSSH PRIVATE KEY-----\n%s\n" % CANARY,
+    "home/.aws/credentials": b"[default]\naws_secret_access_key = %s\n" % CANARY,
+    "home/.cache/imagenet-prep/notes": b"kept %s\n" % CANARY,
+    "beside/key.pem": b"-----BEGIN PRIVATE KEY-----\n%s\n" % CANARY,
+    "beside/train-00000-of-00001": b"another data set's %s\n" % CANARY,
+    "beside/index/train-00000-of-00001": b"0 1 %s\n" % CANARY,
 }
 
 Look = dict[str, tuple[int, int, int, str]]
@@ -50,12 +67,16 @@ class Arena:
     Attributes:
       root: of all; `home` and `beside` are below it.
       given: the folder whose contents a command may change.
+      warm: forks the commands.
+      patience_s: how long what a command leaves running has to end.
     """
+
+    patience_s = PATIENCE_S
 
     def __init__(self, root: Path, warm: Warm) -> None:
         self.root = root
         self.given = root / "given"
-        self._warm = warm
+        self.warm = warm
         self._write_secrets()
 
     def clear(self) -> Path:
@@ -64,39 +85,41 @@ class Arena:
         self.given.mkdir()
         return self.given
 
-    def run(self, *arguments: str | Path, env: dict[str, str] | None = None, **how: str) -> Ended:
+    def run(self, *arguments: str | Path, env: dict[str, str] | None = None, **how: Any) -> Ended:
         """Runs a command that is given something hostile, and proves that nothing came of it."""
         (self.root / "tmp").mkdir()
         before = self.look()
         home = {"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp")}
         cache = {"IMAGENET_PREP_CACHE": str(self.given / "cache")}
-        ended = self._warm.run(
-            *arguments,
-            env={**home, **cache, **(env or {})},
-            cwd=self.given,
-            timeout=PATIENCE_S,
-            **how,
-        )
-        left = self._warm.left(PATIENCE_S)
+        env = {**home, **cache, **(env or {})}
+        self.warm.start(*arguments, env=env, cwd=self.given, **how)
+        ended = self.finish()
+        left = self.warm.left(self.patience_s)
         after = self.look()
-        temporaries = sorted(path.name for path in (self.root / "tmp").iterdir())
+        names = sorted(path.name for path in (self.root / "tmp").iterdir())
+        temporaries = [name for name in names if not name.startswith(_OF_TENSORFLOW)]
         shutil.rmtree(self.root / "tmp")
         said = f"{(ended.out + ended.err)[-500:].decode(errors='replace')}"
         changed = sorted(k for k in before | after if before.get(k) != after.get(k))
         if changed:
             self._write_secrets()
         assert not changed, f"changed outside: {changed}\n{said}"
-        assert not ended.hung, f"still at work after {PATIENCE_S} s\n{said}"
-        assert b"Traceback" not in ended.err, said
+        assert not ended.hung, f"waits for something for ever\n{said}"
+        assert b"Traceback" not in ended.err, f"a traceback\n{said}"
         assert ended.code in EXIT_CODES, f"exit code {ended.code}\n{said}"
         assert ended.peak_bytes < PEAK_BYTES, f"{ended.peak_bytes:,} bytes of memory\n{said}"
         obeyed = _OBEYED.search(ended.out + ended.err)
         assert obeyed is None, f"{obeyed} goes to the terminal\n{said!r}"
-        assert left == [], said
-        assert temporaries == [], said
+        assert CANARY not in ended.out + ended.err, f"shows a file of the user's\n{said}"
+        assert left == [], f"left running: {left}\n{said}"
+        assert temporaries == [], f"left in TMPDIR: {temporaries}\n{said}"
         if ended.code:
-            assert ended.err.strip(), f"exit code {ended.code} without a word"
+            assert (ended.err + ended.out).strip(), f"exit code {ended.code} without a word"
         return ended
+
+    def finish(self) -> Ended:
+        """Waits for the end of the command that was started."""
+        return self.warm.finish(PATIENCE_S)
 
     def each(self, cases: Iterable[tuple[str, Case]], attempt: Callable[[Case], object]) -> None:
         """Makes an attempt with each case, in an empty folder; raises all that failed at the end.

@@ -79,6 +79,24 @@ def png_that_claims(width: int = SIDE, height: int = SIDE) -> bytes:
     )
 
 
+def tiff_in_a_tile(side: int, tile: int) -> bytes:
+    """Returns a TIFF of side x side RGBA pixels in one deflated tile of tile x tile.
+
+    Of a huge tile, only the beginning is there.
+    """
+    packed = zlib.compress(bytes(4 * min(tile * tile, 1 << 20)), 9)
+    short, long = 3, 4
+    behind = 8 + 2 + 12 * 10 + 4
+    entries = (
+        *((256, long, 1, side), (257, long, 1, side), (258, short, 4, behind), (259, short, 1, 8)),
+        *((262, short, 1, 2), (277, short, 1, 4), (322, long, 1, tile), (323, long, 1, tile)),
+        *((324, long, 1, behind + 8), (325, long, 1, len(packed))),
+    )
+    directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries))
+    return head + directory + bytes(4) + struct.pack("<4H", 8, 8, 8, 8) + packed
+
+
 def transparent_png(side: int) -> bytes:
     """Returns a PNG of few bytes with side x side transparent pixels."""
     buffer = io.BytesIO()

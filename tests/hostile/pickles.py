@@ -31,3 +31,23 @@ def many_empty_dicts(count: int) -> bytes:
 def nested_tuples(depth: int) -> bytes:
     """Returns a pickle of a tuple in a tuple in ..."""
     return b")" + b"\x85" * depth + b"."
+
+
+def key_with_shared_parts(depth: int = 64) -> bytes:
+    """Returns 136 bytes whose key is (t, t), t being (u, u), and so on: its hash visits 2^64."""
+    return b"\x80\x02}" + b")" + b"2\x86" * depth + b"K\x01s."
+
+
+def key_of_shared_parts_by_memo(depth: int = 64) -> bytes:
+    """Returns the same, made of operations that batches have."""
+    return b"\x80\x02})" + b"q\x00h\x00\x86" * depth + b"K\x01s."
+
+
+def member_with_shared_parts(depth: int = 64) -> bytes:
+    """Returns a set with such a member."""
+    return b"\x80\x04\x8f(" + b")" + b"2\x86" * depth + b"\x90."
+
+
+def key_of_nested_tuples(depth: int) -> bytes:
+    """Returns a pickle whose key is a tuple in a tuple in ...: its hash goes as deep."""
+    return b"\x80\x02}" + b")" + b"\x85" * depth + b"K\x01s."

@@ -141,6 +141,9 @@ def cifar10(_: Miniature) -> Iterator[Case]:
         ),
         "50,000,000 dicts": lambda: pickles.many_empty_dicts(50_000_000),
         "nested": lambda: pickles.nested_tuples(1_000_000),
+        "a hash without end": pickles.key_with_shared_parts,
+        "a hash of a set without end": pickles.member_with_shared_parts,
+        "a hash that is too deep": lambda: pickles.key_of_nested_tuples(900_000),
         "a command": lambda: b"cos\nsystem\n(S'touch ../../home/owned'\ntR.",
         "a builtin": lambda: b'cbuiltins\nexec\n(S\'open("../../home/owned", "w")\'\ntR.',
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.dataset import naming
-from tests.hostile import links
+from tests.hostile import files, links, lists
 from tests.hostile.arena import Arena
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
@@ -115,6 +115,25 @@ def test_notes_in_the_work_folder_that_nobody_wrote(
     words, left = begun(verb)
     shutil.copytree(left, arena.given / "out")
     _each(arena, words, left, list(links.journals(arena.given / "out"))[part::PARTS])
+
+
+def test_lists_of_images_that_no_source_has(arena: Arena, begun: Begun, memory: Path) -> None:
+    words, left = begun("prepare")
+    unwritten = memory / "unwritten"
+    shutil.copytree(left, unwritten)
+    for path in (*unwritten.glob("*-of-*"), *unwritten.glob(f"{naming.INDEX}/*")):
+        path.unlink()
+    shutil.copytree(left, arena.given / "out")
+    _each(arena, words, unwritten, list(lists.plants(arena.given / "out")))
+
+
+@MANY
+def test_what_is_no_file_in_the_work_folder_is_not_read(
+    arena: Arena, begun: Begun, verb: str, part: int
+) -> None:
+    words, left = begun(verb)
+    shutil.copytree(left, arena.given / "out")
+    _each(arena, words, left, list(files.work_plants(arena.given / "out"))[part::PARTS])
 
 
 def _each(

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.hosts.process import command_on
 
@@ -32,13 +33,14 @@ def test_the_tutorials_hosts_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a slots=8\nb slots=eight\n", "line 2: 'b slots=eight', expected: ADDRESS slots=N"),
+        ("a slots=8\nb slots=eight\n", "line 2: expected after the address: slots=N$"),
+        (f"a slots={'9' * 5_000}\n", "line 1: expected after the address: slots=N$"),
         ("a 8\n", "line 1"),
         ("a slots=8 more\n", "line 1"),
         ("-oProxyCommand=evil slots=1\n", "line 1"),
         ("a;reboot\n", "line 1"),
         ("a slots=0\n", "remove this line"),
-        ("a\nb\na slots=2\n", "line 3: a is listed twice"),
+        ("a\nb\na slots=2\n", "line 3: the host of line 1 again"),
         ("# nobody\n", "lists no host"),
     ],
 )
@@ -47,8 +49,40 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:
         read_hosts(written(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AWS_SECRET_ACCESS_KEY=hunter2\0HOME=/hunter2\0",
+        "password hunter2\n",
+        "hunter2 password\n",
+        "sql_alchemy_conn = postgresql://u:hunter2@db/airflow\n",
+        "a\x1b]0;hunter2\x07\n",
+        "a\x0bhunter2 x\n",
+        "hunter2 slots=0\n",
+        "hunter2\nhunter2\n",
+    ],
+)
+def test_no_message_repeats_a_line_of_what_is_no_hosts_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"hosts: line [12]: ") as refused:
+        read_hosts(written(tmp_path, text))
+    assert "hunter2" not in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_a_pipe_a_device_and_an_endless_file_are_no_hosts_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 8 << 40)
+    for path in (tmp_path / "pipe", tmp_path / "sparse", Path("/dev/zero")):
+        with pytest.raises(DataDamagedError, match=f"{path}: "):
+            read_hosts(path)
+    (tmp_path / "binary").write_bytes(b"a\nhunter2\xff\n")
+    with pytest.raises(UsageError, match="not UTF-8: byte 9$"):
+        read_hosts(tmp_path / "binary")
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere: cannot be read"):
+    with pytest.raises(UsageError, match="nowhere: the hosts file cannot be read: No such"):
         read_hosts(tmp_path / "nowhere")
 
 

@@ -110,7 +110,8 @@ class Running:
 
 def environment(**more: str) -> dict[str, str]:
     """Returns what a command sees: ours alone, so that no developer's setting decides a test."""
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    names = ("PATH", "HOME", "TMPDIR", "IMAGENET_PREP_CACHE")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     # Compiled files of the checkout are nobody's result.
     path = os.pathsep.join(map(str, (REPOSITORY / "tests" / "kit" / "start", REPOSITORY)))
     ours = {"LANG": "C.UTF-8", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -168,7 +168,13 @@ def make_parquet(
 
 
 def write_parquet(
-    path: Path, rows: Iterable[Mapping[str, Any]], names: Sequence[str], *, group: int = 10
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    names: Sequence[str],
+    *,
+    group: int = 10,
+    packed_by: str = "snappy",
+    **more: Any,
 ) -> None:
     """Writes one file as Hugging Face's `datasets` does: small row groups, names in the schema."""
     import pyarrow as pa
@@ -183,7 +189,7 @@ def write_parquet(
     columns = pa.schema([("image", image), ("label", pa.int64())], metadata=metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(list(rows), schema=columns)
-    pq.write_table(table, path, row_group_size=group, compression="snappy")
+    pq.write_table(table, path, row_group_size=group, compression=packed_by, **more)
 
 
 def recordio_rows(mini: Miniature, split: str) -> list[tuple[int, str, bytes]]:

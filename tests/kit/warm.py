@@ -52,6 +52,7 @@ class Ended(NamedTuple):
       out, err: what it printed.
       peak_bytes: of memory, the imported modules included.
       hung: it was killed since its time was over.
+      cpu_s: processor time of it and of the processes that it has waited for.
     """
 
     code: int
@@ -59,6 +60,7 @@ class Ended(NamedTuple):
     err: bytes
     peak_bytes: int
     hung: bool
+    cpu_s: float
 
 
 class Warm:
@@ -119,6 +121,8 @@ class Warm:
         cwd: Path | None = None,
         call: str = PROGRAM,
         file_bytes: int = 0,
+        map_bytes: int = 0,
+        cpu_s: int = 0,
     ) -> int:
         """Starts a command; returns its pid.
 
@@ -128,6 +132,8 @@ class Warm:
           cwd: where it runs.
           call: module:function that reads `arguments` from sys.argv.
           file_bytes: how large it may make a file; 0: any size.
+          map_bytes: memory that each of its processes may map; 0: any size.
+          cpu_s: processor time after which the kernel ends it; 0: never.
         """
         told = {
             "argv": ["imagenet-prep", *map(str, arguments)],
@@ -135,6 +141,8 @@ class Warm:
             "cwd": str(cwd or tempfile.gettempdir()),
             "call": call,
             "file_bytes": file_bytes,
+            "map_bytes": map_bytes,
+            "cpu_s": cpu_s,
             "folder": self._folder.name,
         }
         self.pid = self._ask(told)["pid"]
@@ -161,7 +169,7 @@ class Warm:
             os.close(self._running)
             self._running = -1
         out, err = (Path(self._folder.name, name).read_bytes() for name in ("out", "err"))
-        return Ended(told["code"], out, err, told["peak_bytes"], hung)
+        return Ended(told["code"], out, err, told["peak_bytes"], hung, told["cpu_s"])
 
     def run(self, *arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Ended:
         """Runs a command to its end; keywords are those of `start`."""
@@ -248,7 +256,8 @@ def _serve(modules: Sequence[str]) -> None:
         print(json.dumps({"pid": pid}), file=answers, flush=True)
         _, status, used = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        answer = {"code": code, "peak_bytes": used.ru_maxrss * 1024}
+        cpu_s = used.ru_utime + used.ru_stime
+        answer = {"code": code, "peak_bytes": used.ru_maxrss * 1024, "cpu_s": cpu_s}
         print(json.dumps(answer), file=answers, flush=True)
     # Nobody is left to be told of them.
     for pid in children(os.getpid()):
@@ -279,9 +288,14 @@ def _become(told: Mapping[str, Any]) -> None:
         tempfile.tempdir = None
         os.chdir(told["cwd"])
         sys.argv = told["argv"]
-        if told["file_bytes"]:
-            # Python ignores SIGXFSZ: writing more is an error, EFBIG.
-            resource.setrlimit(resource.RLIMIT_FSIZE, (told["file_bytes"],) * 2)
+        # Python ignores SIGXFSZ: writing more is an error, EFBIG.
+        for limit, name in (
+            (resource.RLIMIT_FSIZE, "file_bytes"),
+            (resource.RLIMIT_AS, "map_bytes"),
+            (resource.RLIMIT_CPU, "cpu_s"),
+        ):
+            if told[name]:
+                resource.setrlimit(limit, (told[name],) * 2)
         module, _, function = told["call"].partition(":")
         getattr(importlib.import_module(module), function)()
     except SystemExit as ending:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import crew, host, mpi
@@ -299,6 +300,31 @@ def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
     assert (left.left, cause.left) == (True, False)
     assert left.reason() == "rank 0: why"
     assert LEFT not in capfd.readouterr().err
+
+
+def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
+    mine, logs = tmp_path / ".bashrc", tmp_path / "logs"
+    mine.write_text("# my own\n")
+    logs.mkdir()
+    (logs / "rank-0.log").symlink_to(mine)
+    os.mkfifo(logs / "rank-1.log")
+    for number in ("0", "1"):
+        with pytest.raises(StoreError, match=rf"rank-{number}\.log: the file, .* is a link or not"):
+            Rank([sys.executable, "-c", "print('evil')"], {"RANK": number}, str(logs))
+    assert mine.read_text() == "# my own\n"
+
+    order = {"mark": "mark-of-this-launch", "folder": str(tmp_path), "shared": {}}
+    order |= {"logs": str(logs), "command": ["true"], "ranks": [{"RANK": "0"}]}
+    argv = [sys.executable, "-P", "-m", "imagenet_prep.launching.host", "run"]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, **pipes, text=True) as process:
+        # The end of its orders would be the end of `launch`.
+        print(json.dumps(order), file=process.stdin, flush=True)
+        assert process.stderr is not None
+        said = process.stderr.read()
+
+    assert process.returncode == 1, said
+    assert said.startswith(f"imagenet-prep: {logs / 'rank-0.log'}: the file, or a folder")
 
 
 def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Path) -> None:

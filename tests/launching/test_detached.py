@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagenet_prep.launching import detached
 from tests.kit.command import Finished, Running, run, started, wait_until
 
 # As `launch --detach` does it, around work that waits until it is asked to end, then takes a
@@ -23,7 +26,7 @@ from imagenet_prep.core import cli, errors
 from imagenet_prep.launching import detached
 def work(under_way):
     if "unfit" in sys.argv:
-        raise errors.UsageError("no host is fit")
+        raise errors.UsageError("no host is fit" + ", really" * 2_000)
     print("checked", flush=True)
     under_way()
     try:
@@ -114,13 +117,96 @@ def test_a_number_that_is_another_process_now_is_never_signalled(tmp_path: Path)
     assert stopped.out == f"not running: {tmp_path}\n"
 
 
-@pytest.mark.parametrize("text", ["[1]", "{}", '{"host": 1}', "{", '{"pid": "1"}'])
-def test_a_record_that_is_none_is_a_sentence(tmp_path: Path, text: str) -> None:
-    (tmp_path / "launch.json").write_text(text)
-    told = status(tmp_path)
+def test_another_launch_of_this_user_is_not_ended_by_a_record_that_names_it(
+    tmp_path: Path, launched: Running
+) -> None:
+    record = (tmp_path / "launch.json").read_bytes()
+    for planted in ("without a log", "with a log", "with a link"):
+        folder = tmp_path / planted
+        folder.mkdir()
+        (folder / "launch.json").write_bytes(record)
+        if planted == "with a log":
+            (folder / "launch.log").write_text("of another launch\n")
+        elif planted == "with a link":
+            (folder / "launch.log").symlink_to(tmp_path / "launch.log")
+        stopped = run("launch", "--stop", folder)
 
-    assert told.code == 3, told
-    assert "not what launch --detach writes" in told.err
+        assert (stopped.code, stopped.out) == (0, f"not running: {folder}\n"), planted
+    assert launched.workers() == [pid_in(tmp_path)]
+
+
+@pytest.mark.root
+def test_a_record_of_another_user_ends_nothing(tmp_path: Path, launched: Running) -> None:
+    os.chown(tmp_path / "launch.json", 1001, 1001)
+    stopped = run("launch", "--stop", tmp_path)
+
+    assert stopped.out == f"not running: {tmp_path}\n"
+    assert launched.workers() == [pid_in(tmp_path)]
+
+
+RECORD = {"host": os.uname().nodename, "pid": 2, "start": 1, "boot": "b", "since": "2026"}
+
+
+def test_a_record_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(900):
+        deep = [deep]
+    wrong = (
+        {"pid": 10**30},
+        {"since": deep},
+        {"pid": -1},
+        {"pid": 1},
+        {"exit": 10**30},
+        {"exit": -1},
+    )
+    texts = ["[1]", "{}", '{"host": 1}', "{", '{"pid": "1"}', "[" * 60_000, " " * (1 << 20)]
+    for text in (*texts, *(json.dumps(RECORD | each) for each in (*wrong, {"exit": True}))):
+        (tmp_path / "launch.json").write_text(text)
+        for verb in ("--status", "--stop"):
+            told = run("launch", verb, tmp_path)
+
+            assert told.code == 3, (text[:200], told)
+            assert re.search("not what launch --detach writes|expected 65,536 at most", told.err)
+
+
+@pytest.mark.parametrize("name", ["launch.json", "launch.log"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link"])
+def test_a_pipe_is_not_waited_for_and_a_link_not_followed(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    folder, mine = tmp_path / "log", tmp_path / ".bashrc"
+    folder.mkdir()
+    mine.write_text("# my own\n")
+    if name == "launch.log":
+        (folder / "launch.json").write_text(json.dumps(RECORD | {"exit": 0, "ended": "2026"}))
+    if kind == "a pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to(mine)
+    for running in detach(folder):
+        begun = running.finish()
+
+        assert begun.code == 1, begun
+        assert f"{folder / name}: the file, or a folder above it, is a link or not" in begun.err
+        assert running.workers() == []
+    for verb in ("--status", "--stop"):
+        told = run("launch", verb, folder)
+
+        assert told.code == (1 if name == "launch.json" else 0), told
+        assert "my own" not in told.out + told.err
+    assert mine.read_text() == "# my own\n"
+
+
+def test_the_record_is_written_into_no_file_that_was_planted_for_it(tmp_path: Path) -> None:
+    mine = tmp_path / ".bashrc"
+    mine.write_text("# my own\n")
+    (tmp_path / f"launch.json.{os.getpid()}").symlink_to(mine)
+    detached.Record("host", 2, 1, "boot", "2026").save(tmp_path)
+
+    assert mine.read_text() == "# my own\n"
+    found = detached.Record.load(tmp_path)
+    assert found is not None
+    assert found.pid == 2
 
 
 def test_what_is_wrong_is_said_before_it_leaves(tmp_path: Path) -> None:
@@ -128,7 +214,7 @@ def test_what_is_wrong_is_said_before_it_leaves(tmp_path: Path) -> None:
         finished = running.finish()
 
     assert finished.code == 2, finished
-    assert finished.err == "imagenet-prep: no host is fit\n"
+    assert finished.err == f"imagenet-prep: no host is fit{', really' * 2_000}\n"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +19,7 @@ from imagenet_prep import install_horovod
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.install_horovod import Config
+from imagenet_prep.launching import horovod_source
 from tests.kit import layouts
 from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, started
@@ -66,7 +70,7 @@ def source(folder: Path, text: str) -> Path:
 
 def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
     path = source(tmp_path, "{\n  assert(global_context.IsEnabled());\n\n  device_attr")
-    install_horovod.mend(tmp_path, "tensorflow")
+    horovod_source.mend(tmp_path, "tensorflow")
 
     assert path.read_text() == (
         "{\n  assert(global_context.IsEnabled());\n"
@@ -79,7 +83,7 @@ def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
 )
 def test_mxnets_libjpeg_stays_its_own(tmp_path: Path, framework: str, mode: str) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n")
-    install_horovod.mend(tmp_path, framework)
+    horovod_source.mend(tmp_path, framework)
 
     for name in ("common/basics.py", "mxnet/mpi_ops.py"):
         loads = f"ctypes.CDLL(path, ctypes.{mode})"
@@ -88,7 +92,7 @@ def test_mxnets_libjpeg_stays_its_own(tmp_path: Path, framework: str, mode: str)
 
 def test_what_tensorflow_no_longer_has_is_left_out_or_put_back(tmp_path: Path) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n")
-    install_horovod.mend(tmp_path, "tensorflow")
+    horovod_source.mend(tmp_path, "tensorflow")
 
     folder = tmp_path / "horovod" / "tensorflow"
     assert (folder / "xla_mpi_ops.cc").read_text() == ""
@@ -102,7 +106,7 @@ def test_pytorchs_headers_are_compiled_by_the_standard_that_they_want(
     tmp_path: Path, framework: str, standard: int
 ) -> None:
     source(tmp_path, "  assert(global_context.IsEnabled());\n")
-    install_horovod.mend(tmp_path, framework)
+    horovod_source.mend(tmp_path, framework)
 
     for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
         assert (tmp_path / build).read_text() == f"if()\nset(CMAKE_CXX_STANDARD {standard})\n"
@@ -113,7 +117,130 @@ def test_a_source_that_is_another_one_is_refused(tmp_path: Path, times: int) -> 
     source(tmp_path, "  assert(global_context.IsEnabled());\n" * times)
 
     with pytest.raises(ImagenetPrepError, match=rf"once, found {times}\. This is not Horovod"):
-        install_horovod.mend(tmp_path, "tensorflow")
+        horovod_source.mend(tmp_path, "tensorflow")
+
+
+class Installed(NamedTuple):
+    """What an installation without pip has done: the wheel's bytes, and what was printed."""
+
+    wheel: bytes
+    out: str
+    err: str
+
+
+@pytest.fixture
+def installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Path], Installed]:
+    """Installs from a cache; a build gives a wheel that holds "built", and nothing is proven."""
+    monkeypatch.setattr(install_horovod, "wheel_key", lambda _: "key")
+    monkeypatch.setattr(install_horovod, "_missing", lambda _: "")
+    monkeypatch.setattr(install_horovod, "_prove", lambda *_: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+
+    def build(_config: Config, scratch: Path, _log: Path) -> Path:
+        wheel = scratch / "horovod-1.whl"
+        wheel.write_bytes(b"built")
+        return wheel
+
+    wheels: list[bytes] = []
+    monkeypatch.setattr(install_horovod, "_build", build)
+    monkeypatch.setattr(
+        install_horovod, "_pip", lambda words, *_: wheels.append(Path(words[-1]).read_bytes())
+    )
+
+    def install(cache: Path) -> Installed:
+        install_horovod.install(Config(cache=str(cache)))
+        assert list((tmp_path / "scratch").iterdir()) == []
+        return Installed(wheels[-1], *capsys.readouterr())
+
+    return install
+
+
+def test_a_wheel_that_was_built_is_kept_and_installed_again(
+    tmp_path: Path, installed: Callable[[Path], Installed]
+) -> None:
+    before = os.umask(0o002)
+    try:
+        first = installed(tmp_path / "wheels")
+        again = installed(tmp_path / "wheels")
+    finally:
+        os.umask(before)
+
+    assert (first.wheel, first.out, first.err) == (b"built", "", "")
+    kept = tmp_path / "wheels" / "key" / "horovod-1.whl"
+    assert (again.wheel, again.out) == (b"built", f"already built: {kept}\n")
+    assert kept.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_wheel_that_others_could_write_is_not_installed(
+    tmp_path: Path, installed: Callable[[Path], Installed]
+) -> None:
+    folder = tmp_path / "wheels" / "key"
+    folder.mkdir(parents=True)
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"evil")
+    wheel = folder / "horovod-0-py3-none-any.whl"
+    for kind in ("writable by others", "writable by the group", "a link", "a pipe", "a folder"):
+        if kind == "a link":
+            wheel.symlink_to(mine)
+        elif kind == "a pipe":
+            os.mkfifo(wheel)
+        elif kind == "a folder":
+            wheel.mkdir()
+        else:
+            wheel.write_bytes(b"evil")
+            wheel.chmod(0o666 if kind == "writable by others" else 0o664)
+        found = installed(tmp_path / "wheels")
+
+        assert found.wheel == b"built", kind
+        assert f"{wheel} is not installed: " in found.err, kind
+        (folder / "horovod-1.whl").unlink()
+        wheel.rmdir() if kind == "a folder" else wheel.unlink()
+
+
+@pytest.mark.root
+def test_a_wheel_of_another_user_is_not_installed_and_one_of_roots_is(
+    tmp_path: Path, installed: Callable[[Path], Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root's stands for the administrator's, in a folder where this user may write nothing."""
+    folder = tmp_path / "wheels" / "key"
+    folder.mkdir(parents=True)
+    wheel = folder / "horovod-0-py3-none-any.whl"
+    wheel.write_bytes(b"evil")
+    os.chown(wheel, 1001, 1001)
+    found = installed(tmp_path / "wheels")
+    assert found.wheel == b"built"
+    assert "another user owns it" in found.err
+
+    (folder / "horovod-1.whl").unlink()
+    os.chown(wheel, 0, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    assert installed(tmp_path / "wheels").wheel == b"evil"
+
+
+def test_a_cache_that_takes_no_wheel_fails_nothing(
+    tmp_path: Path, installed: Callable[[Path], Installed]
+) -> None:
+    (tmp_path / "wheels").touch()
+    found = installed(tmp_path / "wheels")
+
+    assert found.wheel == b"built"
+    assert f"{tmp_path / 'wheels' / 'key'}: the wheel is not kept there: " in found.err
+
+
+def test_only_what_is_missing_is_installed_and_by_its_hashes(packages: dict[str, str]) -> None:
+    packages |= {"packaging": "1", "pyyaml": "1"}
+    lock = install_horovod._NEEDS_LOCK.read_text("utf-8")
+    found = install_horovod._missing(lock)
+
+    names = re.findall(r"^(\w+)==", found, re.MULTILINE)
+    assert names == ["cloudpickle", "psutil"]
+    assert found.count("==") == 2
+    assert found.count("--hash=sha256:") < lock.count("--hash=sha256:")
+    packages |= dict.fromkeys(names, "1")
+    assert install_horovod._missing(lock) == ""
 
 
 @pytest.fixture

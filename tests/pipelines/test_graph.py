@@ -16,7 +16,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Lease
 from imagenet_prep.engine.workers import Done
-from imagenet_prep.preparation.shared_plan import OfClass
+from imagenet_prep.preparation.planning import ClassKey
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
 from pipelines.prepare import Config, prepare
@@ -49,7 +49,7 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     listed = [Done(*each, True) for each in zip(selection.index_tasks(), images, strict=True)]
     read = [Done(task, {}, True) for task in selection.annotations.tasks]
 
-    assert graph._census(None, ours, listed, read, []).edition == ""
+    assert graph._census(None, ours, listed, read, []).counts.edition == ""
     for images, boxes in ((listed[1:], read), (listed, read[1:])):
         with pytest.raises(JobLostError, match="1 of . tasks were left undone"):
             graph._census(None, ours, images, boxes, [])
@@ -80,7 +80,7 @@ def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
     job: Any = SimpleNamespace(selection=wanted)
     ours = graph.Preparation(job, store, Lease.take_over(store))
 
-    def check(found: list[tuple[OfClass, str]]) -> None:
+    def check(found: list[tuple[ClassKey, str]]) -> None:
         keys = [(split, index) for split in wanted.splits for index in range(3)]
         assert sorted(key for key, _ in found) == keys
         for (_, index), name in found:
@@ -99,9 +99,7 @@ def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
     from pipelines import graph
 
     ours: Any = None
-    assert is_stateful_dofn(graph._Deal(ours))
-    assert is_stateful_dofn(graph._Lines(ours))
-    assert is_stateful_dofn(graph._Write(ours))
+    assert is_stateful_dofn(graph._OneKeyAtATime(graph._deal, ours))
 
 
 @pytest.mark.slow

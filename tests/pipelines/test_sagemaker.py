@@ -372,3 +372,14 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
     said = capsys.readouterr().err
     assert said.startswith("resnet-1 goes on. To end it: aws sagemaker stop-training-job ")
     assert "aws logs tail /aws/sagemaker/TrainingJobs --follow" in said
+
+
+def test_no_file_from_elsewhere_is_sent_with_a_script(tmp_path: Path) -> None:
+    code, mine = tmp_path / "code", tmp_path / "credentials"
+    code.mkdir()
+    mine.write_text("secret")
+    (code / "train.py").touch()
+    (code / "inner.py").symlink_to("train.py")
+    (code / "helper.py").symlink_to(mine)
+    with pytest.raises(UsageError, match=rf"helper\.py is a link to {mine}, which would be sent"):
+        sagemaker._upload(code / "train.py", "s3://bucket/code")

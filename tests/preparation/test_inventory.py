@@ -15,8 +15,8 @@ from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Stage, Workers
-from imagenet_prep.preparation import chosen_members
 from imagenet_prep.preparation import inventory as inventories
+from imagenet_prep.preparation import planning
 from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
@@ -205,7 +205,8 @@ def test_what_another_source_unpacked_is_removed_and_our_own_at_the_end(tmp_path
 
 
 def excluding(*names: str, **more: Any) -> Selection:
-    return selection(excluded=KeyList("list", frozenset(names), "its digest"), **more)
+    lines = {name: number for number, name in enumerate(names, start=1)}
+    return selection(excluded=KeyList("list", lines, "its digest"), **more)
 
 
 def test_an_excluded_image_leaves_its_place_empty(tmp_path: Path) -> None:
@@ -245,7 +246,7 @@ def test_keys_that_no_image_has_are_not_excluded_in_silence(tmp_path: Path) -> N
     with pytest.raises(UsageError) as refused:
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
     assert str(refused.value).startswith(
-        f"list: {classless}, x/y.JPEG: no such key in what is taken from /in. "
+        "list: lines 2, 3: no such key in what is taken from /in. "
     )
 
 
@@ -359,8 +360,8 @@ def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_w
         sizes.append(len(lines))
         return parse_members(lines)
 
-    monkeypatch.setattr(chosen_members, "_PARSED_BYTES", 50)
-    monkeypatch.setattr(chosen_members, "parse_members", parsed)
+    monkeypatch.setattr(planning, "_PARSED_BYTES", 50)
+    monkeypatch.setattr(planning, "parse_members", parsed)
     parts = (Part("train.tar", 90, 1),)
     one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
     mixed = selection(source=Mixed(CLASSES, parts), holdout=3)

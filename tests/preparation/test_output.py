@@ -14,12 +14,15 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import manifest, naming, settings
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.settings import Settings
-from imagenet_prep.preparation.output import Output, Wanted
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage import origins
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.origins import Origin
 from tests.kit.dataset import stamps
 
 CLASSES = ClassList(("n00000001",), ("thing",))
@@ -60,8 +63,8 @@ def name(split: str) -> str:
 
 
 def write(store: LocalStore, split: str) -> Split:
-    # No record has less than 16 bytes.
-    content = split.encode() * 4
+    # No record has less than 64 bytes.
+    content = split.encode() * 16
     digest, size = hashlib.sha256(content).hexdigest(), len(content)
     for file in (name(split), naming.index_name(name(split))):
         store.write(file, content)
@@ -114,6 +117,13 @@ def test_a_run_makes_what_is_wanted_and_a_second_finds_it(tmp_path: Path) -> Non
         "splits": {"train": {"short_side": 64}, "validation": {"short_side": 64}},
     }
     assert quarantined(tmp_path) == [*BOTH]
+
+
+def test_what_a_killed_run_left_unpublished_is_removed(tmp_path: Path) -> None:
+    LocalStore(tmp_path).temporary().write_bytes(b"half a shard")
+    make(tmp_path, resized("train"))
+
+    assert list((tmp_path / TEMPORARY).glob("*")) == []
 
 
 def test_a_second_run_adds_a_split_and_keeps_what_the_first_said(tmp_path: Path) -> None:
@@ -313,6 +323,12 @@ def test_older_shapes_are_gone_on_with(tmp_path: Path) -> None:
     assert load(tmp_path).config["splits"] == {split: {"short_side": 64} for split in BOTH}
 
 
-def test_origin_tells_the_report_where_the_source_lies(tmp_path: Path) -> None:
-    make(tmp_path, resized(*BOTH, origin={"root": "/in", "files": {}}))
-    assert json.loads((tmp_path / naming.ORIGIN).read_bytes()) == {"root": "/in", "files": {}}
+def test_the_end_of_a_run_tells_the_report_where_the_source_lies(tmp_path: Path) -> None:
+    origin = Origin("/in", {"a.tar": "/elsewhere/a.tar"})
+    wanted = resized(*BOTH, origin=origin)
+    make(tmp_path, wanted)
+    assert origins.find(load(tmp_path).digest) is None
+    Output(LocalStore(tmp_path), wanted).end()
+
+    assert origins.find(load(tmp_path).digest) == origin
+    assert not list(tmp_path.glob(".work/origin*"))

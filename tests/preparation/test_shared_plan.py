@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.preparation import shared_plan
-from imagenet_prep.preparation.inventory import Inventory, index_stage, take_inventory
-from imagenet_prep.preparation.selection import Selection
-from imagenet_prep.preparation.shared_plan import OfBlock, OfClass, SharedPlan, lines_by_class
+from imagenet_prep.preparation import planning, shared_plan
+from imagenet_prep.preparation.inventory import take_inventory
+from imagenet_prep.preparation.planning import ClassKey, Inventory, lines_by_class
+from imagenet_prep.preparation.selection import Selection, index_stage
+from imagenet_prep.preparation.shared_plan import SharedPlan, share_of, smallest
 from imagenet_prep.preparation.tasks import member_list, plan_name
 from imagenet_prep.sources.source import IndexTask, Part
 from imagenet_prep.storage.folder import LocalStore
@@ -25,33 +27,34 @@ FIRST = f"{CLASSES.wnids[0]}/1.JPEG"
 
 def together(wanted: Selection, store: LocalStore) -> Inventory:
     """Makes a plan step by step, as the graph does."""
-    steps = SharedPlan(wanted, store, None)
+    steps = SharedPlan.of(wanted, store, None)
     stage = index_stage(wanted, store)
-    receipts, mixed, classes = {}, defaultdict(list), defaultdict(list)
-    for task in wanted.index_tasks():
-        receipts[task.name] = stage.publish(task, stage.make(task))
+    tasks = wanted.index_tasks()
+    receipts, mixed, classes = [], defaultdict(list), defaultdict(list)
+    for task in tasks:
+        receipts.append(stage.publish(task, stage.make(task)))
         name = member_list(stage.folder, task)
         if task.class_index is not None:
-            classes[task.split, task.class_index].append(name)
+            classes[ClassKey(task.split, task.class_index)].append(name)
             continue
-        for key, lines in lines_by_class(task.split, store.read(name)):
+        for key, lines in lines_by_class(task.split, io.BytesIO(store.read(name))):
             mixed[key].append(lines)
     for key, pieces in mixed.items():
         classes[key].append(steps.gather(key, pieces))
     ranks = [r for key, lists in classes.items() for r in steps.ranks(key, lists)]
-    census = steps.census(receipts, ranks)
+    counts = steps.count(tasks, receipts)
+    census = steps.census(counts, smallest(ranks, wanted.holdout))
     shares = defaultdict(list)
     # In any order, as they come from workers.
-    order: list[OfClass] = sorted(classes, reverse=True)
-    for of_class in order:
-        shares[census.share_of(of_class)] += [(of_class, name) for name in classes[of_class]]
+    for of_class in sorted(classes, reverse=True):
+        shares[share_of(of_class, census)] += [(of_class, name) for name in classes[of_class]]
     facts, blocks = [], defaultdict(list)
     for lists in shares.values():
-        found, entries = steps.deal(lists, census)
+        found, entries = steps.deal_share(lists, census)
         facts += found
         for block, packed in entries.items():
             blocks[block].append(packed)
-    keys: list[OfBlock] = sorted(blocks, reverse=True)
+    keys = sorted(blocks, reverse=True)
     filled = {shard for key in keys for shard in steps.write(key, blocks[key], census)}
     assert steps.found() is None, "a plan without its note is none"
     made = steps.complete(census, facts, filled)
@@ -88,7 +91,7 @@ def test_the_plan_is_that_of_one_process(
 ) -> None:
     monkeypatch.setattr(shared_plan, "_BLOCK_MEMBERS", members)
     monkeypatch.setattr(shared_plan, "_SHARE_MEMBERS", members)
-    monkeypatch.setattr(shared_plan, "_PARSED_BYTES", 100)
+    monkeypatch.setattr(planning, "_PARSED_BYTES", 100)
     one, many = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "many")
     alone = take_inventory(wanted, one, WORKERS, quiet=True)
     made = together(wanted, many)
@@ -102,9 +105,9 @@ def test_a_plan_that_lacks_a_file_is_made_again(tmp_path: Path) -> None:
     wanted, store = selection(), LocalStore(tmp_path)
     made = together(wanted, store)
     store.remove(plan_name(made.plans[0].shard_names[0], made.folder))
-    assert SharedPlan(wanted, store, None).found() is None
+    assert SharedPlan.of(wanted, store, None).found() is None
     # Another seed has another plan.
-    other = SharedPlan(selection(seed=1), store, None)
+    other = SharedPlan.of(selection(seed=1), store, None)
     assert other.folder != made.folder
 
 
@@ -123,7 +126,7 @@ class Repeated(Listed):
         (selection(holdout=9), UsageError, "one must be left in it"),
         (selection(num_shards={"train": 10}), UsageError, "no shard may be empty"),
         (selection(source=Repeated(CLASSES, PARTS)), SourceError, "twice, in two classes"),
-        (excluding("x/y.JPEG"), UsageError, "x/y.JPEG: no such key"),
+        (excluding("x/y.JPEG"), UsageError, "list: line 1: no such key"),
         (
             excluding(
                 *(f"{CLASSES.wnids[0]}/{n}.JPEG" for n in range(4)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from imagenet_prep.preparation.tasks import (
     write_or_hash,
 )
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
@@ -84,7 +86,7 @@ def test_planned_images_come_and_are_announced_in_the_plans_order(tmp_path: Path
     members = [Member("b", "a.tar", sizes[0], sizes[1], 1), Member("a", "a.tar", 0, sizes[0], 0)]
     store.write(plan_name(SHARD), b"".join(map(dump_member, members)))
 
-    found = list(planned_images(ShardTask(SHARD), {}, reader=archive, plans=store))
+    found = list(planned_images(ShardTask(SHARD), {}, reader=MemberReader(archive), plans=store))
 
     assert found == list(zip(members, (plain(2), plain(1)), strict=True))
     assert archive.announced == [("a.tar", sizes[0], sizes[1]), ("a.tar", 0, sizes[0])]
@@ -95,7 +97,7 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
     (tmp_path / "a.tar").write_bytes(b"x" * 10_000_000)
     md5 = hashlib.md5(b"x" * 10_000_000).hexdigest()
     demanded = {} if expected is None else {"a.tar": md5 if expected == "right" else "0" * 32}
-    images = partial(planned_images, reader=Archive(), plans=LocalStore(tmp_path))
+    images = partial(planned_images, reader=MemberReader(Archive()), plans=LocalStore(tmp_path))
     archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
     do = partial(
         write_or_hash,
@@ -120,12 +122,14 @@ class Pack(Packed):
         return len(plain(1))
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["images", "list"])
 def test_where_the_disk_is_full_nothing_that_was_unpacked_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     store = LocalStore(tmp_path)
+    store.make_folder(TEMPORARY)
     index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}))
-    monkeypatch.setattr(Path, "write_bytes", failing(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC, after=number))
 
     with pytest.raises(IncompleteError, match="No space left on device"):
         index(IndexTask("train-0", "train", "pack"))

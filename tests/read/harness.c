@@ -28,9 +28,10 @@ int main(int argc, char **argv) {
     if (each->first < 0)
       printf("-1\n");
     else
-      printf("%lld %lld %lld %lld %lld %lld %lld\n", (long long)each->first,
+      printf("%lld %lld %lld %lld %lld %lld %lld %lld %lld\n", (long long)each->first,
              (long long)each->entry, (long long)each->image, (long long)each->behind,
-             (long long)each->name, (long long)each->last, (long long)each->stop);
+             (long long)each->name, (long long)each->last, (long long)each->stop,
+             (long long)each->height, (long long)each->width);
   }
   return 0;
 }

@@ -504,6 +504,7 @@ def test_no_link_in_the_cache_is_followed(server: Server, tmp_path: Path, plante
     (home / "key").write_bytes(b"secret")
     copy = NodeCache(server.url, folder, None)
     shutil.rmtree(copy.root / naming.WORK)
+    shutil.rmtree(copy.root / naming.INDEX)
     (copy.root / planted).parent.mkdir(exist_ok=True)
     (copy.root / planted).symlink_to(home)
     records = Records(copy.root, "train", copy)
@@ -528,3 +529,131 @@ def test_a_planted_beginning_of_a_file_is_not_written_through(
         records.read(0)
     copy.close()
     assert (tmp_path / "key").read_bytes() == b"secret"
+
+
+def first_shard(server: Server, folder: Path) -> bytes:
+    """Returns the first shard of the cache, after its first example was read."""
+    copy = NodeCache(server.url, folder, None)
+    records = Records(copy.root, "train", copy)
+    records.follow([[0]])
+    records.read(0)
+    copy.close()
+    return (copy.root / SHARDS[0]).read_bytes()
+
+
+def plant(path: Path, data: bytes) -> None:
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """Leaves size, inode and mtime as they were, which a user may do."""
+    status = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [plant, overwrite])
+def test_what_lies_in_the_cache_is_not_believed(
+    server: Server, tmp_path: Path, change: Callable[[Path, bytes], None]
+) -> None:
+    """Only sizes were compared: a reader trained on what another user had put there."""
+    right = server.files[f"/{SHARDS[0]}"]
+    copy = NodeCache(server.url, tmp_path / "cache", None)
+    (copy.root / SHARDS[0]).write_bytes(bytes(len(right)))
+    assert first_shard(server, tmp_path / "cache") == right
+
+    change(copy.root / SHARDS[0], bytes(len(right)))
+    assert first_shard(server, tmp_path / "cache") == right
+
+
+def test_a_file_is_read_once_to_prove_it_and_then_the_note_counts(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_shard(server, tmp_path)
+    (root,) = tmp_path.iterdir()
+    hashed: list[str] = []
+
+    def digest(file: Any, name: str) -> Any:
+        hashed.append(Path(file.name).name if isinstance(file.name, str) else "file")
+        return hashlib_digest(file, name)
+
+    hashlib_digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    first_shard(server, tmp_path)
+    assert hashed == []
+
+    shutil.rmtree(root / ".work" / "proven")
+    del server.requests[:]
+    first_shard(server, tmp_path)
+    assert len(hashed) == 3  # class list, index and shard
+    (root / ".work" / "proven" / SHARDS[0]).chmod(0o666)
+    first_shard(server, tmp_path)
+    assert len(hashed) == 4
+    assert server.reads(f"/{SHARDS[0]}") == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["", "index", ".work"])
+def test_a_cache_of_another_user_is_refused(server: Server, tmp_path: Path, name: str) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+    copy = NodeCache(server.url, tmp_path, None)
+    os.chown(copy.root / name, 12345, -1)
+    with pytest.raises(StoreError, match=r"belongs to another user \(number 12345\)"):
+        NodeCache(server.url, tmp_path, None)
+
+
+@pytest.mark.root
+def test_a_file_of_another_user_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    right = first_shard(server, tmp_path)
+    (root,) = tmp_path.iterdir()
+    os.chown(root / SHARDS[0], 12345, -1)
+    assert first_shard(server, tmp_path) == right
+    assert (root / SHARDS[0]).stat().st_uid == os.geteuid()
+
+
+def test_nobody_else_can_write_into_a_cache(server: Server, tmp_path: Path) -> None:
+    copy = NodeCache(server.url, tmp_path, None)
+    for path in (copy.root, copy.root / "index", copy.root / ".work"):
+        path.chmod(0o777)
+    NodeCache(server.url, tmp_path, None)
+    assert all(p.stat().st_mode & 0o022 == 0 for p in (copy.root, *copy.root.rglob("*")))
+
+
+def test_a_link_in_place_of_the_cache_is_refused(server: Server, tmp_path: Path) -> None:
+    copy = NodeCache(server.url, tmp_path / "cache", None)
+    home = tmp_path / "home"
+    home.mkdir()
+    shutil.rmtree(copy.root)
+    copy.root.symlink_to(home)
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        NodeCache(server.url, tmp_path / "cache", None)
+    assert list(home.iterdir()) == []
+
+
+def test_a_manifest_without_end_is_not_read(server: Server, tmp_path: Path) -> None:
+    server.files["/dataset.json"] = Endless(server.files["/dataset.json"])
+    with pytest.raises(DataDamagedError, match="has 1,000,000,000,000 bytes, expected 67,108,864"):
+        NodeCache(server.url, tmp_path / "cache", None)
+
+
+def test_a_class_list_without_end_is_not_fetched(server: Server, tmp_path: Path) -> None:
+    content = json.loads(server.files["/dataset.json"])
+    del content["digest"]
+    next(f for f in content["files"] if f["name"] == "labels.txt")["num_bytes"] = 10**12
+    whole = {**content, "digest": canonical.digest(content)}
+    text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
+    server.files["/dataset.json"] = text.encode() + b"\n"
+    with pytest.raises(DataDamagedError, match=r"labels.txt: has 1,000,000,000,000 bytes"):
+        NodeCache(server.url, tmp_path / "cache", None)
+    assert server.reads("/labels.txt") == []
+
+
+class Endless(bytes):
+    """Bytes that claim to be a terabyte."""
+
+    def __len__(self) -> int:
+        return 10**12

@@ -239,9 +239,7 @@ def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path) -> None:
         open_set(pictures, keys=keys)
 
     (sentence, *_) = str(refused.value).split(" Keys are written")
-    assert key(100) in sentence
-    assert "and 2 more: no such key in train of" in sentence
-    assert key(0) not in sentence
+    assert "keys: lines 4, 5, 6, 7, 8 and 2 more: no such key in train of" in sentence
 
 
 def test_parts_and_sets_without_names_are_refused(pictures: Path, tmp_path: Path) -> None:

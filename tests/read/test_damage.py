@@ -17,6 +17,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
+from tests.hostile import images
 from tests.kit import faults
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
 from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
@@ -122,7 +123,9 @@ def test_evaluation_that_skips_counts_all_others_exactly(damaged: Path, backend:
 
 def not_a_picture(number: int) -> bytes:
     """Looks like a JPEG from outside; nothing can decode it."""
-    return plain(number)[:60] + b"\0" * 200
+    data = plain(number)
+    bits = data.index(b"\xff\xc0") + 4
+    return data[:bits] + b"\3" + data[bits + 1 :]
 
 
 def half_a_picture(number: int) -> bytes:
@@ -157,6 +160,26 @@ def test_a_picture_that_does_not_decode_is_named(
             pass
     assert f"{SHARD}: record 3 at byte {offsets(root)[3]:,}" in str(error.value)
     assert "does not decode" in str(error.value)
+
+
+def png_of_many_pixels(_: int) -> bytes:
+    """All decoders but ours would take it for what it is: 65,500 x 65,500."""
+    return images.png_that_claims()
+
+
+def picture_of_other_sides(number: int) -> bytes:
+    """A JPEG that is larger than its record says; recipes that decode all of it make all of it."""
+    return images.jpeg_that_claims(8000, 8000 - number)
+
+
+@pytest.mark.parametrize("how", [png_of_many_pixels, picture_of_other_sides])
+def test_what_is_no_jpeg_of_its_records_sides_reaches_no_decoder(
+    tmp_path: Path, how: Callable[[int], bytes]
+) -> None:
+    reader = open_set(written(tmp_path / "set", {FIRST + 3: how}), "native")
+
+    with pytest.raises(DataDamagedError, match="is no JPEG|the record says"):
+        list(reader.encoded_batches())
 
 
 @pytest.mark.parametrize("how", [not_a_picture, half_a_picture])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.dataset import naming
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import load
@@ -68,6 +69,31 @@ def test_a_flipped_bit_is_found_by_check_and_mended_by_repair(dataset: Path, cop
     mended = replicate(dataset, "--to", copy, "--repair", "--json")
     assert (mended.code, mended.json["replicas"][0]["moved_bytes"]) == (0, 40_002)
     assert contents(copy) == contents(dataset)
+
+
+def test_a_repair_that_dies_leaves_no_manifest_over_what_is_damaged(
+    dataset: Path, copy: Path
+) -> None:
+    """Each run is let one change further than the last one."""
+    flipped = SHARD, "train-00004-of-00006"
+    for name in flipped:
+        faults.flip_bit(copy / name, 20_000)
+    damaged, sound = contents(copy), contents(dataset)
+    steps, mending = 0, set[int]()
+    while contents(copy) != sound:
+        shutil.rmtree(copy)
+        LocalStore(copy).make_folder(naming.INDEX)
+        for name, data in damaged.items():
+            (copy / name).write_bytes(data)
+        left = command.run(
+            str(steps), "replicate", dataset, "--to", copy, "--repair", program=faults.DYING
+        )
+        assert left.code in (0, 9), left
+        if (there := contents(copy)) != damaged:
+            assert "dataset.json" not in there or there == sound
+            mending.add(sum(there[name] == sound[name] for name in flipped))
+        steps += 1
+    assert mending == {0, 1, 2}
 
 
 def test_files_that_another_program_copied_are_proven_and_kept(

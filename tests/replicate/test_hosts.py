@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -217,6 +218,19 @@ def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
     assert "changed" in result.err or "does not hold what its dataset.json says" in result.out
     for address in hosts.addresses:
         assert_nothing_half_visible(hosts.replica(address), before)
+
+
+def test_a_pipe_in_place_of_a_shard_at_the_source_is_not_waited_for(
+    hosts: Hosts, dataset: Path
+) -> None:
+    (dataset / SHARD).unlink()
+    os.mkfifo(dataset / SHARD)
+
+    result = hosts.run(dataset, "--retries", "1")
+
+    assert result.code != 0, result
+    assert SHARD in result.out + result.err
+    assert "Traceback" not in result.out + result.err
 
 
 @pytest.mark.root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,19 @@ def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
     assert any("index/train-00000-of-00002: cannot be read" in each for each in there.problems)
 
 
-def test_a_data_set_sends_nobody_to_a_server(both: tuple[LocalStore, BucketStore]) -> None:
-    """Its origin.json may come from strangers: only --source names a bucket."""
+@pytest.mark.parametrize("at", ["folder", "bucket"])
+def test_a_data_set_does_not_say_where_its_source_lies(
+    both: tuple[LocalStore, BucketStore], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
+) -> None:
+    """It may come from strangers: a note of this user's own run counts, or --source."""
     folder, bucket = (Path(both[0].where()), both[1].where())
-    (folder / "out" / naming.ORIGIN).write_text(f'{{"root": "{bucket}/in", "files": {{}}}}')
-    found = gathered(LocalStore(folder / "out"), None)
-
-    assert not any(tile.before for tile in sample.draw(found, seed=1))
+    store = LocalStore(folder / "out") if at == "folder" else BucketStore(f"{bucket}/out")
+    for root in (str(folder / "in"), f"{bucket}/in"):
+        store.write(f"{naming.WORK}/origin.json", json.dumps({"root": root, "files": {}}).encode())
+        assert any(tile.before for tile in sample.draw(gathered(store, None), seed=1))
+        with monkeypatch.context() as patch:
+            patch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
+            assert not any(tile.before for tile in sample.draw(gathered(store, None), seed=1))
 
 
 def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(

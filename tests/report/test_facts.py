@@ -105,8 +105,12 @@ def test_a_receipt_is_shown(small: tuple[Path, Manifest], plots: ModuleType) -> 
         {"origins": [[0, "k"]]},
         {"sha256": ["x"]},
         {"shard": {"x": 1}},
+        {"seconds": 1e-300},
+        {"transform_s": 5e-324},
+        {"histograms": {"bytes": {"80": 0}}},
+        {"histograms": {"bytes": {"80": 1 << 45}}},
     ],
-    ids=range(22),
+    ids=range(26),
 )
 def test_a_receipt_that_makes_no_sense_is_kept_out(
     small: tuple[Path, Manifest], changes: dict[str, Any]
@@ -124,7 +128,7 @@ def test_json_that_nobody_can_read_is_kept_out(
 ) -> None:
     root, _ = small
     leave(root, content)
-    for name in (naming.REPLICAS, naming.ORIGIN, naming.QUARANTINE):
+    for name in (naming.REPLICAS, naming.QUARANTINE):
         (root / name).write_bytes(content)
     found = gathered(small)
 
@@ -142,7 +146,7 @@ def test_lines_about_replicas_are_shown_where_they_are_whole(small: tuple[Path, 
 
 def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest]) -> None:
     root, _ = small
-    os.mkfifo(root / naming.ORIGIN)
+    os.mkfifo(root / ".work" / "receipts")
     (root.parent / "secret").write_text('{"where": "a", "when": "b", "digest": "c"}')
     (root / naming.REPLICAS).symlink_to(root.parent / "secret")
     with open(root / naming.QUARANTINE, "wb") as file:
@@ -151,6 +155,64 @@ def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest])
     with little_memory(256 << 20):
         found = gathered(small)
     assert (found.replicas, found.incidents, found.source) == ([], [], None)
+
+
+def test_a_class_list_that_is_another_file_is_not_shown(small: tuple[Path, Manifest]) -> None:
+    root, _ = small
+    assert len(gathered(small).classes) == 4
+    (root.parent / "secret").write_text("password = secret\n")
+    (root / naming.LABELS).unlink()
+    (root / naming.LABELS).symlink_to(root.parent / "secret")
+
+    assert gathered(small).classes == []
+
+
+@pytest.mark.parametrize("line", [b"", b"ab", b"{}"])
+def test_lists_of_short_lines_are_no_longer_in_memory_than_on_the_disk(
+    small: tuple[Path, Manifest], line: bytes
+) -> None:
+    """64 MB of them took 4 GB and two minutes."""
+    root, made = small
+    lines = (line + b"\n") * (8 << 20)
+    shard = made.splits["train"].shards[0].name
+    for name in (naming.LABELS, naming.QUARANTINE, naming.index_name(shard)):
+        (root / name).write_bytes(lines)
+
+    with little_memory(128 << 20):
+        found = gathered(small)
+        assert (found.incidents, found.classes) == ([], [])
+        assert facts.index_of(found, shard, {0}) == {0: line.decode() + "\n"}
+
+
+def test_records_as_large_as_no_image_are_not_read_eight_at_once(
+    small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Indexes that claimed 255 MB in sparse shards of 4 GB took 1.8 GB and two minutes."""
+    root, made = small
+    for shard in made.splits["train"].shards:
+        os.truncate(root / shard.name, 4 << 30)
+        index = "".join(f"{each << 20} {255 << 20}\n" for each in range(shard.examples))
+        (root / naming.index_name(shard.name)).write_text(index)
+    found = gathered(small)
+
+    monkeypatch.setattr(sample, "_quota", lambda _: {0: 24})
+    with little_memory(256 << 20):
+        assert sample.draw(found, seed=0) == []
+    assert "has 267,386,880 bytes, and 25,165,824 at most are shown" in found.problems[0]
+
+
+def test_of_records_that_cannot_be_shown_a_hundred_are_tried(
+    small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "_quota", lambda _: {0: 24})
+    monkeypatch.setattr(sample, "_MAX_DAMAGED", 2)
+    root, made = small
+    for shard in made.splits["train"].shards:
+        (root / naming.index_name(shard.name)).write_bytes(b"0 17\n" * shard.examples)
+    found = gathered(small)
+
+    assert sample.draw(found, seed=0) == []
+    assert len(found.problems) == 2
 
 
 def test_receipts_that_may_not_be_listed_are_none(
@@ -189,9 +251,33 @@ def test_an_index_of_odd_numbers_is_damage(small: tuple[Path, Manifest], line: s
         little_memory(256 << 20),
         pytest.raises(DataDamagedError, match=re.escape(shard)) as damage,
     ):
-        (first, *_) = *facts.index_of(found, shard), ""
-        sample.read(found, sample.Record(shard, 0, first))
+        lines = facts.index_of(found, shard, {0})
+        sample.read(found, sample.Record(shard, 0, lines.get(0, "")))
     assert len(str(damage.value)) < 6000
+
+
+def test_the_largest_and_smallest_figures_are_plotted(
+    small: tuple[Path, Manifest], plots: ModuleType
+) -> None:
+    root, made = small
+    names = ("source_short_side", "short_side", "source_aspect", "aspect", "source_bytes", "bytes")
+    most = (1 << 44) - 1
+    for number, shard in enumerate(made.splits["train"].shards):
+        figures = {
+            "start_s": 4_102_444_800.0,
+            "seconds": (1e-6, 366 * 86_400.0)[number],
+            "transform_s": 1e-6,
+            "examples": most,
+            "num_classes": most,
+            "origins": [],
+            "histograms": {name: {"-100": most, "500": 1, "0": most} for name in names},
+            "sums": dict.fromkeys(names, (1e300, 0.0)[number]),
+        }
+        leave(root, receipt(shard, **figures), f"write-{number:016x}")
+    found = gathered(small)
+
+    assert len(found.tasks) == 2
+    assert len(plots.of(found)) == 9
 
 
 def test_a_dollar_in_a_name_is_a_dollar(small: tuple[Path, Manifest], plots: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,12 @@ import pytest
 from PIL import Image
 
 from imagenet_prep import report as report_verb
-from imagenet_prep import resize
+from imagenet_prep import resize, verify
+from imagenet_prep.dataset import naming
+from imagenet_prep.reporting import facts, sample
+from imagenet_prep.storage.folder import LocalStore
 from pipelines import prepare
+from tests.hostile import manifests
 from tests.kit import command
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
@@ -111,8 +116,10 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     assert page.count("<figure>") == 2
 
 
-def test_the_source_may_have_moved(small: Demo, copy: Path, written: Report) -> None:
-    (copy / ".work" / "origin.json").unlink()
+def test_the_source_may_have_moved(
+    small: Demo, copy: Path, written: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
     without = data(written(copy))
     beside = data(written(copy, "--source", small.source))
 
@@ -124,7 +131,6 @@ def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, report: Report
     for number, path in enumerate(receipts(copy)):
         junk = (b"", b"[]", b"{", b'{"shard": 5}', b'{"start_s": "x", "seconds": [], "shard": {}}')
         path.write_bytes(junk[number % len(junk)])
-    (copy / ".work" / "origin.json").write_bytes(b"[1")
     page = report(copy)
 
     assert verdict(page).startswith("Whole")
@@ -160,7 +166,7 @@ def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Repo
     assert f"{missing}: missing" in told
     assert f"{short}: 100,000 bytes, expected" in told
     assert f"index/{lone}: missing" in told
-    for said in ("labels.txt: its", "quarantine", "train-x: not in the"):
+    for said in ("labels.txt: 2 bytes, expected", "quarantine", "train-x: not in the"):
         assert said in told
     assert data(page)["tiles"]
 
@@ -288,3 +294,79 @@ def test_a_page_of_1000_classes_of_noise_is_below_5_mb(tmp_path: Path, written: 
     assert 300 < shown < 1000
     assert f"{shown} stored images, of {shown} of 1,000 classes" in page
     assert 3_000_000 < len(page.encode()) < 5_000_000
+
+
+@pytest.mark.root
+def test_no_page_is_left_unasked_in_a_folder_of_another_user(copy: Path, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a folder away")
+    os.chown(copy, 12345, 12345)
+    (copy / "report.html").unlink()
+    refused = command.run("report", copy)
+
+    assert refused.code == 2
+    assert "belongs to another user (number 12345)" in refused.err
+    assert "--out" in refused.err
+    assert not (copy / "report.html").exists()
+    assert command.run("report", copy, "--out", tmp_path / "page.html").code == 0
+
+
+def test_a_link_in_the_current_folder_is_replaced_not_followed(
+    small: Demo, unplotted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").write_text("the user's own")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "comparison.html").symlink_to(tmp_path / "kept")
+    monkeypatch.chdir(tmp_path / "here")
+    assert report_verb.run(["--compare", str(small.out), str(small.out)]) == 0
+
+    assert (tmp_path / "kept").read_text() == "the user's own"
+    assert (tmp_path / "here" / "comparison.html").read_text().endswith("</html>")
+
+
+def planted(copy: Path, archive: str, private: bytes) -> None:
+    """Lets a set say that an image was left out, and where it lies; its digests all fit."""
+    content = json.loads((copy / "dataset.json").read_bytes())
+    lines = [
+        {
+            **dict.fromkeys(("key", "detail", "reason"), "x"),
+            "action": "quarantined",
+            "archive": archive,
+            "class_index": 0,
+            "offset": 0,
+            "size": len(private),
+        }
+    ]
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines).encode()
+    (copy / "quarantine.jsonl").write_bytes(text)
+    (file,) = (file for file in content["files"] if file["name"] == "quarantine.jsonl")
+    file |= {"num_bytes": len(text), "sha256": manifests.sha256(text)}
+    (copy / "dataset.json").write_bytes(manifests.render(content))
+
+
+def test_a_set_cannot_send_the_report_to_private_pictures(copy: Path, tmp_path: Path) -> None:
+    """The page is made to be handed on: what a set says of places is not believed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(home / "passport.png")
+    private = (home / "passport.png").read_bytes()
+    planted(copy, "passport.png", private)
+    origin = {"root": str(home), "files": {"passport.png": str(home / "passport.png")}}
+    (copy / ".work" / "origin.json").write_text(json.dumps(origin))
+
+    assert incident_pictures(copy, None) == [False]
+    # Not even where the folder is named: it is no source of the set.
+    assert incident_pictures(copy, home) == [False]
+
+
+def incident_pictures(copy: Path, source: Path | None) -> list[bool]:
+    """Returns of each image that was left out whether the page shows it."""
+    store = LocalStore(copy)
+    at = None if source is None else LocalStore(source)
+    found = facts.gather(store, verify.load(store), [], at)
+    return [each.picture is not None for each in sample.incidents(found)]
+
+
+def test_what_was_left_out_is_shown_from_the_source_alone(small: Demo, copy: Path) -> None:
+    assert any(incident_pictures(copy, None))
+    assert any(incident_pictures(copy, small.source))

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import os
 import random
 import shutil
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,7 @@ class Dataset:
                 wnids=WNIDS,
                 label_offset=1,
                 name_of_sha256={shard.sha256: shard.name for shard in self.shards.values()},
+                most_bytes=max(shard.num_bytes for shard in self.shards.values()),
                 prove_image=prove,
             ),
         )
@@ -230,6 +234,18 @@ def test_an_edited_index_names_the_record(dataset: Dataset, level: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("level", PROVING)
+def test_what_an_index_that_is_a_link_shows_is_not_repeated(dataset: Dataset, level: str) -> None:
+    place = dataset.root / f"index/{FIRST}"
+    (dataset.root.parent / "key").write_text("secret-1 secret-2\n")
+    place.unlink()
+    place.symlink_to(dataset.root.parent / "key")
+
+    problems = "\n".join(dataset.check(level=level).problems)
+    assert "secret" not in problems
+    assert f"index/{FIRST}: " in problems
+
+
 @pytest.mark.parametrize(
     "edit",
     [lambda lines: lines[:-1], lambda lines: [*lines, "1 2\n"], lambda _: [b"\xff\xfe"]],
@@ -319,3 +335,72 @@ def test_a_shard_that_cannot_be_read_is_a_problem_and_no_crash(
 
     (problem,) = dataset.check().problems
     assert problem == f"{FIRST}: cannot be read: Input/output error"
+
+
+def write_records_of_nothing(dataset: Dataset, number: int) -> None:
+    """Puts a shard of records without a byte in the place of the first."""
+    size = len(framed(b""))
+    data = framed(b"") * number
+    index = "".join(f"{place * size} {size}\n" for place in range(number)).encode()
+    (dataset.root / FIRST).write_bytes(data)
+    (dataset.root / "index" / FIRST).write_bytes(index)
+    sha256, index_sha256 = (hashlib.sha256(each).hexdigest() for each in (data, index))
+    dataset.shards[FIRST] = Shard(FIRST, number, len(data), sha256, len(index), index_sha256)
+
+
+def test_of_more_records_than_there_shall_be_none_is_read(dataset: Dataset) -> None:
+    """48 MB of them kept verify busy for 13 seconds."""
+    write_records_of_nothing(dataset, 50)
+    dataset.shards[FIRST] = dataclasses.replace(dataset.shards[FIRST], examples=7)
+
+    assert dataset.check().problems == [f"{FIRST}: more than 7 records"]
+
+
+def test_a_shard_is_given_up_after_its_first_thousand_problems(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """48 MB of empty records kept verify busy for two minutes."""
+    seen = []
+    decode = example.decode
+    monkeypatch.setattr(example, "decode", lambda *args: seen.append(args) or decode(*args))
+    write_records_of_nothing(dataset, 1_500)
+    problems = dataset.check(level="decode").problems
+
+    assert problems[999].startswith(f"{FIRST}: record 999 at byte 15,984: keys missing")
+    assert problems[1000:] == [f"{FIRST}: was given up after 1,000 problems: there may be more"]
+    assert len(seen) == 1_000
+
+
+def test_a_shard_of_many_records_does_not_fill_the_memory(dataset: Dataset) -> None:
+    write_records_of_nothing(dataset, 30_000)
+    tracemalloc.start()
+    try:
+        assert dataset.check().problems == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    # Buffers take 3.6 MB. The lines of the index would take 2.2 MB more.
+    assert peak < 4_500_000
+
+
+@pytest.mark.parametrize("name", [FIRST, f"index/{FIRST}"])
+def test_of_a_file_that_claims_gigabytes_the_rest_is_not_read(
+    dataset: Dataset, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (dataset.root / name).stat().st_size
+    os.truncate(dataset.root / name, 1 << 40)
+    read = 0
+
+    def counted(*arguments: object) -> Iterator[bytes]:
+        nonlocal read
+        for chunk in hashed(*arguments):
+            read += len(chunk)
+            yield chunk
+
+    hashed = check._hashed
+    monkeypatch.setattr(check, "_hashed", counted)
+    problems = dataset.check().problems
+
+    assert problems[0] == f"{name}: {1 << 40:,} bytes, expected {size:,}"
+    assert read < 5 << 20

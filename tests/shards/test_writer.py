@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
+from tests.storage.test_folder import failing
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish"))
 MEMBERS = [
@@ -194,6 +195,17 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("imagenet_prep.storage.large_file.os.write", full)
 
     with pytest.raises(IncompleteError, match="run the same command again to resume"):
+        write(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["shard", "index"])
+def test_neither_file_is_finished_before_the_disk_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO, after=number))
+
+    with pytest.raises(StoreError, match="cannot write .*Input/output error"):
         write(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -126,6 +126,10 @@ HOSTILE_PICKLES = pickles.SMALL | {
     "text encoded again": pickles.same_text_encoded_again_and_again(1 << 20, 2000),
     "many dicts": pickles.many_empty_dicts(2_000_000),
     "nested tuples": pickles.nested_tuples(100_000),
+    "a key whose hash never ends": pickles.key_with_shared_parts(),
+    "a key whose hash never ends, by memo": pickles.key_of_shared_parts_by_memo(),
+    "a member whose hash never ends": pickles.member_with_shared_parts(),
+    "a key whose hash overflows the stack": pickles.key_of_nested_tuples(900_000),
 }
 
 
@@ -236,3 +240,36 @@ def test_a_parquet_group_that_would_lie_in_memory_whole_is_refused(
     monkeypatch.setattr(parquet, "_MAX_GROUP_BYTES", 1000)
     with pytest.raises(SourceError, match="claims more than 1,000 bytes"):
         parquet.find(tmp_path, ["train"])
+
+
+@pytest.mark.parametrize("packed_by", ["zstd", "gzip"])
+def test_a_parquet_page_that_unpacks_to_more_than_the_footer_says_is_refused(
+    tmp_path: Path, packed_by: str
+) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "train-00000-of-00001.parquet"
+    rows = [{"image": {"bytes": bytes(200 << 20), "path": "a.JPEG"}, "label": 0}]
+    layouts.write_parquet(path, rows, names=["a", "b"], packed_by=packed_by)
+    assert path.stat().st_size < 1 << 20
+    for number in range(pq.read_metadata(path).num_columns):
+        column = pq.read_metadata(path).row_group(0).column(number)
+        if column.path_in_schema == "image.bytes":
+            data = path.read_bytes()
+            claimed = zigzag(column.total_uncompressed_size)
+            assert data.count(claimed) == 1
+            path.write_bytes(data.replace(claimed, b"\x80" * (len(claimed) - 2) + b"\x88\0"))
+    source = parquet.find(tmp_path, ["train"])
+
+    with little_memory(128 << 20), pytest.raises(SourceError, match="unpacks to 209.*says 8,3"):
+        list(source.images(source.tasks[0]))
+
+
+def zigzag(number: int) -> bytes:
+    """Returns a number as Thrift writes it."""
+    number <<= 1
+    digits = []
+    while number:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits[:-1], digits[-1] & 127])

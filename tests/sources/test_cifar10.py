@@ -63,6 +63,22 @@ def test_what_python_2_wrote_is_read(root: Path) -> None:
     assert np.frombuffer(image.data, np.uint8)[:3].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_what_python_3_writes_again_is_read(root: Path, protocol: int) -> None:
+    for name in ("data_batch_1", "batches.meta"):
+        content = pickle.loads(batch(root, name).read_bytes(), encoding="bytes")
+        text = {key.decode(): value for key, value in content.items()}
+        batch(root, name).write_bytes(pickle.dumps(text, protocol=protocol))
+    source = find(root)
+    images = list(source.images(source.index_tasks("train")[0]))
+
+    truth = layouts.cifar_batch(10, 0)
+    assert source.classes.wnids == layouts.CIFAR_NAMES
+    assert [image.class_index for image in images] == truth["labels"]
+    pixels = np.frombuffer(images[3].data, np.uint8).reshape(32, 32, 3)
+    assert (pixels == truth["data"][3].reshape(3, 32, 32).transpose(1, 2, 0)).all()
+
+
 class Poison:
     def __init__(self, path: Path) -> None:
         self.path = path

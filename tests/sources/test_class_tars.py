@@ -128,6 +128,7 @@ def _tar(*members: tuple[str, bytes, bytes]) -> bytes:
         ((("n02084071_1.JPEG", b"", b"2"),), "is a symbolic link"),
         ((("a.JPEG", b"1", b"0"), ("b/a.JPEG", b"2", b"0")), "comes twice"),
         ((("n00015388_1.JPEG", b"1", b"0"),), "is named after n00015388"),
+        ((("é" * 128, b"1", b"0"),), "its name has 256 bytes, expected 255 at most"),
     ],
 )
 def test_a_class_tar_that_was_tampered_with(

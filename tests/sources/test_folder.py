@@ -13,6 +13,7 @@ from tests.kit.layouts import write
 
 OFFICIAL = labels.official_classes()
 FIRST, SECOND = OFFICIAL.wnids[:2]
+VALIDATION = "ILSVRC2012_val_00000001.JPEG"
 
 
 def members(source: Folder, split: str) -> list[Member]:
@@ -179,6 +180,53 @@ def test_a_linked_folder_in_a_class_might_lead_in_a_circle(root: Path) -> None:
     (root / "train" / FIRST / "loop").symlink_to(root / "train")
     with pytest.raises(SourceError, match=r"loop: is a link to a folder"):
         folder.find(root, ["train"])
+
+
+@pytest.mark.parametrize("what", ["image", "class", "split"])
+def test_a_link_out_of_the_source_is_refused_unless_links_are_followed(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, what: str
+) -> None:
+    private = tmp_path_factory.mktemp("private")
+    place = root / "train"
+    if what == "image":
+        write(private / "passport.jpg", b"private")
+        (place / FIRST / "1.jpg").symlink_to(private / "passport.jpg")
+    else:
+        moved = place / FIRST if what == "class" else place
+        moved.rename(private / moved.name)
+        moved.symlink_to(private / moved.name)
+    with pytest.raises(SourceError, match=rf"out of the source, to {private}.*--follow-links"):
+        folder.find(root, ["train"])
+
+    source = folder.find(root, ["train"], follow_links=True)
+    assert len(members(source, "train")) == (5 if what == "image" else 4)
+
+
+def test_links_within_the_source_are_followed(root: Path, tmp_path: Path) -> None:
+    subset = tmp_path / "subset"
+    (subset / "train" / FIRST).mkdir(parents=True)
+    (subset / "train" / SECOND).symlink_to(root / "train" / SECOND)
+    (subset / "train" / FIRST / "1.jpg").symlink_to(root / "train" / FIRST / f"{FIRST}_7.JPEG")
+    with pytest.raises(SourceError, match="leads out of the source"):
+        folder.find(subset, ["train"])
+    (root / "all").mkdir()
+    for name in ("train", "val"):
+        (root / name).rename(root / "all" / name)
+    (root / "train").symlink_to("all/train")
+    (root / "train" / FIRST / "again.jpg").symlink_to(root / "all" / "val" / VALIDATION)
+
+    source = folder.find(root, ["train"])
+    assert len(members(source, "train")) == 5
+    # The source itself may be behind a link.
+    (tmp_path / "link").symlink_to(root)
+    assert len(members(folder.find(tmp_path / "link", ["train"]), "train")) == 5
+
+
+def test_a_link_that_leads_out_once_the_classes_were_listed_is_refused(root: Path) -> None:
+    source = folder.find(root, ["train"])
+    (root / "train" / FIRST / "1.jpg").symlink_to("/etc/passwd")
+    with pytest.raises(SourceError, match="leads out of the source"):
+        members(source, "train")
 
 
 def test_a_name_that_is_no_text_is_refused(root: Path) -> None:

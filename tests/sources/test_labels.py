@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import DataDamagedError, SourceError
 from imagenet_prep.sources import labels
 from imagenet_prep.sources.labels import CANARIES, ClassList
 from tests.kit.miniature import Miniature, Synset, make_devkit
@@ -79,6 +79,14 @@ def test_labels_txt_has_a_line_a_class_in_the_order_of_the_index(official: Class
 
     assert lines[65] == "n01751748 sea snake"
     assert [line.split(" ", 1)[0] for line in lines] == list(official.wnids)
+
+
+@pytest.mark.parametrize("text", ["a" * 5000, "tench\nn02 not a class", "tench\rn02 not a class"])
+def test_a_class_that_has_no_line_in_labels_txt_is_refused(text: str) -> None:
+    """Its data set would be one that nobody can read, or one with a class more."""
+    for names, words in ((text, "tench"), ("n01", text)):
+        with pytest.raises(DataDamagedError, match="the source: the class"):
+            ClassList((names,), (words,))
 
 
 def test_another_list_is_not_official(official: ClassList) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import boxes, class_tars, detect, ilsvrc
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.sources import boxes, class_tars, detect, ilsvrc, tar
 from imagenet_prep.sources.source import Stored
 from imagenet_prep.storage import remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
@@ -36,10 +41,13 @@ def facts(source: Stored, *splits: str) -> list[Any]:
     tasks = [task for split in splits for task in source.index_tasks(split)]
     members = [member for task in tasks for member in source.index(task)]
     parts = [(part.name, part.num_bytes, part.md5, part.path is None) for part in source.parts]
-    ranges = [(member.archive, member.offset, member.size) for member in members]
-    source.reader.will_need(ranges)
-    data = [source.reader.read(*each) for each in ranges]
-    return [source.classes, source.name, parts, tasks, members, data]
+    return [source.classes, source.name, parts, tasks, members, read(source, members)]
+
+
+def read(source: Stored, members: list[Member]) -> list[bytes]:
+    images = source.images
+    images.will_need(members)
+    return [images.read(member) for member in members]
 
 
 def test_ilsvrc2012_is_the_same_from_a_server(miniature: Miniature, tmp_path: Path) -> None:
@@ -115,3 +123,101 @@ def test_boxes_are_read_from_a_server(miniature: Miniature, tmp_path: Path) -> N
     assert remote is not None
     assert [boxes.read(task) for task in remote.tasks] == [boxes.read(task) for task in local.tasks]
     assert boxes.find(RemotePath(Site(str(tmp_path / "no"))), ["train"], official=False) is None
+
+
+Change = Callable[[list[list[Any]]], object]
+
+
+def rotate(files: list[list[Any]]) -> None:
+    """Gives each image the name of its neighbour, and so its label."""
+    names = [name for name, _, _ in files]
+    for file, name in zip(files, names[1:] + names[:1], strict=True):
+        file[0] = name
+
+
+def claim_a_byte_less(files: list[list[Any]]) -> None:
+    files[0][2] -= 1
+
+
+FORGERIES: dict[str, Change] = {
+    "names rotated": rotate,
+    "a byte less": claim_a_byte_less,
+    "moved": lambda files: files[0].__setitem__(1, files[0][1] - tar.HEADER_BYTES),
+    "one left out": lambda files: files.pop(1),
+    "the last left out": lambda files: files.pop(),
+    "all left out": lambda files: files.clear(),
+    "in the middle of nowhere": lambda files: files.insert(0, ["n00000001_7.JPEG", 0, 0]),
+}
+
+
+def forge(folder: Path, change: Change) -> None:
+    for path in folder.rglob("*.json"):
+        content = canonical.loads(path.read_bytes())
+        change(content["files"])
+        path.write_bytes(canonical.dumps(content))
+
+
+@pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES.keys())
+def test_a_forged_list_relabels_no_image_and_leaves_none_out(
+    tmp_path: Path, change: Change
+) -> None:
+    """The names in it were believed, also with --rehash."""
+    root = make_class_tars(
+        {wnid: [*names, f"{wnid}_9.JPEG"] for wnid, names in CLASSES.items()},
+        tmp_path / "source",
+        whole=True,
+    )
+    local = facts(found(root, "train"), "train")
+    lists = KeptLists(str(tmp_path / "lists"))
+
+    def remote(lists: KeptLists) -> list[Any]:
+        return facts(found(RemotePath(Site(str(root), lists)), "train"), "train")
+
+    assert remote(lists) == local
+    forge(tmp_path / "lists", change)
+    try:
+        assert remote(lists) == local
+    except SourceError as error:
+        assert "--rehash" in str(error)
+    assert remote(replace(lists, believed=False)) == local
+    assert remote(lists) == local
+
+
+LONG = "x" * 90 + "/"
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_an_image_is_proven_by_the_headers_of_its_long_name(tmp_path: Path, format: int) -> None:
+    names = [f"{LONG}n00000001_{number}{'y' * 80}.JPEG" for number in range(3)]
+    inner = tar_of({name: name.encode() for name in names}, format)
+    (tmp_path / "fall11_whole.tar").write_bytes(tar_of({"n00000001.tar": inner}, format))
+    source = found(RemotePath(Site(str(tmp_path))), "train")
+    (task,) = source.index_tasks("train")
+    members = source.index(task)
+    assert read(source, members) == [name.encode() for name in names]
+
+    other = members[0]._replace(key=members[1].key)
+    with pytest.raises(SourceError, match="does not hold n00000001/n00000001_1y"):
+        read(source, [other])
+
+
+def tar_of(files: Mapping[str, bytes], format: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_a_list_of_class_tars_says_where_their_headers_are_and_nothing_more(
+    tmp_path: Path,
+) -> None:
+    root = make_class_tars(CLASSES, tmp_path / "source", whole=True)
+    lists = KeptLists(str(tmp_path / "lists"))
+    with serve({class_tars.WHOLE: (root / class_tars.WHOLE).read_bytes()}) as server:
+        path = RemotePath(Site(server.url, lists))
+        first = found(path, "train").index_tasks("train")
+        forge(tmp_path / "lists", rotate)
+        assert found(RemotePath(Site(server.url, lists)), "train").index_tasks("train") == first

@@ -179,3 +179,25 @@ def test_memory_does_not_grow_with_the_number_of_row_groups(tmp_path: Path) -> N
     print(f"{grown_kb} kB")
     assert total == 200_000_000
     assert grown_kb < 100_000
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"packed_by": "none"},
+        {"packed_by": "zstd", "data_page_size": 1},
+        {"packed_by": "gzip", "data_page_version": "2.0"},
+        {"use_dictionary": False, "write_statistics": False},
+        {"write_page_checksum": True},
+    ],
+)
+def test_pages_of_all_writers_are_read(tmp_path: Path, how: dict[str, Any]) -> None:
+    pictures = [bytes([number]) * 20_000 for number in range(25)]
+    rows = [
+        {"image": {"bytes": data, "path": f"{number}.jpg"}, "label": number % 2}
+        for number, data in enumerate(pictures)
+    ]
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, ["a", "b"], **how)
+    source = parquet.find(tmp_path, ["train"])
+
+    assert [image.data for image in source.images(source.tasks[0])] == pictures

@@ -8,6 +8,7 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, recordio
+from tests.hostile.bounds import little_memory
 from tests.kit.layouts import write, write_recordio
 
 OFFICIAL = labels.official_classes()
@@ -116,3 +117,29 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         recordio.find(tmp_path, ["train", "validation"])
     with pytest.raises(UsageError, match=r"nothing names the classes.* synset\.txt"):
         recordio.find(tmp_path, ["train"])
+
+
+def test_a_list_of_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "train.rec", ROWS)
+    with open(tmp_path / "train.lst", "rb+") as file:
+        file.truncate(4 << 30)
+
+    with little_memory(64 << 20), pytest.raises(SourceError, match=r"train\.lst: line 3: expected"):
+        recordio.find(tmp_path, ["train"])
+
+
+def test_a_list_of_too_many_images_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recordio(tmp_path / "train.rec", ROWS)
+    monkeypatch.setattr(recordio, "_MAX_IMAGES", 1)
+    with pytest.raises(SourceError, match=r"train\.lst: line 2: expected 1 images at most"):
+        recordio.find(tmp_path, ["train"])
+
+
+def test_a_list_that_changes_while_it_is_used_is_named(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "train.rec", ROWS)
+    source = recordio.find(tmp_path, ["train"])
+    (tmp_path / "train.lst").write_bytes(b"0\n")
+    with pytest.raises(SourceError, match=r"train\.lst"):
+        members(source)

@@ -32,7 +32,7 @@ NAMES = {
 LONG_NAMES = {
     "101-without-folder": ["n" * 101, "b"],
     "long": ["/".join(["d" * 90] * 30), "short", "é" * 200],
-    "longer-than-a-block": ["x" * 5000, "y" * 511, "z" * 512],
+    "longer-than-a-block": ["x" * 4096, "y" * 511, "z" * 512],
 }
 
 
@@ -345,6 +345,13 @@ def test_an_endless_long_name_is_refused_before_it_is_read(tmp_path: Path) -> No
 
     with pytest.raises(SourceError, match="the extended header has 2,097,152 bytes: it is damaged"):
         found_in_file(path, 1 << 22)
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_name_longer_than_a_path_may_be_is_refused_and_shown_in_short(tar_format: int) -> None:
+    with pytest.raises(SourceError, match="the name 'aaa") as caught:
+        found_in(make_tar(["a" * 4097], tar_format))
+    assert len(str(caught.value)) < 400
 
 
 def zipped() -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.dataset.problems import Problems
 from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, official_classes
@@ -136,6 +138,29 @@ def test_members_are_where_the_shard_says(
         assert list(member.boxes.ymin) == [box[1] for box in boxes]
 
 
+class Counting(bytes):
+    """Bytes that count how often they are searched and compared."""
+
+    looks = 0
+
+    def find(self, *arguments: Any) -> int:
+        type(self).looks += 1
+        return super().find(*arguments)
+
+    def startswith(self, *arguments: Any) -> bool:
+        type(self).looks += 1
+        return super().startswith(*arguments)
+
+
+def test_an_image_behind_a_text_that_is_nearly_the_same_costs_no_search_for_each_byte() -> None:
+    encoded = b"a" * 20_000 + b"b"
+    payload = Counting(b"a" * 40_000 + encoded)
+    Counting.looks = 0
+
+    assert tfrecords._find(payload, encoded) == 40_000
+    assert Counting.looks <= 3
+
+
 @given(before=st.binary(max_size=200), more=st.binary(max_size=200), times=st.integers(0, 3))
 def test_an_image_is_found_behind_something_that_begins_like_it(
     before: bytes, more: bytes, times: int
@@ -173,12 +198,12 @@ def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it
         record = foreign.frame(foreign.encode(foreign.tpu(image, number)))
         (tmp_path / f"train-{number:05d}-of-00004").write_bytes(record)
     found = shard_files.find(LocalStore(tmp_path))
+    damage = Problems()
     uses = [
-        use
-        for s in found.splits["train"]
-        for use in tfrecords.label_uses(found.store, s, pytest.fail)
+        use for s in found.splits["train"] for use in tfrecords.label_uses(found.store, s, damage)
     ]
 
+    assert not damage
     assert tfrecords.known_labelling(found, ["train"]) is None
     assert labelling_of(uses).classes.wnids == tuple(wnids)
     assert labelling_of(uses).offset == 0

@@ -138,6 +138,31 @@ def test_an_object_is_asked_for_where_the_answer_does_not_prove_it(
     assert store.read("labels.txt") == DATA[:size]
 
 
+@pytest.mark.parametrize("gone", ["removed", "completed"])
+def test_an_upload_that_is_gone_is_begun_anew_unless_its_object_is_there(
+    store: BucketStore, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """Another run removed the upload, or the answer that it is complete got lost."""
+    asked = store._s3.call
+    operations: list[str] = []
+
+    def call(operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+        is_first = operation == "complete_multipart_upload" and operation not in operations
+        operations.append(operation)
+        if is_first and gone == "removed":
+            asked("abort_multipart_upload", name, UploadId=arguments["UploadId"])
+        answer = asked(operation, name, **arguments)
+        if is_first:
+            raise AbsentError("NoSuchUpload")
+        return answer
+
+    monkeypatch.setattr(store._s3, "call", call)
+    store.write("labels.txt", DATA)
+
+    assert operations.count("create_multipart_upload") == (2 if gone == "removed" else 1)
+    assert store.read("labels.txt") == DATA
+
+
 def test_bytes_that_the_disk_has_changed_never_become_an_object(
     s3: S3Server, store: BucketStore
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.fetch import Hasher, fetch
+from imagenet_prep.storage.fetch import Hasher, fetch, stream
 from imagenet_prep.storage.remote import Stat, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
+from tests.storage.test_folder import failing
 from tests.storage.test_retry import Clock
 
 DATA = os.urandom(300_000)
@@ -63,6 +65,46 @@ def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
 
     assert path.read_bytes() == DATA
     assert remote.read_bytes == len(DATA) + 2_000
+
+
+class Uneven(Unreliable):
+    """Sends other chunks at each attempt, as TCP does: 101 bytes each, then the rest at once."""
+
+    def read(self, _name: str, offset: int, size: int, _stat: Stat) -> Iterator[bytes]:
+        self.read_bytes += size
+        assert self.read_bytes < 10 * len(DATA), "it never ends"
+        if self.failures:
+            self.failures -= 1
+            for start in range(offset, offset + self.step, 101):
+                yield DATA[start : start + 101]
+            raise UnavailableError("broken off")
+        yield DATA[offset : offset + 40]
+        yield DATA[offset + 40 : offset + size]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_what_was_there_is_passed_over_however_it_comes_again(failures: int) -> None:
+    remote = Uneven(failures, 1_000)
+    stat = remote.stat("x")._replace(ranges=False)
+
+    assert b"".join(stream(remote, "x", stat, RetryBudget("x", 3, Clock()))) == DATA
+
+
+def test_a_range_is_on_the_disk_when_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its receipt is written next: no crash may leave that over bytes that are not there."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(len(DATA)))
+    remote = Unreliable(0, 0)
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(path.read_bytes()))
+    fetch(remote, "x", remote.stat("x"), 0, 1_000, path, RetryBudget("x", 0, Clock()))
+    assert synced == [DATA[:1_000] + bytes(len(DATA) - 1_000)]
+
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    with pytest.raises(StoreError, match="cannot write .*Input/output error"):
+        fetch(remote, "x", remote.stat("x"), 0, 1_000, path, RetryBudget("x", 0, Clock()))
 
 
 def test_the_hash_follows_ranges_in_any_order(tmp_path: Path) -> None:

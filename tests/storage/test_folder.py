@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import subprocess
 import sys
@@ -14,7 +15,11 @@ import pytest
 
 from imagenet_prep.core.errors import BusyError, DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage import inside
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.store import FolderRemote
+from tests.hostile.bounds import little_memory
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +34,13 @@ def all_files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-def failing(code: int) -> object:
+def failing(code: int, *, after: int = 0) -> object:
+    """Returns a function that fails with this error, once it was called `after` times."""
+    calls = itertools.count(-after)
+
     def fail(*args: object, **kwargs: object) -> None:
-        raise OSError(code, os.strerror(code))
+        if next(calls) >= 0:
+            raise OSError(code, os.strerror(code))
 
     return fail
 
@@ -53,6 +62,49 @@ def test_what_is_absent_has_no_size_and_no_names(store: LocalStore) -> None:
         store.read("dataset.json")
 
 
+@pytest.mark.parametrize("name", ["dataset.json", ".work/run.json"])
+def test_what_cannot_be_looked_at_is_not_taken_for_absent(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    store.write(name, b"{}")
+    monkeypatch.setattr(Path, "stat", failing(errno.EIO))
+    monkeypatch.setattr(inside, "stat_inside", failing(errno.EIO))
+
+    with pytest.raises(StoreError, match=rf"cannot look at .*{name}: Input/output error"):
+        store.size(name)
+
+
+def test_what_a_killed_run_has_named_is_synced_by_the_next(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write("index/train-00000-of-00001", b"0 19\n")
+    synced = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with store.lock():
+        root = store.root.resolve()
+        assert synced[-3:] == [str(root.parent), str(root), str(root / "index")]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO])
+def test_only_a_disk_that_fails_is_told_where_nothing_can_be_synced(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    store.write("file", b"")
+    monkeypatch.setattr(os, "fsync", failing(code))
+
+    if code == errno.EINVAL:  # a file system that only reads
+        store.settle()
+    else:
+        with pytest.raises(StoreError, match="cannot sync .*: Input/output error"):
+            store.settle()
+
+
 def test_publishing_replaces_at_once_what_readers_see(store: LocalStore) -> None:
     store.write("file", b"old" * 1000)
     with open(store.path("file"), "rb") as reader:
@@ -70,6 +122,7 @@ def test_publishing_replaces_at_once_what_readers_see(store: LocalStore) -> None
 def test_a_file_is_synced_before_and_its_folder_after_it_gets_its_name(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store.make_folder(TEMPORARY)
     events = []
     sync, replace = os.fsync, os.replace
 
@@ -89,6 +142,70 @@ def test_a_file_is_synced_before_and_its_folder_after_it_gets_its_name(
     assert events == ["sync file", "rename to dataset.json", "sync folder"]
 
 
+def test_a_crash_takes_no_name_back_that_was_changed(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is renamed, removed or made is so on the disk when the call returns."""
+    for name in ("a", "deep/b", "c", "deep/d", "tree/e"):
+        store.write(name, b"")
+    synced: list[str] = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), store.root))
+        sync(descriptor)
+
+    def told(change: Callable[[], object]) -> list[str]:
+        synced.clear()
+        change()
+        return synced
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert told(lambda: store.rename("deep/b", "b")) == [".", "deep"]
+    assert told(lambda: store.remove("a", "deep/d", "c")) == [".", "deep"]
+    assert told(lambda: store.remove_tree("tree")) == ["."]
+    assert told(lambda: store.make_folder("new/inner")) == [".", "new"]
+    assert told(lambda: store.make_folder("new/inner")) == []
+    assert told(lambda: LocalStore(store.root / "x/y").make_folder("")) == [".", "x"]
+    assert all_files(store.root) == {"b": b""}
+
+
+def test_a_folder_that_cannot_be_removed_is_an_error_and_not_silence(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(".work/claims/task", b"")
+    monkeypatch.setattr(os, "unlink", failing(errno.EIO))
+
+    with pytest.raises(StoreError, match=r"cannot remove .*claims: Input/output error"):
+        store.remove_tree(".work/claims")
+
+
+def test_what_others_add_to_a_folder_while_it_is_removed_is_no_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        store.write(f".work/jobs/{name}", b"")
+    unlink = os.unlink
+
+    def meanwhile(name: str, *, dir_fd: int) -> None:
+        unlink(name, dir_fd=dir_fd)
+        store.path(".work/jobs/new").touch()
+        unlink(name, dir_fd=dir_fd)  # somebody else was first
+
+    monkeypatch.setattr(os, "unlink", meanwhile)
+    store.remove_tree(".work/jobs")
+
+    assert all_files(store.root) == {".work/jobs/new": b""}
+
+
+def test_what_killed_runs_left_unpublished_is_removed(store: LocalStore) -> None:
+    store.temporary().write_bytes(b"half")
+    store.write("file", b"whole")
+    store.remove_temporaries()
+
+    assert all_files(store.root) == {"file": b"whole"}
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
 def test_a_full_disk_is_incomplete_work_and_leaves_the_old_file(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int
@@ -104,9 +221,10 @@ def test_a_full_disk_is_incomplete_work_and_leaves_the_old_file(
 def test_other_failures_of_the_disk_are_errors_of_the_store(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store.make_folder(TEMPORARY)
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
 
-    with pytest.raises(StoreError, match="cannot publish .*file: Input/output error"):
+    with pytest.raises(StoreError, match="cannot write .*file: Input/output error"):
         store.write("file", b"new")
     assert all_files(store.root) == {}
 
@@ -181,11 +299,49 @@ def test_a_folder_that_may_not_be_listed_is_an_error_of_the_store(
             listed(folder)
 
 
-def test_a_pipe_that_somebody_holds_open_is_empty(store: LocalStore) -> None:
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [_pipe, _device])
+def test_no_pipe_is_waited_for_and_no_device_read(
+    store: LocalStore, make: Callable[[Path], None]
+) -> None:
     store.make_folder("index")
-    os.mkfifo(store.path("index/pipe"))
-    with open(store.path("index/pipe"), "rb+", buffering=0):
-        assert store.read("index/pipe") == store.read("index/pipe", 0, 9) == b""
+    make(store.path("index/one"))
+    with pytest.raises(DataDamagedError, match="index/one: is a named pipe, a device"):
+        store.read("index/one")
+    with pytest.raises(DataDamagedError, match="index/one: is a named pipe, a device"):
+        store.read("index/one", 0, 9)
+    with (
+        pytest.raises(DataDamagedError, match="index/one: is a named pipe, a device"),
+        store.opened("index/one"),
+    ):
+        pytest.fail("it was opened")
+    with pytest.raises(DataDamagedError, match="index/one: is a named pipe, a device"):
+        list(FolderRemote(store.root).read("index/one", 0, 9, Stat(9, "", True)))
+
+
+@pytest.mark.parametrize("target", ["link", "nothing", "file/below"])
+def test_a_link_that_leads_to_no_file_is_a_missing_file(store: LocalStore, target: str) -> None:
+    store.write("file", b"")
+    store.path("link").symlink_to(target)
+    assert store.size("link") is None
+    assert store.sizes(["file", "link"]) == {"file": 0}
+
+
+def test_a_small_file_that_claims_gigabytes_is_not_read(store: LocalStore) -> None:
+    store.write("small", b"")
+    os.truncate(store.path("small"), 8 << 30)
+    with little_memory(), pytest.raises(DataDamagedError, match="small: has 8,589,934,592 bytes"):
+        store.read("small")
+    with pytest.raises(DataDamagedError, match="expected 9 at most"):
+        list(store.read_each(["small"], 9))
+    assert store.read("small", 8 << 29, 3) == bytes(3)
 
 
 def test_free_bytes_looks_at_the_nearest_folder_there_is(store: LocalStore) -> None:
@@ -207,7 +363,7 @@ def test_a_second_lock_of_one_process_is_refused_and_names_the_owner(store: Loca
 def test_a_lock_held_by_another_process_is_refused_until_that_dies(store: LocalStore) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from imagenet_prep.storage.folder import LocalStore\n"
+        "from imagenet_prep.storage.folder import TEMPORARY, LocalStore\n"
         "with LocalStore(Path(sys.argv[1])).lock():\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()"
@@ -397,7 +553,8 @@ def test_removing_a_planted_link_leaves_what_it_points_to(
     for name in ("a", "b"):
         (store.root / name).symlink_to(user_files)
     store.remove("a")
-    store.remove_tree("b")
+    with pytest.raises(StoreError, match=LINK):
+        store.remove_tree("b")
 
     assert not (store.root / "a").is_symlink()
     assert (user_files / "key").read_bytes() == b"secret"

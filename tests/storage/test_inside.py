@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.inside import open_inside
+from imagenet_prep.storage.inside import folder_inside, open_inside
 
 
 def test_a_file_below_is_made_and_opened(tmp_path: Path) -> None:
@@ -45,3 +45,22 @@ def test_a_link_on_the_way_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_name_that_leads_outside_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leads outside"):
         open_inside(tmp_path, "../x", os.O_RDWR | os.O_CREAT)
+
+
+def test_an_interrupt_between_two_folders_closes_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second close failed, and its error took the place of the interrupt."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    close = os.close
+    closed: list[int] = []
+
+    def interrupted(descriptor: int) -> None:
+        close(descriptor)
+        closed.append(descriptor)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.close", interrupted)
+    with pytest.raises(KeyboardInterrupt), folder_inside(tmp_path, "a/b"):
+        pass

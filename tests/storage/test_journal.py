@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.storage import ledger
 from imagenet_prep.storage.ledger import Journal
@@ -92,6 +92,15 @@ def test_links_and_what_never_ends_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreError, match="pipe: the file"):
         list(Journal(tmp_path, "pipe").news())
+
+
+def test_a_journal_that_claims_gigabytes_is_named_and_not_read(tmp_path: Path) -> None:
+    ours = Journal(tmp_path, "notes")
+    ours.add({"name": "a"})
+    assert list(ours.news()) == [{"name": "a"}]
+    os.truncate(tmp_path / "notes", 1 << 40)
+    with pytest.raises(DataDamagedError, match="notes: has 1,099,511,627,776 bytes.* Remove it"):
+        list(ours.news())
 
 
 def test_a_replica_believes_only_whole_notes_of_its_own_files(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_a_large_file_holds_what_was_appended_and_knows_its_digest(
 
         def refuse_open(path: Path, flags: int, *mode: int) -> int:
             if flags & os.O_DIRECT:
+                os.close(real_open(path, flags & ~os.O_DIRECT, *mode))  # as tmpfs leaves it
                 raise OSError(errno.EINVAL, "no O_DIRECT here")
             return real_open(path, flags, *mode)
 
@@ -67,3 +68,20 @@ def test_a_failing_disk_is_heard_of_before_the_file_is_finished(
         for _ in range(3):
             file.append(bytes(WRITE))
     assert file.sha256 == ""
+
+
+def test_a_file_that_the_disk_does_not_hold_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        synced.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+    with pytest.raises(OSError, match="Input/output error"), LargeFile(tmp_path / "f") as file:
+        file.append(bytes(WRITE + 1))
+    assert file.sha256 == ""
+    assert synced == [os.O_WRONLY]  # who wrote it is told

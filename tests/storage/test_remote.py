@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import requests
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.storage import http
+from imagenet_prep.storage import credentials
 from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
 from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
@@ -143,7 +144,7 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
 
     with serve({"x": DATA}, authorized=authorized) as server, serve({"x": DATA}) as other:
         port = server.url.rpartition(":")[2]
-        monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:{port}={SECRET}")
+        monkeypatch.setenv(credentials.TOKEN_VARIABLE, f"127.0.0.1:{port}={SECRET}")
         assert open_here(server.url).stat("x").size == len(DATA)
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
         assert open_here(server.url).stat("x").size == len(DATA)
@@ -180,11 +181,11 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_token_belongs_to_one_host_and_port(
     monkeypatch: pytest.MonkeyPatch, value: str, base: str, expected: str | None
 ) -> None:
-    monkeypatch.setenv(http.TOKEN_VARIABLE, value)
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, value)
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.setenv("NO_PROXY", "*")
 
-    assert http._token_for(base) == expected
+    assert credentials._token_for(base) == expected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_a_token_belongs_to_one_host_and_port(
 def test_a_token_for_any_host_is_refused_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv(http.TOKEN_VARIABLE, value)
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, value)
     with pytest.raises(UsageError, match="expected HOST=TOKEN") as caught:
         open_here("https://mirror.edu/x")
 
@@ -222,7 +223,7 @@ def test_a_token_for_any_host_is_refused_and_not_repeated(
 def test_a_token_is_never_sent_in_clear_text(
     monkeypatch: pytest.MonkeyPatch, value: str, base: str
 ) -> None:
-    monkeypatch.setenv(http.TOKEN_VARIABLE, f"{value}={SECRET}")
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, f"{value}={SECRET}")
     with pytest.raises(UsageError, match="would show it to the network. Use https://") as caught:
         open_here(base)
 
@@ -230,7 +231,7 @@ def test_a_token_is_never_sent_in_clear_text(
 
 
 def test_a_token_for_loopback_is_not_given_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
+    monkeypatch.setenv(credentials.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
     monkeypatch.setenv("http_proxy", "http://gate.example.com:3128")
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("NO_PROXY", "")
@@ -246,7 +247,7 @@ def test_cookies_stay_with_their_host(tmp_path: Path, monkeypatch: pytest.Monkey
         f"127.0.0.1\tFALSE\t/\tTRUE\t0\tsecure\t{SECRET}",
     ]
     cookies.write_text("# Netscape HTTP Cookie File\n" + "\n".join(lines) + "\n")
-    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
     with serve({"x": DATA}) as server, serve({"x": DATA}) as other:
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
         assert open_here(server.url).stat("x").size == len(DATA)
@@ -264,11 +265,102 @@ def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert open_here(server.url).stat("x").size == len(DATA)
 
 
+@pytest.mark.parametrize(
+    ("base", "url", "login", "cookie"),
+    [
+        ("https://a.edu/x", "https://a.edu/x/y", True, True),
+        ("https://A.edu:443", "https://a.edu/y", True, True),
+        ("http://a.edu/x", "https://a.edu/x", True, True),
+        ("http://127.0.0.1:8000/x", "http://127.0.0.1:8000/y", True, False),
+        # In clear text, as typed or as a mirror sends on.
+        ("http://a.edu/x", "http://a.edu/x", False, False),
+        ("https://a.edu/x", "http://a.edu/x", False, False),
+        ("https://a.edu/x", "http://127.0.0.1.edu/x", False, False),
+        # Another server, for which there is a password too.
+        ("https://b.edu/x", "https://a.edu/x", False, True),
+        ("https://a.edu/x", "https://b.edu/x", False, False),
+        ("https://a.edu/x", "https://a.edu:8443/x", False, True),
+        ("http://127.0.0.1:8000/x", "http://127.0.0.1:8001/x", False, False),
+        ("https://a.edu/x", "https://ann:other@b.edu/x", False, False),
+    ],
+)
+def test_passwords_and_cookies_go_to_their_server_alone_and_not_in_clear_text(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    base: str,
+    url: str,
+    login: bool,
+    cookie: bool,
+) -> None:
+    netrc, cookies = tmp_path / "netrc", tmp_path / "cookies.txt"
+    hosts = ("a.edu", "b.edu", "127.0.0.1", "127.0.0.1.edu")
+    netrc.write_text("".join(f"machine {h} login ann password {SECRET}\n" for h in hosts))
+    netrc.chmod(0o600)
+    cookies.write_text(
+        f"# Netscape HTTP Cookie File\na.edu\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}\n"
+    )
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv("NO_PROXY", "*")
+    request = requests.Request("GET", url, auth=credentials.Credentials(base)).prepare()
+
+    assert ("Authorization" in request.headers) == login
+    assert ("Cookie" in request.headers) == cookie
+
+
+def test_a_redirect_of_a_mirror_gets_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text(
+        f"machine 127.0.0.1 login ann password {SECRET}\nmachine localhost login ann password x\n"
+    )
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with serve({"x": DATA}) as server, serve({"x": DATA}) as other:
+        server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
+        assert open_here(server.url).stat("x").size == len(DATA)
+
+    assert "Authorization" in server.requests[-1].headers
+    assert "Authorization" not in other.requests[-1].headers
+
+
+def test_a_cookie_that_a_server_sets_is_not_kept() -> None:
+    answer = ANSWER.replace(b"Retry-After: 3", b"Set-Cookie: seen=1; Path=/")
+    with scripted(answer, answer) as server:
+        source = open_here(server.url.removesuffix("/x"))
+        source.stat("x")
+        source.stat("x")
+
+    assert len(server.requests) == 2
+    assert b"Cookie" not in server.requests[1]
+
+
+def test_the_body_of_a_redirect_is_not_read() -> None:
+    """It may be endless, and requests would keep it."""
+    answer = b"HTTP/1.1 302 Found\r\nLocation: /y\r\nContent-Length: 999999999999\r\n\r\n"
+    with scripted(answer + bytes(100), ANSWER) as server:
+        assert open_here(server.url.removesuffix("/x")).stat("x").size == 600
+
+    assert server.connections == 2
+
+
+def test_redirects_end() -> None:
+    with (
+        serve({"x": DATA}) as server,
+        pytest.raises(StoreError, match="sends on to the next, 10 times"),
+    ):
+        server.redirect = "{path}x"
+        open_here(server.url).stat("x")
+
+    assert 1 < len(server.requests) < 20
+
+
 def test_cookies_come_from_a_browsers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cookies = tmp_path / "cookies.txt"
     line = f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{line}\n")
-    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
     with serve({"x": DATA}, authorized=lambda h: SECRET in h.get("Cookie", "")) as server:
         assert open_here(server.url).stat("x").size == len(DATA)
 
@@ -278,12 +370,12 @@ def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
 ) -> None:
     cookies = tmp_path / "cookies.txt"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{SECRET}\n")
-    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
     with pytest.raises(UsageError, match="no Netscape cookie file") as caught:
         open_here("http://127.0.0.1")
     assert SECRET not in str(caught.value)
 
-    monkeypatch.setenv(http.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="nowhere: No such file"):
         open_here("http://127.0.0.1")
 

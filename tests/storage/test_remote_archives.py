@@ -227,10 +227,10 @@ def test_an_archive_that_was_replaced_is_refused_by_every_copy_of_the_reader(
 
 def halves(reader: Reads) -> list[Entry]:
     """A lister for DATA: reads two headers that lie far from each other."""
-    return [(reader.read("a", at, 16).hex(), at, 16) for at in (32_990, 700_000)]
+    return [(reader.read("a", at, 16).hex(), at + 16, 9) for at in (32_990, 700_000)]
 
 
-EXPECTED = [(DATA[at : at + 16].hex(), at, 16) for at in (32_990, 700_000)]
+EXPECTED = [(DATA[at : at + 16].hex(), at + 16, 9) for at in (32_990, 700_000)]
 MD5 = hashlib.md5(DATA).hexdigest()
 
 
@@ -241,7 +241,7 @@ def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(
     reader = archives()
 
     assert reader.known_md5("a") is None
-    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+    assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
     assert reader.known_md5("a") == MD5
     pieces = [(at, min(33_000, len(DATA) - at)) for at in range(0, len(DATA), 33_000)]
     assert sorted(fake.asked) == pieces
@@ -250,7 +250,7 @@ def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(
 def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> None:
     reader = archives()
 
-    assert reader.files_of("a", 0, len(DATA), halves, skipping=True) == EXPECTED
+    assert reader.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool) == EXPECTED
     assert fake.asked == [(32_990, 16), (700_000, 16)]
     assert reader.md5("a") == MD5
 
@@ -258,7 +258,7 @@ def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> Non
 def test_without_check_no_md5_is_computed(fake: Fake) -> None:
     path = RemotePath(Site("fake://", hashes=False), "a")
     reader = RemoteArchives({"a": path})
-    reader.files_of("a", 0, len(DATA), halves)
+    reader.files_of("a", 0, len(DATA), halves, is_whole=bool)
 
     assert reader.known_md5("a") is None
 
@@ -266,23 +266,25 @@ def test_without_check_no_md5_is_computed(fake: Fake) -> None:
 def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path) -> None:
     lists = KeptLists(str(tmp_path))
     first = archives(lists)
-    first.files_of("a", 0, len(DATA), halves, skipping=True)
-    first.files_of("a", 10, 800_000, halves)
+    first.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool)
+    first.files_of("a", 10, 800_000, halves, is_whole=bool)
     assert first.md5("a") == MD5
     fake.asked.clear()
 
     second = archives(lists)
-    assert second.files_of("a", 0, len(DATA), halves, skipping=True) == EXPECTED
-    assert second.files_of("a", 10, 800_000, halves) == EXPECTED
+    assert second.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool) == EXPECTED
+    assert second.files_of("a", 10, 800_000, halves, is_whole=bool) == EXPECTED
     assert second.known_md5("a") == second.md5("a") == MD5
-    assert fake.asked == []
+    assert sorted(fake.asked) == [(32_990, 16), (700_000, 16)]  # the list has said where
 
-    assert archives(KeptLists(str(tmp_path), believes_md5=False)).md5("a") == MD5
+    assert archives(KeptLists(str(tmp_path), believed=False)).md5("a") == MD5
     assert fake.asked != []
 
 
 def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
-    archives(KeptLists(str(tmp_path / "lists"), writes=False)).files_of("a", 0, 800_000, halves)
+    archives(KeptLists(str(tmp_path / "lists"), writes=False)).files_of(
+        "a", 0, 800_000, halves, is_whole=bool
+    )
 
     assert not (tmp_path / "lists").exists()
 
@@ -291,7 +293,7 @@ def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> N
     (tmp_path / "file").touch()
     reader = archives(KeptLists(str(tmp_path / "file" / "lists")))
 
-    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+    assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
 
 
 def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_path: Path) -> None:
@@ -299,7 +301,7 @@ def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_pa
     (tmp_path / kept_lists.FOLDER).symlink_to("elsewhere")
     reader = archives(KeptLists(str(tmp_path / kept_lists.FOLDER)))
 
-    assert reader.files_of("a", 0, len(DATA), halves) == EXPECTED
+    assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.storage import s3 as s3_module
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
@@ -14,6 +17,27 @@ from tests.storage.test_ranges import said, scripted
 
 STAT = Stat(3, '"e"', True)
 RANGE = "Content-Range: bytes 0-2/3"
+
+
+def test_without_boto3_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.config", None)
+
+    with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[s3\]'"):
+        S3("s3://bucket", 1, 1.0)
+
+
+def test_ranges_are_asked_for_with_the_authorities_that_boto3_trusts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = []
+    monkeypatch.setattr(s3_module, "Ranges", lambda _timeout_s, verify: told.append(verify))
+    bundles = [tmp_path / name for name in ("ours", "theirs")]
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(bundles[1]))
+    S3("s3://bucket", 1, 1.0)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundles[0]))
+    S3("s3://bucket", 1, 1.0)
+
+    assert told == [str(bundles[1]), str(bundles[0])]
 
 
 def stat(s3: S3) -> object:

@@ -90,6 +90,27 @@ def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
     assert swept != [path]
 
 
+def test_a_folder_that_is_swept_away_before_it_is_used_is_made_again(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is held then, but on a folder that has no name any more."""
+    swept = []
+    real = scratch.try_lock
+
+    def lock(descriptor: int, path: Path) -> bool:
+        held = real(descriptor, path)
+        if not swept:
+            swept.append(path)
+            path.rmdir()
+        return held
+
+    monkeypatch.setattr(scratch, "try_lock", lock)
+    path = scratch.own()
+
+    assert path.is_dir()
+    assert swept != [path]
+
+
 def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -33,6 +33,9 @@ class NumpyLearner:
     def values(self) -> list[Any]:
         return [self._weights.copy(), self._momentum.copy()]
 
+    def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
+        return [each.shape for each in self.values()[: 1 if only_model else 2]]
+
     def assign(self, values: Sequence[Any], *, only_model: bool) -> None:
         self._weights = values[0].copy()
         if not only_model:

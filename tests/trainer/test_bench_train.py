@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep import bench_train, train
 from imagenet_prep.bench_train import Config, Measured, Run
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.reporting import training
 from tests.kit import command
 
@@ -111,7 +111,10 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
         return Run(100.0 * ranks / (1 if examples is None else 2), 5.0)
 
     monkeypatch.setattr(bench_train, "_run", run)
-    out = tmp_path / "bench"
+    out, mine = tmp_path / "bench", tmp_path / "mine"
+    mine.write_text("my own")
+    out.mkdir()
+    (out / bench_train.PICTURE).symlink_to(mine)
     flags = ["-np", "1,4", "--hosts", str(hosts), "--price", "3", "--out", str(out)]
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
 
@@ -123,6 +126,12 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 3
     assert printed[0].split()[:2] == ["ranks", "hosts"]
+
+    (out / bench_train.FIGURES).unlink()
+    (out / bench_train.FIGURES).symlink_to(mine)
+    with pytest.raises(StoreError, match=rf"{bench_train.FIGURES}: the file, .* is a link"):
+        bench_train.run([*flags, "--", "train", "--data-dir", str(shades)])
+    assert mine.read_text() == "my own"
 
 
 @pytest.mark.parametrize(

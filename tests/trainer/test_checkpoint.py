@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
+import resource
+import struct
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint
+from tests.storage.test_folder import failing
 
 ARRAYS = {"a": np.arange(600, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
 
@@ -101,15 +109,27 @@ def test_one_that_the_disk_does_not_give_is_neither_counted_nor_removed(
         save(tmp_path, step, keep=3)
     load = checkpoint.load
 
-    def failing(path: Path) -> checkpoint.Checkpoint:
+    def fail(path: Path, *more: Any) -> checkpoint.Checkpoint:
         if path.name == checkpoint.name(30):
             raise StoreError(f"{path}: cannot be read: Input/output error")
-        return load(path)
+        return load(path, *more)
 
-    monkeypatch.setattr(checkpoint, "load", failing)
+    monkeypatch.setattr(checkpoint, "load", fail)
     save(tmp_path, 40, keep=2)
 
     assert checkpoint.steps(tmp_path) == [20, 30, 40]
+
+
+def test_an_old_one_that_cannot_be_removed_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20):
+        save(tmp_path, step)
+    monkeypatch.setattr(os, "unlink", failing(errno.EIO))
+
+    with pytest.raises(StoreError, match=r"cannot remove .*00000010\.npz: Input/output error"):
+        save(tmp_path, 30, keep=2)
+    assert checkpoint.steps(tmp_path) == [10, 20, 30]
 
 
 def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +154,152 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> N
     (tmp_path / ".work" / "temporary" / "half").write_bytes(b"PK half of a checkpoint")
     (tmp_path / "checkpoint-00000002.npz.partial").write_bytes(b"x")
 
+    assert checkpoint.steps(tmp_path) == [1]
+
+
+SHAPES = [array.shape for array in ARRAYS.values()]
+HEAD = {"step": 2, "saved_at": 0.5, "facts": {"reader": {}}}
+
+
+def npy(data: bytes, descr: str = "|u1", shape: tuple[int, ...] | None = None) -> bytes:
+    """Returns a member that says that it has this shape."""
+    stream = io.BytesIO()
+    how = {"descr": descr, "fortran_order": False, "shape": shape or (len(data),)}
+    np.lib.format.write_array_header_1_0(stream, how)  # type: ignore[no-untyped-call]
+    return stream.getvalue() + data
+
+
+def head_of(content: Any) -> bytes:
+    return npy(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+def archive(how: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", how) as file:
+        for member, data in members.items():
+            file.writestr(f"{member}.npy", data)
+    return stream.getvalue()
+
+
+def whole(**more: bytes) -> dict[str, bytes]:
+    members = {n: npy(a.tobytes(), "<f4", a.shape) for n, a in ARRAYS.items()}
+    return {"facts": head_of(HEAD), **members} | more
+
+
+def with_flag(data: bytes, local: int, central: int, value: bytes) -> bytes:
+    """Sets a field of the first member in both of its headers."""
+    for start, place in ((0, local), (data.index(b"PK\x01\x02"), central)):
+        data = data[: start + place] + value + data[start + place + len(value) :]
+    return data
+
+
+def with_end(data: bytes, num_bytes: int) -> bytes:
+    """Lets a zip say that its list has so many bytes, as one of more than 4 GB would."""
+    end = data.index(b"PK\x05\x06")
+    listed = struct.unpack_from("<L", data, end + 16)[0]
+    record = (b"PK\x06\x06", 44, 45, 45, 0, 0, 4, 4, num_bytes, listed)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
+    return data[:end] + struct.pack("<4sQ2H2L4Q", *record) + locator + data[end:]
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    sound = archive(**whole())
+    yield "an array", npy(bytes(24), "<f8", (3,))
+    for kind, content in {
+        "a list": [],
+        "a number": b"1" * 10_000,
+        "deep": b"[" * 100_000,
+        "no UTF-8": b"\xff\xfe{",
+        "of another step": HEAD | {"step": 3},
+        "of no step": HEAD | {"step": 10**30},
+        "of no time": HEAD | {"saved_at": 1e300},
+        "without facts": {"step": 2, "saved_at": 0.5},
+        "long": HEAD | {"facts": {"reader": "x" * (1 << 20)}},
+    }.items():
+        yield f"its head is {kind}", archive(**whole(facts=head_of(content)))
+    yield "its head has no dimension", archive(**whole(facts=npy(b"1", shape=())))
+    huge = {f"claims {n:,} bytes": npy(b"x", "<f4", (n // 4,)) for n in (4 << 30, 40 << 30, 10**18)}
+    for kind, member in huge.items():
+        yield kind, archive(**whole(a=member))
+    yield "another shape", archive(**whole(b=npy(bytes(48), "<f4", (4, 3))))
+    yield "whole numbers", archive(**whole(b=npy(bytes(48), "<i4", (3, 4))))
+    yield "objects", archive(**whole(b=npy(bytes(96), "|O", (3, 4))))
+    yield "a wide type", archive(**whole(b=npy(bytes(1 << 20), "|V87381", (3, 4))))
+    yield "a negative shape", archive(**whole(b=npy(bytes(48), "<f4", (-3, -4))))
+    yield "an array too few", archive(facts=head_of(HEAD), a=npy(ARRAYS["a"].tobytes(), "<f4"))
+    yield "no array", archive(**whole(a=b"hello"))
+    yield "no head", archive(a=b"hello")
+    yield "compressed", archive(zipfile.ZIP_DEFLATED, **whole())
+    bomb = npy(bytes(64 << 20), "<f4", (16 << 20,))
+    yield "a bomb", archive(zipfile.ZIP_DEFLATED, **whole(a=bomb))
+    yield "encrypted", with_flag(sound, 6, 8, b"\1\0")
+    yield "strongly encrypted", with_flag(sound, 6, 8, b"\x40\0")
+    yield "packed in an unknown way", with_flag(sound, 8, 10, b"\x63\0")
+    yield "of a later version", with_flag(sound, 4, 6, b"\xff\xff")
+    for size in (-1 & (1 << 64) - 1, 1 << 62, 8 << 30, len(sound)):
+        yield f"a list of {size:,} bytes", with_end(sound, size)
+    yield "a list of many members", _many_members(sound)
+
+
+def _many_members(sound: bytes) -> bytes:
+    """Lists the first member again and again."""
+    start = sound.index(b"PK\x01\x02")
+    first = sound[start : sound.index(b"PK\x01\x02", start + 1)]
+    listed = first * 200_000
+    fields = (b"PK\x05\x06", 0, 0, 65535, 65535, len(listed), start, 0)
+    return sound[:start] + listed + struct.pack("<4s4H2LH", *fields)
+
+
+def test_what_no_run_has_written_is_set_aside_for_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / checkpoint.name(2)
+    path.write_bytes(archive(**whole()))
+    found = checkpoint.load_latest(tmp_path, SHAPES)
+    assert found is not None
+    assert found.step == 2
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for kind, data in hostile():
+        path.write_bytes(data)
+        found = checkpoint.load_latest(tmp_path, SHAPES)
+
+        assert found is not None, kind
+        assert found.step == 1, kind
+        assert f"{path}: damaged checkpoint (" in capsys.readouterr().err, kind
+    # In kB: less than what the least of them claims.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
+
+
+def test_a_sparse_file_and_arrays_that_nobody_wants_cost_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / checkpoint.name(2)).touch()
+    os.truncate(tmp_path / checkpoint.name(2), 40 << 30)
+    found = checkpoint.load_latest(tmp_path, SHAPES[:1])
+
+    assert found is not None
+    assert (found.step, list(found.arrays)) == (1, ["a"])
+
+
+def test_a_link_is_set_aside_and_its_target_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path / "other", 2)
+    (tmp_path / checkpoint.name(2)).symlink_to(tmp_path / "other" / checkpoint.name(2))
+    found = checkpoint.load_latest(tmp_path)
+
+    assert found is not None
+    assert found.step == 1
+    assert "damaged checkpoint (a link, or no file)" in capsys.readouterr().err
+    assert checkpoint.steps(tmp_path / "other") == [2]
+
+
+def test_a_checkpoint_of_another_run_is_refused_before_its_arrays_are_read(tmp_path: Path) -> None:
+    def accept(facts: dict[str, Any]) -> None:
+        raise UsageError(f"another run: {facts}")
+
+    save(tmp_path, 1)
+    with pytest.raises(UsageError, match="another run: {'reader': {'epoch': 1}}"):
+        checkpoint.load_latest(tmp_path, [(10**6,)], accept)
     assert checkpoint.steps(tmp_path) == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.comm import Comm
 from tests.trainer.conftest import arrays_of, assert_same_bits, end_at_step, rows
@@ -123,3 +124,55 @@ def test_sigterm_saves_and_the_same_command_goes_on(
                 train(tmp_path / "run", **settings)
         assert checkpoint.steps(tmp_path / "run")[-1] == saved
     assert "resumed after step 8 from" in capsys.readouterr().out
+
+
+def test_the_log_is_written_through_no_link_and_into_no_pipe(train: Train, tmp_path: Path) -> None:
+    mine = tmp_path / "notes.txt"
+    mine.write_text("my own\n")
+    for kind in ("a link", "a pipe"):
+        run = tmp_path / kind
+        run.mkdir()
+        if kind == "a link":
+            (run / "train.jsonl").symlink_to(mine)
+        else:
+            os.mkfifo(run / "train.jsonl")
+        with pytest.raises(StoreError, match=r"train\.jsonl: the file, .* is a link or not what"):
+            train(run, num_epochs=0.2)
+    assert mine.read_text() == "my own\n"
+
+
+def test_scalars_that_a_link_leads_elsewhere_are_refused(train: Train, tmp_path: Path) -> None:
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.mkdir()
+    run.mkdir()
+    (mine / "events.out.tfevents.1.a").touch()
+    (run / "tensorboard").symlink_to(mine)
+    with pytest.raises(StoreError, match="tensorboard: the file, .* is a link"):
+        train(run, num_epochs=0.2, clear_log=True)
+    assert [path.name for path in mine.iterdir()] == ["events.out.tfevents.1.a"]
+
+
+FACTS: dict[str, Any] = {
+    "nothing": {},
+    "a list": {"run": [], "reader": {}},
+    "no reader": {"run": {"global_batch": 8}},
+    "a plateau of words": {"run": {"global_batch": 8}, "reader": {}, "plateau": {"scale": "x"}},
+    "an epoch too late": {"run": {"global_batch": 8}, "reader": {"epoch": 10**30}},
+    "a batch of nothing": {"run": {"global_batch": 0}, "reader": {}},
+}
+
+
+def test_facts_that_no_run_writes_are_set_aside(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(run, checkpoint_every=6)
+    sound = run / checkpoint.name(12)
+    last = checkpoint.load(run / checkpoint.name(16))
+    for kind, facts in FACTS.items():
+        checkpoint.save(run, 16, facts, last.arrays, keep=9)
+        train(run, checkpoint_every=6)
+
+        said = capsys.readouterr()
+        assert "checkpoint-00000016.npz: damaged checkpoint (" in said.err, kind
+        assert f"resumed after step 12 from {sound.name}" in said.out, kind

@@ -99,6 +99,32 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
     assert objects(s3.client(), prefix) == files(tmp_path / "run")
 
 
+def test_only_what_a_run_writes_is_mirrored_and_through_no_link(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    log, private = tmp_path / "log", tmp_path / ".ssh"
+    private.mkdir()
+    (private / "id_rsa").write_text("a private key")
+    (log / "tensorboard").mkdir(parents=True)
+    (log / "model" / "assets").mkdir(parents=True)
+    own = ("train.jsonl", "tensorboard/events.out.tfevents.1.a", "model/saved_model.pb")
+    for name in own:
+        (log / name).write_text("{}\n")
+    for place in ("tensorboard/id_rsa", "model/id_rsa", "model/.env", "notes"):
+        (log / place).write_text("a private key")
+    links = (checkpoint.name(1), "tensorboard/events.out.tfevents.2.b", "model/assets/x")
+    for place in links:
+        (log / place).symlink_to(private / "id_rsa")
+    (log / "model" / "variables").symlink_to(private)
+    copy = mirror.Mirror(prefix, log, log / "tensorboard", log / "model")
+    copy.fetch()
+    copy.flush()
+
+    assert copy.close()
+    there = ("train.jsonl", "tensorboard/events.out.tfevents.1.a", "export/model/saved_model.pb")
+    assert objects(s3.client(), prefix) == dict.fromkeys(there, b"{}\n")
+
+
 def test_a_mirror_catches_up_while_training_goes_on(
     s3: S3Server,
     proxy: Proxy,
@@ -177,6 +203,24 @@ def test_a_mirror_that_went_further_is_never_overwritten(
     with pytest.raises(UsageError, match=rf"\(from {prefix}\) holds a run with seed 0"):
         train_by_numpy(tmp_path / "three", seed=1, mirror=prefix)
     assert objects(s3.client(), prefix) == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_bug_in_the_background_is_no_mirror_that_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: mirror.Mirror) -> None:
+        raise KeyError("nobody foresaw this")
+
+    (tmp_path / "train.jsonl").write_bytes(b"{}")
+    copy = mirror.Mirror("s3://bucket/run", tmp_path, tmp_path / "tensorboard", None)
+    assert copy.close()
+    monkeypatch.setattr(mirror.Mirror, "_upload", fail)
+    copy.flush()
+    copy._thread.join()
+
+    with pytest.raises(KeyError, match="nobody foresaw this"):
+        copy.close()
 
 
 def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:

@@ -1,0 +1,88 @@
+"""How much memory an image takes while it is decoded, estimated from its header.
+
+What takes more than LIGHT_BYTES waits for its turn (`core/turns`), so that a command on two cores
+needs less than a gigabyte over all its workers: its own 100 MB, what one worker may take of light
+images, and the heaviest image there may be. The estimates are peaks of `prepare`, measured with
+images of 64 MP, the most that the codec takes, less what it needs by itself:
+
+    JPEG    2 bytes for each coefficient, where several scans make them; of what is decoded, which
+            may be less than the image, 7 bytes a pixel: 3 of planes or RGB, and their resized copy
+    WebP    12 bytes a pixel: two canvases of libwebp, and the picture
+    others  8 bytes a pixel: 4 of Pillow's, 3 of RGB, and rows on their way
+    TIFF    8, or 4 and one whole tile, which may be larger than the image; strips count as a tile
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from PIL import Image
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TILELENGTH, TILEWIDTH, TiffImageFile
+
+from imagenet_prep.codec import planes
+from imagenet_prep.core import turns
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset.jpeg import Frame
+
+LIGHT_BYTES = 128 << 20
+# A WebP of 64 MP takes 768,000,000.
+MOST_BYTES = 800_000_000
+
+_JPEG, _WEBP, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes a pixel
+# No JPEG has more than four components.
+_COEFFICIENTS = 8
+_AT_ONCE = contextlib.nullcontext()
+
+
+def of_jpeg(frame: Frame | None, pixels: int, decoded: int) -> int:
+    """Returns an estimate in bytes.
+
+    Args:
+      frame: what the markers say; None where only the decoder can tell.
+      pixels: of the image.
+      decoded: pixels that it is decoded to.
+    """
+    coefficients = frame.coefficient_bytes if frame else _COEFFICIENTS * pixels
+    return coefficients + _JPEG * decoded
+
+
+def of_other(opened: Image.Image) -> int:
+    """Returns an estimate in bytes for a file that Pillow has opened and not read.
+
+    Raises:
+      BadImageError: it is more than MOST_BYTES, which only the tiles of a TIFF reach.
+    """
+    pixels = opened.width * opened.height
+    estimate = (_WEBP if opened.format == "WEBP" else _OTHER) * pixels
+    if isinstance(opened, TiffImageFile):
+        estimate = max(estimate, _PILLOW * pixels + _tile_bytes(opened))
+    if estimate > MOST_BYTES:
+        raise BadImageError("too_many_pixels", f"its tiles need {estimate:,} bytes to be decoded")
+    return estimate
+
+
+def _tile_bytes(opened: TiffImageFile) -> int:
+    tags = opened.tag_v2
+    width, height = tags.get(TILEWIDTH, opened.width), tags.get(TILELENGTH, opened.height)
+    return int(width * height * sum(tags.get(BITSPERSAMPLE, (1,))) // 8)
+
+
+def room(estimate: int) -> AbstractContextManager[None]:
+    """Waits until an image of this estimate may be decoded, for as long as the block lasts."""
+    return _in_turn() if estimate > LIGHT_BYTES else _AT_ONCE
+
+
+@contextlib.contextmanager
+def _in_turn() -> Iterator[None]:
+    with turns.turn():
+        try:
+            yield
+        finally:
+            planes.forget()
+            # glibc keeps hundreds of megabytes of what Pillow frees in pieces of 16 MB.
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)

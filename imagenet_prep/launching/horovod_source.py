@@ -1,0 +1,66 @@
+"""The source of Horovod's last release, and what is changed in it before it is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagenet_prep.core.errors import ImagenetPrepError
+
+VERSION = "0.28.1"
+# Behind the version of what is built here: `launch` then refuses a host that has Horovod as it was.
+LOCAL_VERSION = "interface"
+
+_IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"
+_INTERFACE = "  gloo_iface_ = global_context.gloo_iface_;\n"
+_STREAM = """
+#if HAVE_GPU
+namespace stream_executor {
+namespace gpu {
+GpuStreamHandle AsGpuStreamValue(Stream* stream) {
+  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);
+}
+} // namespace gpu
+} // namespace stream_executor
+#endif
+"""
+
+
+def mend(source: Path, framework: str) -> None:
+    """Changes Horovod's source in five places.
+
+    - Its data goes through the interface that HOROVOD_GLOO_IFACE names. Horovod sends tensors in a
+      process set, whose own `gloo_iface_` is never set. So Gloo would take the address that the
+      host's own name has, which is often 127.0.0.1.
+    - Its operations for XLA, which are off by default, are left out: TensorFlow's wheels do not
+      have the headers that they want.
+    - It calls a function that TensorFlow 2.21 no longer has; with a GPU only.
+    - For MXNet, its library and MXNet's, which comes with it, are loaded for it alone. MXNet's has
+      a libjpeg inside, and who calls another one, Pillow and our codec, would get that, and crash.
+    - For PyTorch it is compiled as C++20, as the headers of PyTorch 2.15 want, not as C++14. So is
+      Gloo, which comes with it: one of its constants would be defined twice.
+
+    Raises:
+      ImagenetPrepError: the source has not the place at which the first or the last two are mended.
+    """
+    horovod = source / "horovod"
+    context = horovod / "common" / "gloo" / "gloo_context.cc"
+    _replace(context, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
+    if framework == "mxnet":
+        for loader in (horovod / "common" / "basics.py", horovod / "mxnet" / "mpi_ops.py"):
+            _replace(loader, "ctypes.RTLD_GLOBAL", "ctypes.RTLD_LOCAL")
+    if framework == "pytorch":
+        for folder in (source, horovod / "torch"):
+            _replace(folder / "CMakeLists.txt", "CXX_STANDARD 14", "CXX_STANDARD 20")
+    (horovod / "tensorflow" / "xla_mpi_ops.cc").write_text("", "utf-8")
+    with open(horovod / "tensorflow" / "mpi_ops.cc", "a", encoding="utf-8") as operations:
+        operations.write(_STREAM)
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    if text.count(old) != 1:
+        raise ImagenetPrepError(
+            f"{path}: expected {old.strip()!r} once, found {text.count(old)}. "
+            f"This is not Horovod {VERSION}."
+        )
+    path.write_text(text.replace(old, new), "utf-8")

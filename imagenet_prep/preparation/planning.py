@@ -1,0 +1,227 @@
+"""The steps from lists of images to plans, wherever they are taken.
+
+The members of a class are read, chosen and dealt by themselves, in any order; what must be known of
+all classes is counted before and checked after. `inventory` takes these steps with the workers of
+one machine, `shared_plan` with those of a cluster: they differ in how what belongs together comes
+together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, BinaryIO, NamedTuple
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
+from imagenet_prep.preparation.box_lists import BoxLookup
+from imagenet_prep.preparation.dealing import (
+    ChosenMembers,
+    Division,
+    Facts,
+    Rank,
+    ShardKey,
+    check_classes,
+    deal_class,
+    divide,
+    split_plans,
+)
+from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.shards.commit import num_per_class
+from imagenet_prep.shards.plan import SplitPlan
+from imagenet_prep.sources import editions
+from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.storage.store import Store
+
+# About so many bytes of a list of several classes are parsed at once: the 1.28 million members of a
+# list of all classes would take 730 MB.
+_PARSED_BYTES = 1 << 20
+
+
+class ClassKey(NamedTuple):
+    """One class of a split of the source."""
+
+    split: str
+    class_index: int
+
+
+class Inventory(NamedTuple):
+    """What is to be written.
+
+    Attributes:
+      plans: of the splits; their files lie in the plan folder.
+      taken: images by name of the part they come from; of annotations, images with boxes.
+      edition: of ImageNet, which the source is; see `editions.recognised`.
+      folder: where the plan files lie, relative to the data set.
+      md5: of parts that were read whole while they were listed, by name.
+    """
+
+    plans: list[SplitPlan]
+    taken: Counter[str]
+    edition: str
+    folder: str
+    md5: dict[str, str]
+
+
+class Counts(NamedTuple):
+    """How many images the source has.
+
+    Attributes:
+      edition: of ImageNet; see `editions.recognised`.
+      used: chosen members by class index, for all classes, by split of the source.
+      md5: of archives that were read whole while they were listed, by name.
+    """
+
+    edition: str
+    used: dict[str, list[int]]
+    md5: dict[str, str]
+
+
+class Census(NamedTuple):
+    """What every worker must know of all images before it deals those of a class.
+
+    Attributes:
+      counts: of the images.
+      divisions: by split of the source.
+    """
+
+    counts: Counts
+    divisions: dict[str, Division]
+
+    @property
+    def num_shards(self) -> dict[str, int]:
+        """By split that is made, how many shards it has."""
+        of_each = (division.num_shards.items() for division in self.divisions.values())
+        return {split: num for items in of_each for split, num in items}
+
+
+@dataclass(frozen=True)
+class Planning:
+    """The steps of making one plan; picklable.
+
+    Attributes:
+      selection: the images, and how they are assigned to shards.
+      store: the data set, where lists, boxes and plans lie.
+      folder: where the plan files go, relative to the data set.
+      lookup: finds boxes; None where none are wanted.
+    """
+
+    selection: Selection
+    store: Store
+    folder: str
+    lookup: BoxLookup | None
+
+    def count(self, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]) -> Counts:
+        """Checks how many images were listed.
+
+        Args:
+          tasks: all that list images.
+          receipts: of each of them.
+
+        Raises:
+          SourceError: the source is incomplete although no subset was asked for.
+          UsageError: it has no image of the chosen classes.
+        """
+        wanted = self.selection
+        classes, parts = wanted.source.classes, wanted.source.parts
+        listed = list(zip(tasks, receipts, strict=True))
+        counts = {
+            split: num_per_class(
+                [receipt for task, receipt in listed if task.split == split], len(classes.wnids)
+            )
+            for split in wanted.splits
+        }
+        totals = {split: sum(numbers) for split, numbers in counts.items()}
+        edition = editions.recognised(classes, totals, [part.name for part in parts])
+        used = {}
+        for split, numbers in counts.items():
+            problems = [] if edition else wanted.source.count_problems(split, numbers)
+            if problems and not wanted.any_counts:
+                raise SourceError(
+                    f"{wanted.where}: not whole: {'; '.join(problems)}. "
+                    "Get the missing part, or pass --allow-subset if this is what you want."
+                )
+            used[split] = [
+                min(count, wanted.per_class or count) if index in wanted.classes else 0
+                for index, count in enumerate(numbers)
+            ]
+            if not any(used[split]):
+                raise UsageError(f"{split}: no image of the chosen classes")
+        # The md5 of a task that read its part whole; a part that is no file has none.
+        files = {part.name for part in parts if part.path is not None}
+        md5_of = {task.part: receipt.get("md5") for task, receipt in listed}
+        md5 = {name: md5 for name, md5 in md5_of.items() if name in files and isinstance(md5, str)}
+        return Counts(edition, used, md5)
+
+    def census(self, counts: Counts, held_out: Iterable[Rank]) -> Census:
+        """Divides the images among the splits that are made.
+
+        Args:
+          counts: of the images.
+          held_out: those that --holdout takes out of train, by rank.
+
+        Raises:
+          UsageError: there are too few images.
+        """
+        divisions = {
+            split: divide(self.selection, split, used, held_out)
+            for split, used in counts.used.items()
+        }
+        return Census(counts, divisions)
+
+    def chosen(self, key: ClassKey, lines: bytes) -> list[Member]:
+        """Returns the chosen members of a class, from the lines of its lists.
+
+        Raises:
+          SourceError: an image comes twice.
+        """
+        return self._choice.among(key.split, _members(key, lines))
+
+    def deal(
+        self, key: ClassKey, lines: bytes, census: Census
+    ) -> tuple[Facts, dict[str, list[bytes]]]:
+        """Deals the members of a class, from the lines of its lists; as `deal_class`."""
+        members = _members(key, lines)
+        return deal_class(self._choice, key.split, members, census.divisions[key.split])
+
+    def complete(
+        self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
+    ) -> Inventory:
+        """Proves that the parts fit together, once all plan files are written.
+
+        Args:
+          census: what the workers knew.
+          facts: of all classes.
+          filled: the shards that have members.
+
+        Raises:
+          SourceError: an image is of two classes, or the validation labels are not ILSVRC2012's.
+          UsageError: a key to exclude belongs to no image, or to two; or a shard is left empty.
+        """
+        taken = check_classes(self.selection, facts)
+        plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
+        return Inventory(plans, taken, census.counts.edition, self.folder, census.counts.md5)
+
+    @cached_property
+    def _choice(self) -> ChosenMembers:
+        return ChosenMembers(self.selection, self.lookup)
+
+
+def _members(key: ClassKey, lines: bytes) -> list[Member]:
+    members = parse_members(lines)
+    if any(member.class_index != key.class_index for member in members):
+        raise damaged_list("it holds an image of another class")
+    return members
+
+
+def lines_by_class(split: str, file: BinaryIO) -> Iterator[tuple[ClassKey, bytes]]:
+    """Yields the lines of a list of any classes by class, about a megabyte after the other."""
+    while lines := file.read(_PARSED_BYTES):
+        by_class: dict[int, bytearray] = {}
+        # With the rest of the last line, unless that is longer than any of ours.
+        for member in parse_members(lines + file.readline(_PARSED_BYTES)):
+            by_class.setdefault(member.class_index, bytearray()).extend(dump_member(member))
+        for index, of_class in by_class.items():
+            yield ClassKey(split, index), bytes(of_class)

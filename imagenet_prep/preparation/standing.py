@@ -1,0 +1,262 @@
+"""What a run finds at the place that it fills, and what follows from it.
+
+`look` asks the store, once; everything else is decided from what it returned, without a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.dataset import manifest, naming, schema, settings
+from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.shards import tfds
+from imagenet_prep.shards.commit import check_finished
+from imagenet_prep.storage import notes
+from imagenet_prep.storage.origins import Origin
+from imagenet_prep.storage.store import Store
+
+BEGUN = f"{naming.WORK}/run.json"
+# The key, among the libraries, of the codec that makes the bytes of images.
+_CODEC = "codec"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The data set to make.
+
+    Attributes:
+      settings: who makes it, and what decides the bytes of the splits that this run makes.
+      libraries: what makes the bytes of images: {"codec": name}, empty if all are kept.
+      label_offset: stored label = class index + this.
+      subset: whether images of ILSVRC2012 are missing; None to work it out from the sources.
+      name: what dataset_info.json calls it.
+      source_sizes: bytes by name of the sources that a finished set must have; empty if the
+        settings identify the source.
+      allowed_bad_images: 0 stops at the first, None never.
+      origin: where the source lies, for `report`; None where that is no folder of this machine.
+      force: replace splits that have other settings; None if the verb has no such flag.
+    """
+
+    settings: Settings
+    libraries: dict[str, str]
+    label_offset: int = schema.DEFAULT_LABEL_OFFSET
+    subset: bool | None = None
+    name: str = tfds.IMAGENET
+    source_sizes: dict[str, int] = field(default_factory=dict)
+    allowed_bad_images: int | None = None
+    origin: Origin | None = None
+    force: bool | None = None
+
+
+class Begun(NamedTuple):
+    """What run.json says of the run that began this place.
+
+    Attributes:
+      config: the settings of its splits, as in a manifest.
+      libraries: as in `Wanted`.
+    """
+
+    config: dict[str, Any]
+    libraries: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What lies at a place, at one moment.
+
+    Attributes:
+      where: how messages call the place.
+      names: its files and folders.
+      committed: the manifest, if there is one.
+      begun: what run.json says, if it is there.
+      whole: the splits of the manifest whose files are all there, at their sizes.
+    """
+
+    where: str
+    names: tuple[str, ...] = ()
+    committed: Manifest | None = None
+    begun: Begun | None = None
+    whole: frozenset[str] = frozenset()
+
+
+class Decision(NamedTuple):
+    """What a run does at a place.
+
+    Attributes:
+      made: the settings of the splits that this verb has finished or begun there.
+      replaced: the splits that --force removes.
+      left: the wanted splits that have to be written.
+    """
+
+    made: dict[str, dict[str, Any]]
+    replaced: list[str]
+    left: list[str]
+
+
+def look(store: Store, wanted: Wanted) -> Standing:
+    """Asks a store what it holds.
+
+    Raises:
+      DataDamagedError: manifest or run.json is not what this program writes.
+      ImagenetPrepError: it cannot be read.
+    """
+    # A listing fails if there is no such bucket; a request for the manifest would not.
+    names = tuple(store.list_folder())
+    there = read_manifest(store) if naming.MANIFEST in names else None
+    begun = None
+    if naming.WORK in names and store.size(BEGUN) is not None:
+        found = notes.read(store, BEGUN, config=dict, libraries=dict)
+        begun = Begun(found["config"], found["libraries"])
+    return Standing(store.where(), names, there, begun, _whole(store, there, wanted))
+
+
+def read_manifest(store: Store) -> Manifest:
+    """Returns the manifest of a finished set; raises ManifestError where it is damaged."""
+    return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
+
+
+def _whole(store: Store, there: Manifest | None, wanted: Wanted) -> frozenset[str]:
+    """Returns the wanted splits of a manifest whose files are all there, at their sizes."""
+    if there is None:
+        return frozenset()
+    splits = [split for split in wanted.settings.splits if split in there.splits]
+    sizes = store.sizes(file.name for file in there.files_of(splits))
+    return frozenset(
+        split
+        for split in splits
+        if all(sizes.get(file.name) == file.num_bytes for file in there.files_of([split]))
+    )
+
+
+def decide(standing: Standing, wanted: Wanted) -> Decision:
+    """Returns what a run that wants this set does here.
+
+    Raises:
+      UsageError: another program's files are here, or a split that another codec made, or one
+        with other settings, without --force.
+      DataDamagedError: more images were left out of a finished set than are allowed.
+    """
+    made, splits = _made(standing, wanted), wanted.settings.splits
+    if not wanted.force:
+        _refuse_differences(standing, wanted, made)
+    _refuse_strangers(standing, wanted.settings.verb, made)
+    replaced: list[str] = []
+    if wanted.force:
+        codec_differs = bool(_other_libraries(standing, wanted))
+        replaced = [s for s in splits if s in made and (codec_differs or made[s] != splits[s])]
+    finished = settings.parse(standing.committed.config).splits if standing.committed else {}
+    left = [
+        split
+        for split in splits
+        if split in replaced or split not in standing.whole or finished.get(split) != splits[split]
+    ]
+    if kept := made.keys() - set(replaced):
+        _refuse_other_codec(standing, wanted, left, kept)
+    if not left and standing.committed is not None:
+        check_finished(standing.where, standing.committed, wanted.allowed_bad_images)
+    return Decision(made, replaced, left)
+
+
+def _made(standing: Standing, wanted: Wanted) -> dict[str, dict[str, Any]]:
+    """Returns the settings of the splits that this verb has finished or begun here."""
+    verb = wanted.settings.verb
+    made: dict[str, dict[str, Any]] = {}
+    configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
+    for config in configs:
+        try:
+            found = settings.parse(config)
+        except ValueError:
+            found = Settings("", {})
+        if found.verb != verb:
+            raise UsageError(
+                f"{standing.where} holds a data set that {verb} did not make. Choose another "
+                "folder."
+            )
+        made |= found.splits
+        if verb == settings.PREPARE:
+            # It makes all splits at once: with others it is another set.
+            made |= dict.fromkeys(wanted.settings.splits, config)
+    return made
+
+
+def _refuse_differences(
+    standing: Standing, wanted: Wanted, made: dict[str, dict[str, Any]]
+) -> None:
+    """Raises UsageError where what is here has other settings, or was made from other sources."""
+    there = standing.committed
+    found = [
+        f"{name} is {made[split].get(name)!r} there, {asked.get(name)!r} here"
+        for split, asked in wanted.settings.splits.items()
+        for name in asked | made.get(split, {})
+        if split in made and made[split].get(name) != asked.get(name)
+    ]
+    if there and (sizes := wanted.source_sizes):
+        was = {source.name: source.num_bytes for source in there.sources}
+        found += [
+            f"{name} was {was[name]:,} bytes, is {size:,}"
+            if name in was
+            else f"{name} was not there"
+            for name, size in sizes.items()
+            if was.get(name) != size
+        ]
+    if not found:
+        return
+    held = "another data set" if there else "the unfinished work of another run"
+    advice = "Choose another folder"
+    if there is None:
+        advice = "Finish it as it was started, or choose another folder"
+    if wanted.force is not None:
+        advice += ", or let --force replace what is there"
+    differences = "; ".join(dict.fromkeys(found))
+    raise UsageError(f"{standing.where} holds {held}: {differences}. {advice}.")
+
+
+def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> None:
+    """Raises UsageError for files that readers would take for shards, and no run left here."""
+    strangers = [
+        name
+        for name in filter(naming.looks_like_shard, standing.names)
+        if (shard := naming.parse_shard_name(name)) is None or shard.split not in made
+    ]
+    if strangers:
+        raise UsageError(
+            f"{standing.where} already holds {some(strangers)}, which no run of {verb} left "
+            "there. Choose an empty folder."
+        )
+
+
+def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:
+    """Returns the libraries that were used here, empty if this run may go on with them."""
+    used: dict[str, str] = {}
+    if standing.begun is not None:
+        used = standing.begun.libraries
+    elif standing.committed is not None:
+        used = standing.committed.producer.libraries
+    # A run without any only keeps images, and goes on with all.
+    return used if wanted.libraries and used != wanted.libraries else {}
+
+
+def _refuse_other_codec(
+    standing: Standing, wanted: Wanted, left: Iterable[str], kept: Iterable[str]
+) -> None:
+    """Raises UsageError where another codec began what this run would finish, or add to."""
+    used, left = _other_libraries(standing, wanted), set(left)
+    if standing.begun is None and standing.committed and standing.committed.splits.keys() <= left:
+        return  # nothing stays of what it made
+    advice = "Finish it with that, or choose another folder."
+    if wanted.force is False and set(kept) <= wanted.settings.splits.keys():
+        advice = "Finish it with that, choose another folder, or let --force replace what is there."
+    if _CODEC in used:
+        raise UsageError(
+            f"{standing.where} was begun with codec {used[_CODEC]} (here "
+            f"{wanted.libraries.get(_CODEC)}). {advice}"
+        )
+    if used and left:
+        raise UsageError(
+            f"{standing.where} was begun by an imagenet-prep whose images depend on the "
+            f"processor: this one makes other bytes of them. {advice}"
+        )

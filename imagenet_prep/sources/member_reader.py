@@ -1,0 +1,86 @@
+"""Reads the bytes of members, and proves them where a list that others may have written names them.
+
+What lies in an archive on a server may be known from a list that an earlier run has kept beside
+its data set. Whoever may write there may have changed the names in it. So an image is read with
+the tar header in front of it, which costs 512 bytes of the same request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
+from imagenet_prep.sources import tar
+from imagenet_prep.storage.archive import Range, RangeReader
+
+
+class MemberReader:
+    """Reads members as they were listed; picklable."""
+
+    # Read in front of each image.
+    _header_bytes = 0
+
+    def __init__(self, reader: RangeReader) -> None:
+        """Takes what reads the archives."""
+        self._reader = reader
+
+    def will_need(self, members: Iterable[Member]) -> None:
+        """Announces what this thread reads next, in this order."""
+        self._reader.will_need(map(self._range_of, members))
+
+    def read(self, member: Member) -> bytes:
+        """Returns the bytes of an image; of a huge one, just enough for the codec to refuse.
+
+        Raises:
+          SourceError: the archive cannot be read there.
+        """
+        return self._reader.read(*self._range_of(member))
+
+    def _range_of(self, member: Member) -> Range:
+        start = member.offset - self._header_bytes
+        return member.archive, start, min(member.size, MAX_IMAGE_BYTES + 1) + self._header_bytes
+
+
+class TarReader(MemberReader):
+    """Reads images of tars, each proven by name and size to be what its header says."""
+
+    _header_bytes = tar.HEADER_BYTES
+
+    def read(self, member: Member) -> bytes:
+        """As for `MemberReader`.
+
+        Raises:
+          SourceError: also where the archive holds another file there, or none.
+        """
+        data = super().read(member)
+        if not _is_of(member, data[: tar.HEADER_BYTES]):
+            # A long name stands in headers of its own, before the last one.
+            size = min(tar.MOST_HEADER_BYTES, member.offset)
+            before = self._reader.read(member.archive, member.offset - size, size)
+            if not _is_of(member, before):
+                raise _wrong(member)
+        return data[tar.HEADER_BYTES :]
+
+    def _range_of(self, member: Member) -> Range:
+        if member.offset < tar.HEADER_BYTES:
+            raise _wrong(member)
+        return super()._range_of(member)
+
+
+def _is_of(member: Member, before: bytes) -> bool:
+    """Returns whether the headers that end where an image begins say that it is this member."""
+    found = tar.file_behind(before, member.archive, member.offset)
+    return found is not None and (found.name.rpartition("/")[2], found.size) == (
+        member.filename,
+        member.size,
+    )
+
+
+def _wrong(member: Member) -> SourceError:
+    return SourceError(
+        f"{member.archive}: byte {member.offset:,}: the archive does not hold {member.key} with "
+        f"{member.size:,} bytes there. The list that an earlier run has kept of this archive, in "
+        "imagenet-prep-lists beside the data set or in .work, was changed or is damaged. Run the "
+        "same command again with --rehash: it lists the archive anew."
+    )

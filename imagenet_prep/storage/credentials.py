@@ -1,0 +1,161 @@
+"""What tells a web server who asks: ~/.netrc, a cookie file, or a token in the environment.
+
+All are secrets of one host. A mirror may send a client on to any address, also to one that is
+plain http, or to another host for which the user has a password too. So each request is looked
+at by itself, and gets what belongs to its own host and cannot be read on the way.
+"""
+
+from __future__ import annotations
+
+import http.cookiejar
+import os
+import re
+import warnings
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from imagenet_prep.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import requests
+
+COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
+TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - where the token is, not what it is
+HOW_TO_LOG_IN = (
+    "Log in at image-net.org, accept the terms, and save the browser's cookies as a Netscape "
+    f"cookies.txt that {COOKIES_VARIABLE} names; or put login and password into ~/.netrc, or a "
+    f"bearer token into {TOKEN_VARIABLE} as HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
+    "443. They are sent over https:// alone."
+)
+# One HOST=TOKEN or HOST:PORT=TOKEN; a bearer token as RFC 6750 has it.
+_BOUND_TOKEN = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"=(?P<token>[A-Za-z0-9._~+/-]+=*)"
+)
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Credentials:
+    """What the requests for files below an address carry, as `auth` of requests."""
+
+    def __init__(self, base: str) -> None:
+        """Looks for what the user has for the host that `base` names.
+
+        Raises:
+          UsageError: a file or variable is not of its form, or the token would be sent in clear
+            text.
+        """
+        from requests.utils import get_netrc_auth
+
+        self._host, self._port = _place(base)
+        self._token = _token_for(base)
+        self._netrc = None if self._token else get_netrc_auth(base)
+        self._cookies = _load_cookies()
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Adds to a request what the server that it goes to may know; also after a redirect."""
+        from requests.auth import HTTPBasicAuth
+        from requests.cookies import get_cookie_header
+
+        url = request.url or ""
+        if not _is_private(url):
+            return request
+        if self._is_ours(url):
+            if self._token:
+                request.headers["Authorization"] = f"Bearer {self._token}"
+            elif self._netrc:
+                request = HTTPBasicAuth(*self._netrc)(request)
+        # The jar knows the host of each cookie.
+        if self._cookies is not None:
+            cookies = get_cookie_header(self._cookies, request)  # type: ignore[no-untyped-call]
+            request.headers.update({"Cookie": cookies} if cookies else {})
+        return request
+
+    def _is_ours(self, url: str) -> bool:
+        """Returns whether an address is on the server that the user has named."""
+        host, port = _place(url)
+        return host == self._host and (port == self._port or (self._port, port) == (80, 443))
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Returns host and port of an address."""
+    parts = urlsplit(url)
+    return (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS[parts.scheme]
+
+
+def _is_private(url: str) -> bool:
+    """Returns whether nobody on the way to an address can read what is sent there."""
+    parts = urlsplit(url)
+    is_local = parts.scheme == "http" and _LOOPBACK.fullmatch(parts.hostname or "")
+    return parts.scheme == "https" or bool(is_local and not _has_proxy(url))
+
+
+def _has_proxy(url: str) -> bool:
+    """Returns whether a request over plain http would go through a proxy."""
+    from requests.utils import get_environ_proxies
+
+    return bool(get_environ_proxies(url).keys() & {"http", "all"})
+
+
+def _token_for(base: str) -> str | None:
+    """Returns the token of the host that `base` names; None where there is none for it.
+
+    Raises:
+      UsageError: the variable is not of its form, or the token would be sent in clear text.
+    """
+    scheme = urlsplit(base).scheme
+    tokens: dict[tuple[str, int], str] = {}
+    for entry in re.split(r"[\s,]+", os.environ.get(TOKEN_VARIABLE, "")):
+        if not entry:
+            continue
+        bound = _BOUND_TOKEN.fullmatch(entry)
+        if bound is None:
+            raise UsageError(
+                f"{TOKEN_VARIABLE}: expected HOST=TOKEN, or HOST:PORT=TOKEN for another port than "
+                "that of https, several separated by commas. A token is sent to its host alone: "
+                f"{TOKEN_VARIABLE}=mirror.example.edu=TOKEN"
+            )
+        host = bound["host"].strip("[]").lower()
+        tokens[host, int(bound["port"] or _DEFAULT_PORTS["https"])] = bound["token"]
+    host, port = _place(base)
+    token = tokens.get((host, port))
+    if token is None and (scheme, port) == ("http", 80):
+        # http://HOST and HOST=TOKEN: no other port was meant, and the reason should be said.
+        token = tokens.get((host, _DEFAULT_PORTS["https"]))
+    if token is None or scheme == "https":
+        return token
+    if not _LOOPBACK.fullmatch(host):
+        raise UsageError(
+            f"{base}: {TOKEN_VARIABLE} holds a token for {host}, and http would show it to the "
+            "network. Use https://, or leave the token out."
+        )
+    if _has_proxy(base):
+        raise UsageError(
+            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy that HTTP_PROXY "
+            f"names. Set NO_PROXY={host}."
+        )
+    return token
+
+
+def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
+    path = os.environ.get(COOKIES_VARIABLE)
+    if not path:
+        return None
+    jar = http.cookiejar.MozillaCookieJar(path)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            jar.load(ignore_discard=True, ignore_expires=True)
+    except http.cookiejar.LoadError:
+        # Its text repeats a line of the file; so does the warning that goes with it.
+        raise UsageError(
+            f"{COOKIES_VARIABLE}: {path} is no Netscape cookie file. Export the browser's cookies "
+            'as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{COOKIES_VARIABLE}: {path}: {error.strerror}") from None
+    for cookie in jar:
+        # So browsers and curl write a session's cookies; to Python they expired in 1970.
+        if cookie.expires == 0:
+            cookie.expires = None
+    return jar

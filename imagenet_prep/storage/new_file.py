@@ -1,0 +1,26 @@
+"""A new file, whose bytes are on the disk when it is left.
+
+Linux tells that the disk could not write a file once for each descriptor that was open then: one
+that is opened later may never hear of it. So a file is synced by the descriptor that wrote it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Yields a new file to write to; on leaving it is synced.
+
+    Raises:
+      OSError: it exists, or the disk is full or fails.
+    """
+    with open(path, "xb", buffering=1 << 20) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,128 @@
+"""Connections that break where next to nothing comes, not only where nothing comes.
+
+The time-out of a socket begins anew with each byte, so a server that sends a byte a minute would
+hold its reader for ever. Here, a reader that has waited for as long as the time-out, not counting
+the wait for an answer's first bytes, must have got a least number of bytes for it.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+# A hundred connections at once over a link of 1 Mbit/s still have more each.
+LEAST_BYTES_PER_S = 1000
+# What a server says that is no file: a list of 1,000 objects has 1 MB.
+_MOST_ANSWER_BYTES = 32 << 20
+
+# For tests.
+_clock = time.monotonic
+
+
+class TooSlowError(TimeoutError):
+    """Bytes came, but too few."""
+
+
+class SteadyReader(io.RawIOBase):
+    """Reads from a socket, and gives up where it is too slow."""
+
+    def __init__(self, raw: io.RawIOBase, window_s: float | None) -> None:
+        """Begins to read an answer.
+
+        Args:
+          raw: the socket, unbuffered.
+          window_s: its time-out; None for no limit.
+        """
+        self._raw = raw
+        self._window_s = window_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins another answer: its first bytes may take as long as the socket allows."""
+        self._answers = False
+        self._waited_s, self._num_bytes = 0.0, 0
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Reads what has come, at least a byte.
+
+        Raises:
+          TooSlowError: too little came in the last window.
+          OSError: as for the socket.
+        """
+        start = _clock()
+        size = self._raw.readinto(buffer)
+        if self._window_s is None:
+            return size
+        if self._answers:
+            # What its caller does meanwhile is no fault of the server.
+            self._waited_s += _clock() - start
+        self._answers = True
+        self._num_bytes += size or 0
+        if self._waited_s >= self._window_s:
+            if size and self._num_bytes < LEAST_BYTES_PER_S * self._waited_s:
+                raise TooSlowError(f"{self._num_bytes:,} bytes in {self._waited_s:,.0f} s")
+            self._waited_s, self._num_bytes = 0.0, 0
+        return size
+
+    def close(self) -> None:
+        """Closes the file of the socket."""
+        self._raw.close()
+        super().close()
+
+
+class _Socket:
+    """A socket whose file is a `SteadyReader`."""
+
+    def __init__(self, opened: Any) -> None:
+        self._opened = opened
+
+    def makefile(
+        self, mode: str, buffering: int = -1, **_: Any
+    ) -> io.RawIOBase | io.BufferedReader:
+        reader = SteadyReader(self._opened.makefile(mode, buffering=0), self._opened.gettimeout())
+        # botocore reads "100 Continue" without a buffer, or the answer behind it would be in that.
+        return io.BufferedReader(reader) if buffering else reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened, name)
+
+
+def pool(kind: Any) -> Any:
+    """Returns a kind of connection pool of urllib3 as another one, whose connections are steady.
+
+    What a server answers is not kept in memory without a bound either.
+    """
+    connection = kind.ConnectionCls
+
+    def connect(self: Any) -> None:
+        connection.connect(self)
+        self.sock = _Socket(self.sock)
+
+    def getresponse(self: Any) -> Any:
+        response = connection.getresponse(self)
+        # A proxy: what refers to itself would keep its connection until garbage is collected.
+        response.stream = partial(_bounded, weakref.proxy(response), type(response))
+        return response
+
+    more = {"connect": connect, "getresponse": getresponse}
+    steady = type(connection.__name__, (connection,), more)
+    return type(kind.__name__, (kind,), {"ConnectionCls": steady})
+
+
+def _bounded(response: Any, kind: Any, *arguments: Any, **options: Any) -> Iterator[bytes]:
+    """Yields the whole of an answer, as `stream` of its kind does; refuses a very large one."""
+    left = _MOST_ANSWER_BYTES
+    for chunk in kind.stream(response, *arguments, **options):
+        left -= len(chunk)
+        if left < 0:
+            response.close()
+            raise ValueError(f"more than {_MOST_ANSWER_BYTES:,} bytes")
+        yield chunk

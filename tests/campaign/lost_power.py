@@ -1,0 +1,312 @@
+"""What a disk may hold after the power was lost at some moment of a recorded run.
+
+Only what was synced before that moment is sure: bytes by a sync of their file, names by a sync of
+their folder. Of the rest any part may be there, or none: some pages of what was written, zeros in
+place of the others, and any of the names that were given, changed or taken away. That is less than
+ext4 or XFS promise, and what the standard does.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.campaign.calls import Change, Entry
+
+_PAGE_BYTES = 4096
+
+
+class Data(enum.Enum):
+    """What is there of bytes that no sync has covered."""
+
+    ALL = "all bytes"
+    NOTHING = "no bytes"
+    ZEROS = "zeros"
+    BEGINNING = "a beginning"
+    PAGES = "some pages"
+
+
+class Names(enum.Enum):
+    """What is there of changes of names that no sync of a folder has covered."""
+
+    ALL = "all names"
+    NONE = "no names"
+    FIRST = "the first names"
+    SOME = "some names"
+
+
+# Of each moment: what is likely after a crash, and then what only the standard allows.
+VARIANTS = (
+    (Names.NONE, Data.NOTHING),
+    (Names.ALL, Data.NOTHING),
+    (Names.ALL, Data.ZEROS),
+    (Names.NONE, Data.ALL),
+    (Names.ALL, Data.BEGINNING),
+    (Names.FIRST, Data.PAGES),
+    (Names.SOME, Data.ZEROS),
+    (Names.SOME, Data.PAGES),
+    (Names.SOME, Data.PAGES),
+)
+
+
+@dataclass
+class File:
+    """A file, whatever its names are.
+
+    Attributes:
+      synced: its bytes at the last sync.
+      since: what was written since, as (offset, bytes), or (new size, None) for a cut.
+      mtime_ns: of its last change; it may be there without the bytes.
+    """
+
+    synced: bytes = b""
+    since: list[tuple[int, bytes | None]] = field(default_factory=list)
+    mtime_ns: int = 0
+
+    def content(self, data: Data, rng: random.Random) -> bytes:
+        """Returns what the disk may hold of it."""
+        found = bytearray(self.synced)
+        changes = self.since
+        if data == Data.NOTHING:
+            changes = []
+        elif data == Data.BEGINNING and changes:
+            changes = changes[: rng.randrange(len(changes) + 1)]
+            if changes and (part := changes[-1][1]):
+                torn = part[: rng.randrange(len(part))]
+                changes = [*changes[:-1], (changes[-1][0], torn)]
+        for offset, part in changes:
+            if part is None:
+                _resize(found, offset)
+                continue
+            _resize(found, max(len(found), offset + len(part)))
+            for start in range(0, len(part), _PAGE_BYTES):
+                page = part[start : start + _PAGE_BYTES]
+                at = slice(offset + start, offset + start + len(page))
+                if data == Data.ZEROS or (data == Data.PAGES and rng.random() < 0.5):
+                    # What a page held before stays, beyond the old end that is zeros.
+                    continue
+                found[at] = page
+        return bytes(found)
+
+
+@dataclass(eq=False)
+class NameChange:
+    """A name that was given to a file or folder, or taken away.
+
+    Attributes:
+      name: the path.
+      target: the file; None for a folder.
+      is_given: or taken away.
+      folders: a sync of one of them makes it sure.
+      only_with: what must be there if this is: a file that is renamed never has no name at all.
+      is_sure: whether it was synced.
+    """
+
+    name: str
+    target: File | None
+    is_given: bool
+    folders: tuple[str, ...]
+    only_with: NameChange | None = None
+    is_sure: bool = False
+
+    def apply(self, root: str, files: dict[str, File], folders: list[str]) -> None:
+        """Makes the change; what was in a folder that is not there is not there either."""
+        above = os.path.dirname(self.name)
+        if self.is_given and (above == root or above in folders):
+            if self.target is not None:
+                files[self.name] = self.target
+            elif self.name not in folders:
+                folders.append(self.name)
+        elif not self.is_given and self.target is not None:
+            if files.get(self.name) is self.target:
+                del files[self.name]
+        elif not self.is_given and self.name in folders:
+            inside = f"{self.name}/"
+            if not any(path.startswith(inside) for path in (*files, *folders)):
+                folders.remove(self.name)
+
+    def __str__(self) -> str:
+        return f"{'+' if self.is_given else '-'}{self.name}"
+
+
+class State(NamedTuple):
+    """What a disk may hold.
+
+    Attributes:
+      files: by path; a file may have several names.
+      folders: paths, each after the one above it.
+      contents: of the files, by identity.
+      story: when and how it came to be, in words.
+    """
+
+    files: dict[str, File]
+    folders: list[str]
+    contents: dict[int, bytes]
+    story: str
+
+    def digest(self) -> str:
+        """Returns what is equal for equal states."""
+        whole = hashlib.sha256(repr(sorted(self.folders)).encode())
+        for name, file in sorted(self.files.items()):
+            whole.update(f"{name}\0{file.mtime_ns}\0".encode())
+            whole.update(hashlib.sha256(self.contents[id(file)]).digest())
+        return whole.hexdigest()
+
+    def lay_out(self, root: Path) -> None:
+        """Makes a folder hold this and nothing else."""
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        for folder in self.folders:
+            Path(folder).mkdir()
+        first: dict[int, str] = {}
+        for name, file in self.files.items():
+            if id(file) in first:
+                os.link(first[id(file)], name)
+                continue
+            first[id(file)] = name
+            Path(name).write_bytes(self.contents[id(file)])
+            os.utime(name, ns=(file.mtime_ns, file.mtime_ns))
+
+
+class Disk:
+    """What is sure and what is not, moment by moment."""
+
+    def __init__(self, root: Path) -> None:
+        """Takes what lies in a folder now for what is sure."""
+        self._root = str(root)
+        self._files: dict[str, File] = {}
+        self._folders: list[str] = []
+        self._by_inode: dict[int, File] = {}
+        self._changes: list[NameChange] = []
+        for path in sorted(root.rglob("*")):
+            if path.is_dir():
+                self._folders.append(str(path))
+                continue
+            status = path.stat()
+            file = File(path.read_bytes(), [], status.st_mtime_ns)
+            self._files[str(path)] = self._by_inode[status.st_ino] = file
+        self._now = dict(self._files)
+
+    def copy(self) -> Disk:
+        """Returns a disk that goes on from here by itself."""
+        return copy.deepcopy(self)
+
+    def goes_on(self, entry: Entry) -> None:
+        """Takes the next change of the record."""
+        match entry.change:
+            case Change.CREATED:
+                self._by_inode[entry.inode] = file = File(mtime_ns=entry.mtime_ns)
+                self._give(entry.name, file)
+            case Change.WRITTEN | Change.CUT | Change.SYNCED:
+                self._change(self._by_inode[entry.inode], entry)
+            case Change.RENAMED:
+                self._rename(entry.name, entry.other)
+            case Change.LINKED:
+                self._give(entry.other, self._now[entry.name])
+            case Change.UNLINKED | Change.FOLDER_REMOVED:
+                self._take(entry.name)
+            case Change.FOLDER_MADE:
+                self._give(entry.name, None)
+            case Change.FOLDER_SYNCED:
+                for change in self._changes:
+                    change.is_sure |= entry.name in change.folders
+
+    def as_it_is(self, root: Path) -> None:
+        """Lays out what the system shows now, and takes the new files there for its own.
+
+        What was not synced is still not: a run was killed, and the machine goes on.
+        """
+        now = self.state(Names.ALL, Data.ALL, random.Random(0))
+        now.lay_out(root)
+        self._by_inode = {Path(name).stat().st_ino: file for name, file in now.files.items()}
+
+    def _change(self, file: File, entry: Entry) -> None:
+        file.mtime_ns = entry.mtime_ns
+        if entry.change == Change.WRITTEN:
+            file.since.append((entry.offset, entry.data))
+        elif entry.change == Change.CUT:
+            file.since.append((entry.offset, None))
+        else:
+            file.synced = file.content(Data.ALL, random.Random(0))
+            file.since = []
+
+    def _give(self, name: str, target: File | None) -> NameChange:
+        if target is not None:
+            self._now[name] = target
+        change = NameChange(name, target, True, (os.path.dirname(name),))
+        self._changes.append(change)
+        return change
+
+    def _take(self, name: str) -> NameChange:
+        target = self._now.pop(name, None)
+        change = NameChange(name, target, False, (os.path.dirname(name),))
+        self._changes.append(change)
+        return change
+
+    def _rename(self, name: str, other: str) -> None:
+        given = self._give(other, self._now[name])
+        taken = self._take(name)
+        given.folders += taken.folders
+        taken.only_with = given
+
+    def state(self, names: Names, data: Data, rng: random.Random) -> State:
+        """Returns one of the states that a crash at this moment may leave."""
+        unsure = [change for change in self._changes if not change.is_sure]
+        kept = {
+            Names.ALL: lambda: unsure,
+            Names.NONE: list[NameChange],
+            Names.FIRST: lambda: unsure[: rng.randrange(len(unsure) + 1)],
+            Names.SOME: lambda: [change for change in unsure if rng.random() < 0.5],
+        }[names]()
+        there = {*kept, *(change.only_with for change in kept)}
+        files, folders = dict(self._files), [*self._folders]
+        for change in self._changes:
+            if change.is_sure or change in there:
+                change.apply(self._root, files, folders)
+        contents = {id(file): file.content(data, rng) for file in files.values()}
+        lost = [str(change).replace(self._root, "") for change in unsure if change not in there]
+        return State(files, folders, contents, f"{names.value}, {data.value}; lost: {lost}")
+
+
+def last_states(disk: Disk, rng: random.Random) -> Iterator[State]:
+    """Yields different states that a crash at this moment may leave."""
+    seen = set[str]()
+    for names, data in VARIANTS:
+        state = disk.state(names, data, rng)
+        if (digest := state.digest()) not in seen:
+            seen.add(digest)
+            yield state
+
+
+def states(disk: Disk, record: Sequence[Entry], rng: random.Random) -> Iterator[tuple[int, State]]:
+    """Yields different states that a crash may leave, each with its moment.
+
+    Args:
+      disk: as it was when the run began.
+      record: what the run did in it; the last moment is that after all of it.
+      rng: decides which names, which pages and which beginnings.
+    """
+    seen = set[str]()
+    for moment in range(len(record) + 1):
+        is_over = moment == len(record)
+        for state in last_states(disk, rng):
+            # What is the end of a run must be whole, so the same state before it counts apart.
+            if is_over or state.digest() not in seen:
+                seen.add(state.digest())
+                yield moment, state
+        if not is_over:
+            disk.goes_on(record[moment])
+
+
+def _resize(content: bytearray, size: int) -> None:
+    if size < len(content):
+        del content[size:]
+    content += bytes(size - len(content))

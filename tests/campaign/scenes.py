@@ -1,0 +1,263 @@
+"""Small runs of each verb that writes: where each begins, its command, what it must leave.
+
+The means that go through every call of a run, or through every moment of it, run a scene hundreds
+of times. So it is as small as it can be with all that its verb does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.campaign import calls, commands
+from tests.campaign.calls import Entry
+from tests.campaign.story import KILL, Story, hold
+from tests.hostile.arena import Arena
+from tests.hostile.conftest import in_memory
+from tests.kit import faults, foreign, warm
+from tests.kit.dataset import contents
+from tests.kit.http_server import serve
+from tests.kit.miniature import miniature_for_tests
+from tests.kit.replicas import make_dataset
+
+_SHARDS = ("--train-shards", "2", "--validation-shards", "1")
+_PREPARE = (*_SHARDS, "--short-side", "32", "--allow-subset", "--workers", "1")
+_ARCHIVES = {"ILSVRC2012_img_train.tar": 3 * (1 << 16) + 4321, "ILSVRC2012_devkit_t12.tar.gz": 3000}
+
+
+@dataclass
+class Scene:
+    """A run that can be begun again and again.
+
+    Attributes:
+      words: the command.
+      begin: what lies on the disk when it begins; copied for each run.
+      target: the folder that the command fills.
+      told: to the command, as `commands` reads it.
+      before: bytes of all files of `target` at the beginning, but for `.work`.
+      after: the same at the end of an undisturbed run.
+      sources: bytes of all files beside `target`.
+    """
+
+    words: list[str]
+    begin: Path
+    target: Path
+    told: dict[str, Any] = field(default_factory=lambda: {"small": True})
+    before: dict[str, bytes] = field(default_factory=dict)
+    after: dict[str, bytes] = field(default_factory=dict)
+    sources: dict[str, bytes] = field(default_factory=dict)
+
+
+class Theatre:
+    """One arena, one warm process with the library of calls.c, and the scenes there."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        """Starts the process, and the server that `download` fetches from; to be closed."""
+        self.closing = contextlib.ExitStack()
+        modules = (*warm.VERBS, "tests.campaign.commands")
+        preload = {"LD_PRELOAD": str(library)}
+        self._warm = self.closing.enter_context(warm.Warm(modules, env=preload))
+        self._arena = Arena(folder, self._warm)
+        self._begins = folder / "begins"
+        self._begins.mkdir()
+        self.given = self._arena.clear()
+        self.disk = self.given / "disk"
+        self._note = folder / "calls.json"
+        self.story = Story(self._arena, self._warm, random.Random(0))
+        self._scenes: dict[str, Scene] = {}
+
+    def close(self) -> None:
+        self.closing.close()
+
+    def scene(self, name: str) -> Scene:
+        """Returns a scene of `SCENES`, with what an undisturbed run leaves of it."""
+        if name not in self._scenes:
+            self._scenes[name] = self._make(name)
+        return self._scenes[name]
+
+    def _make(self, name: str) -> Scene:
+        shutil.rmtree(self.disk, ignore_errors=True)
+        self.disk.mkdir()
+        scene = SCENES[name](self)
+        scene.begin = self._begins / name
+        scene.sources = self._sources(scene.target)
+        scene.before = contents(scene.target)
+        shutil.copytree(self.disk, scene.begin)
+        self.story.undisturbed(scene.words, **scene.told)
+        scene.after = contents(scene.target)
+        hold(scene.after != scene.before, f"{name}: nothing was done")
+        self.hold_sources(scene)
+        return scene
+
+    def _sources(self, target: Path) -> dict[str, bytes]:
+        beside = (path for path in self.disk.iterdir() if path != target)
+        return {
+            f"{path.name}/{name}": data for path in beside for name, data in contents(path).items()
+        }
+
+    def reset(self, scene: Scene) -> None:
+        """Lays out how a scene begins."""
+        shutil.rmtree(self.disk, ignore_errors=True)
+        shutil.copytree(scene.begin, self.disk)
+
+    def start(self, scene: Scene, **what: object) -> None:
+        """Starts the scene's command, with the library told `what`, see `calls.arm`."""
+        told = {"folder": str(self.given), "note": str(self._note), **what}
+        self.story.start(scene.words, calls=told, **scene.told)
+
+    def record(self, scene: Scene, **told: object) -> list[Entry]:
+        """Runs the scene's command; returns all changes that it made on the disk."""
+        path = self._note.with_name("record")
+        path.unlink(missing_ok=True)
+        library = {"folder": str(self.disk), "note": str(self._note), "record": str(path)}
+        self.story.undisturbed(scene.words, calls=library, **scene.told, **told)
+        return list(calls.entries(path))
+
+    def hold_sources(self, scene: Scene) -> None:
+        """Holds what lies beside the target against how it was."""
+        hold(self._sources(scene.target) == scene.sources, "the source has changed")
+
+    def counts(self, name: str) -> dict[str, int]:
+        """Returns how many calls of each kind an undisturbed run of a scene makes."""
+        scene = self.scene(name)
+        self.reset(scene)
+        self.start(scene)
+        self.story.finish(0)
+        counts: dict[str, int] = self.noted()["counts"]
+        return counts
+
+    def noted(self) -> dict[str, Any]:
+        """Returns what the library counted in the last command."""
+        found: dict[str, Any] = json.loads(self._note.read_bytes())
+        return found
+
+
+@contextlib.contextmanager
+def theatres(number: int) -> Iterator[queue.SimpleQueue[Theatre]]:
+    """Yields as many theatres, in memory where there is room."""
+    with contextlib.ExitStack() as closing:
+        folder = closing.enter_context(tempfile.TemporaryDirectory(dir=in_memory()))
+        # The library knows paths as the system does, without links.
+        root = Path(folder).resolve()
+        library = calls.build(root)
+        free: queue.SimpleQueue[Theatre] = queue.SimpleQueue()
+        for each in range(number):
+            (root / f"theatre-{each}").mkdir()
+            theatre = Theatre(root / f"theatre-{each}", library)
+            closing.callback(theatre.close)
+            free.put(theatre)
+        yield free
+
+
+def hold_visible(scene: Scene) -> None:
+    """Holds what can be seen in an unfinished run: old files, or whole new ones, and a manifest
+    only beside everything that it names."""
+    found = contents(scene.target) if scene.target.is_dir() else {}
+    wrong = sorted(n for n in found if found[n] not in (scene.before.get(n), scene.after.get(n)))
+    hold(not wrong, f"other bytes in {wrong}")
+    if "dataset.json" in found and found != scene.before:
+        hold_finished(scene, found)
+
+
+def hold_finished(scene: Scene, found: dict[str, bytes] | None = None) -> None:
+    """Holds what a whole run leaves: the bytes of an undisturbed one."""
+    found = contents(scene.target) if found is None else found
+    names = found.keys() | scene.after.keys()
+    wrong = sorted(name for name in names if found.get(name) != scene.after.get(name))
+    hold(not wrong, f"other bytes, or missing: {wrong}")
+
+
+def _prepare(theatre: Theatre) -> Scene:
+    """Makes `prepare` of two train shards and one of validation, with odd images among them."""
+    mini = miniature_for_tests(
+        theatre.given.parent / "minis", num_train=20, num_validation=4, num_classes=2, size=(64, 48)
+    )
+    source, out = theatre.disk / "source", theatre.disk / "out"
+    shutil.copytree(mini.root, source)
+    (source / "truth.json").unlink()
+    return Scene(["prepare", "--source", str(source), "--out", str(out), *_PREPARE], source, out)
+
+
+def _resume(theatre: Theatre) -> Scene:
+    """Makes the same, where a run was killed after half of its changes."""
+    scene = _prepare(theatre)
+    theatre.story.undisturbed(scene.words)
+    half = theatre.story.changes() // 2
+    shutil.rmtree(scene.target)
+    theatre.story.start(scene.words, at=half, signum=int(KILL))
+    theatre.story.finish(-KILL)
+    return scene
+
+
+def _download(theatre: Theatre) -> Scene:
+    """Makes `download` of two archives, in four parts and in one."""
+    files = {name: random.Random(name).randbytes(size) for name, size in _ARCHIVES.items()}
+    server = theatre.closing.enter_context(serve(files))
+    into = theatre.disk / "into"
+    words = ["download", "--into", str(into), "--base-url", server.url, "--what", "train,devkit"]
+    words += ["--part-size", "1", "--connections", "2", "--retries", "2"]
+    official = {name: commands.md5(data) for name, data in files.items()}
+    return Scene(words, into, into, {"small": True, "official": official})
+
+
+def _replicate(theatre: Theatre) -> Scene:
+    """Makes `replicate` of three shards from folder to folder."""
+    source, copy = theatre.disk / "set", theatre.disk / "copy"
+    make_dataset(source, shards=3)
+    words = ["replicate", str(source), "--to", str(copy), "--connections", "2"]
+    return Scene(words, source, copy)
+
+
+def _repair(theatre: Theatre) -> Scene:
+    """Makes `replicate --repair` of a replica with a flipped bit, a cut file and a lost one."""
+    scene = _replicate(theatre)
+    theatre.story.undisturbed(scene.words)
+    shards = sorted(scene.target.glob("*-of-*"))
+    faults.flip_bit(shards[0], 1000)
+    faults.cut(shards[1], 1000)
+    shards[2].unlink()
+    scene.words.append("--repair")
+    return scene
+
+
+def _foreign(theatre: Theatre, folder: str) -> Path:
+    mini = miniature_for_tests(
+        theatre.given.parent / "minis", num_train=20, num_validation=4, num_classes=2, size=(64, 48)
+    )
+    root = theatre.disk / folder
+    shards = {"train": 2, "validation": 1}
+    stored = foreign.images(mini)
+    foreign.write(root, stored, foreign.aws, num_shards=shards, first=1, below=True)
+    return root
+
+
+def _adopt(theatre: Theatre) -> Scene:
+    """Makes `adopt` of a set where it lies: in folders of its own, with names that count from 1."""
+    root = _foreign(theatre, "set")
+    return Scene(["adopt", str(root), "--allow-subset", "--workers", "1"], root, root)
+
+
+def _adopt_links(theatre: Theatre) -> Scene:
+    """Makes `adopt --out` of the same set, by links."""
+    root, out = _foreign(theatre, "foreign"), theatre.disk / "set"
+    words = ["adopt", str(root), "--out", str(out), "--allow-subset", "--workers", "1"]
+    return Scene(words, root, out)
+
+
+SCENES: dict[str, Callable[[Theatre], Scene]] = {
+    "prepare": _prepare,
+    "resume": _resume,
+    "download": _download,
+    "replicate": _replicate,
+    "repair": _repair,
+    "adopt": _adopt,
+    "adopt --out": _adopt_links,
+}

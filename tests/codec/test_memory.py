@@ -1,0 +1,165 @@
+"""What images take while they are decoded, and who waits for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep.codec import memory, planes
+from imagenet_prep.codec import transform as codec
+from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
+from imagenet_prep.core import turns
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset import jpeg
+from tests.hostile import images
+from tests.hostile.bounds import little_memory
+
+SIDE = 2000
+# Of the libraries themselves, and for rows and strips on their way.
+REST = 24 << 20
+
+
+def saved(mode: str, format_name: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    picture = Image.new(mode, (SIDE, SIDE))
+    picture.putpixel((5, 5), picture.getpixel((5, 5)) if mode == "P" else 1)
+    picture.save(buffer, format_name, **options)
+    return buffer.getvalue()
+
+
+OTHERS: dict[str, Callable[[], bytes]] = {
+    "webp": lambda: saved("RGB", "WEBP"),
+    "lossless webp": lambda: saved("RGBA", "WEBP", lossless=True, method=0),
+    "animated webp": lambda: saved(
+        "RGB", "WEBP", save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE), "red")]
+    ),
+    "animated gif": lambda: saved(
+        "P", "GIF", save_all=True, append_images=[Image.new("P", (SIDE, SIDE), 3)]
+    ),
+    "png": lambda: saved("RGBA", "PNG"),
+    "png of 16 bits": lambda: saved("I;16", "PNG"),
+    "bmp": lambda: saved("RGB", "BMP"),
+    "tiff": lambda: saved("CMYK", "TIFF", compression="tiff_lzw"),
+    "tiff of floats": lambda: saved("F", "TIFF", compression="tiff_adobe_deflate"),
+}
+JPEGS: dict[str, Callable[[], bytes]] = {
+    "jpeg": lambda: saved("RGB", "JPEG", subsampling=0),
+    "progressive jpeg": lambda: saved("RGB", "JPEG", subsampling=0, progressive=True),
+    "progressive cmyk": lambda: saved("CMYK", "JPEG", progressive=True),
+    "progressive grey": lambda: saved("L", "JPEG", progressive=True),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_pillow_opens_takes_no_more_than_estimated(name: str) -> None:
+    data = OTHERS[name]()
+    with Image.open(io.BytesIO(data)) as opened:
+        estimate = memory.of_other(opened)
+    assert estimate <= 12 * SIDE * SIDE
+
+    with little_memory(estimate + REST):
+        prepared = codec.transform(data, Policy(64))
+    assert (prepared.height, prepared.width) == (64, 64)
+
+
+@pytest.mark.parametrize("codec_name", [PLANES, PORTABLE])
+@pytest.mark.parametrize("short_side", [None, 64])
+@pytest.mark.parametrize("name", JPEGS)
+def test_jpegs_take_no_more_than_estimated(
+    name: str, short_side: int | None, codec_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = JPEGS[name]()
+    planes.forget()
+    estimates = []
+
+    @contextlib.contextmanager
+    def noted(estimate: int) -> Iterator[None]:
+        estimates.append(estimate)
+        with little_memory(estimate + REST):
+            yield
+
+    monkeypatch.setattr(memory, "room", noted)
+    codec.transform(data, Policy(short_side, codec=codec_name))
+    assert len(estimates) == 1
+
+
+def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "turn", None)
+    for frame, pixels, decoded in (
+        (jpeg.Frame(375, 500, 0), 375 * 500, 375 * 500),
+        (jpeg.Frame(3000, 4000, 0), 12_000_000, 12_000_000),
+        (jpeg.Frame(6000, 8000, 0), 48_000_000, 64 * 480 * 480),
+    ):
+        with memory.room(memory.of_jpeg(frame, pixels, decoded)):
+            pass
+
+
+@pytest.mark.parametrize("name", ["webp", "progressive jpeg"])
+def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        taken.append(True)
+        yield
+
+    monkeypatch.setattr(turns, "turn", turn)
+    data = (OTHERS | JPEGS)[name]()
+    codec.transform(data, Policy(64))
+    assert not taken
+    monkeypatch.setattr(memory, "LIGHT_BYTES", 8 << 20)
+    codec.transform(data, Policy(64))
+    assert taken
+    assert "workspaces" not in planes._threads.__dict__
+
+
+def test_a_tiff_of_few_pixels_in_a_huge_tile_is_refused() -> None:
+    data = images.tiff_in_a_tile(64, 16_000)
+    with little_memory(64 << 20), pytest.raises(BadImageError) as caught:
+        codec.transform(data, Policy(32))
+    assert caught.value.reason == "too_many_pixels"
+    assert codec.transform(images.tiff_in_a_tile(64, 128), Policy(32)).height == 32
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("options", [{}, {"lossless": True}, {"save_all": True}])
+def test_a_webp_is_the_picture_that_pillow_makes_of_it(mode: str, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(1)
+    shape = (60, 80, len(mode))
+    first, second = (Image.fromarray(rng.integers(0, 256, shape, np.uint8)) for _ in range(2))
+    if options.get("save_all"):
+        options = {**options, "append_images": [second]}
+    buffer = io.BytesIO()
+    first.save(buffer, "WEBP", **options)
+    with Image.open(buffer) as opened:
+        pixels = opened.convert("RGBA")
+    ground = Image.new("RGBA", pixels.size, "white")
+    expected = np.asarray(Image.alpha_composite(ground, pixels).convert("RGB"))
+
+    with Image.open(buffer) as again:
+        assert np.array_equal(codec._as_rgb(codec._first_frame(again)), expected)
+
+
+def test_a_damaged_webp_is_undecodable() -> None:
+    data = saved("RGB", "WEBP", lossless=True, method=0)
+    with pytest.raises(BadImageError) as caught:
+        codec.transform(data[:40] + bytes(len(data) - 40), Policy(64))
+    assert caught.value.reason in ("undecodable", "unknown_format")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP"])
+def test_a_photograph_of_60_megapixels_is_taken(format_name: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (9500, 6300), "teal").save(buffer, format_name)
+
+    prepared = codec.transform(buffer.getvalue(), Policy())
+    assert (prepared.height, prepared.width) == (480, 724)

@@ -1,0 +1,150 @@
+"""No verb and no library takes settings or code from the current folder, which may be anybody's."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.kit import command
+from tests.kit.opened import opened
+from tests.kit.tfrecords import picture, plain, write_set
+
+# What libraries read, or once read, where they are started; and what Python and tools look for.
+SETTINGS = (
+    *("matplotlibrc", "keras.json", ".env", "setup.cfg", "pyproject.toml", "pip.conf", ".netrc"),
+    *(".boto", "boto.cfg", "config", "credentials", ".aws/config", ".aws/credentials"),
+    *("openssl.cnf", "pyvenv.cfg", "nccl.conf", ".keras/keras.json", ".hotspotrc", "ssh_config"),
+    *("imagenet_prep/tensorflow/core/kernels/libtfkernel_planted.so", "cuda_sdk_lib/bin/ptxas"),
+    *("cuda_sdk_lib/nvvm/libdevice/libdevice.10.bc", "libdevice.10.bc", "bin/ptxas", "ptxas"),
+    *("libcuda.so.1", "libcudart.so.12", "libnvidia-ml.so.1", "libjpeg.so.62", "latex", "ssh"),
+)
+# Environments of their own have these.
+ELSEWHERE = {"airflow", "horovod", "mxnet"}
+
+
+@functools.cache
+def imported() -> frozenset[str]:
+    """Returns the names of all modules that are imported anywhere in our source."""
+    found = set()
+    for package in ("imagenet_prep", "pipelines"):
+        for path in (REPOSITORY / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Import):
+                    found |= {name.name for name in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found.add(node.module)
+    return frozenset(found)
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A folder with all of it, and with a module for each name that we import."""
+    root = tmp_path / "planted"
+    modules = {name.partition(".")[0] for name in imported()} - {"imagenet_prep"}
+    modules |= {"sitecustomize", "usercustomize"}
+    for name in (*SETTINGS, *(f"{name}.py" for name in modules)):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("raise SystemExit('planted')\n")
+        path.chmod(0o755)
+    return root
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    root = tmp_path / "set"
+    images = [picture(number % 2, plain(number)) for number in range(6)]
+    splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
+    write_set(root, splits, num_classes=2)
+    return root
+
+
+def test_the_watch_sees_what_is_opened(planted: Path) -> None:
+    with opened(planted) as seen:
+        (planted / ".aws" / "config").read_bytes()
+        os.listdir(planted)
+
+    assert seen == {".aws/config", "."}
+
+
+@pytest.mark.slow
+def test_no_library_is_imported_by_what_lies_in_the_current_folder(planted: Path) -> None:
+    names = sorted({name for name in imported() if name.partition(".")[0] not in ELSEWHERE})
+    program = (
+        "import contextlib, importlib, sys\n"
+        "from imagenet_prep.core import imports\n"
+        "imports.guard()\n"
+        "for name in sys.argv[1:]:\n"
+        "    with contextlib.suppress(ModuleNotFoundError):\n"
+        "        importlib.import_module(name)\n"
+        "print(len(sys.modules))\n"
+    )
+    with opened(planted) as seen:
+        # Without what our tests hide from Keras.
+        ended = command.run(
+            *names,
+            program=("-P", "-c", program),
+            cwd=planted,
+            env={"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+
+    assert ended.code == 0, ended
+    assert int(ended.out.split()[-1]) > 1000
+    assert seen == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["report", "train"])
+def test_a_verb_opens_nothing_of_the_current_folder(
+    planted: Path, sound: Path, tmp_path: Path, verb: str
+) -> None:
+    """These two import what looks there: matplotlib, and TensorFlow, which also loads kernels."""
+    words: dict[str, tuple[str | Path, ...]] = {
+        "report": ("report", sound, "--out", tmp_path / "page.html"),
+        "train": (
+            *("train", "--data-dir", sound, "--log-dir", tmp_path / "log", "--model", "tiny"),
+            *("--image-size", "24", "--batch-size", "2", "--num-batches", "1"),
+        ),
+    }
+    if verb == "train":
+        pytest.importorskip("tensorflow")
+    with opened(planted) as seen:
+        # Started anew, as users do it: imports are a part of it.
+        ended = command.run(
+            *words[verb], cwd=planted, env={"PYTHONPATH": str(REPOSITORY)}, python=sys.executable
+        )
+
+    assert ended.code == 0, ended
+    assert seen == set()
+
+
+def test_no_verb_at_work_opens_anything_of_the_current_folder(
+    planted: Path, sound: Path, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for path in sound.glob("*-of-*"):
+        shutil.copy2(path, foreign)
+    one = ("--workers", "1")
+    verbs: tuple[tuple[str | Path, ...], ...] = (
+        ("verify", sound, "--level", "decode", *one),
+        ("resize", "-i", sound, "-o", tmp_path / "small", "--short-side", "16", *one),
+        ("adopt", foreign, "--allow-subset", *one),
+        ("replicate", sound, "--to", tmp_path / "copy"),
+        ("show", sound / "train-00000-of-00002"),
+        ("export", sound, "--out", tmp_path / "train.rec", "--split", "train"),
+        ("bench-read", sound, "--batch-size", "2", "--seconds", "1"),
+        ("report", "--compare", sound, sound, "--out", tmp_path / "comparison.html"),
+    )
+    with opened(planted) as seen:
+        ended = {words[0]: command.run(*words, cwd=planted) for words in verbs}
+
+    assert {verb: each.err for verb, each in ended.items() if each.code} == {}
+    assert seen == set()

@@ -1,0 +1,68 @@
+"""What is imported elsewhere: from the root of the file system, for as long as it takes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from imagenet_prep.core import imports
+from tests.conftest import REPOSITORY
+from tests.kit.command import PATIENCE_S
+
+
+def said(cwd: Path, program: str, **env: str) -> str:
+    """Returns what a program prints that runs there."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=cwd,
+        env=dict(os.environ, PYTHONPATH=str(REPOSITORY), TF_CPP_MIN_LOG_LEVEL="3", **env),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_pipe_called_matplotlibrc_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "matplotlibrc")
+    program = (
+        "import os\nfrom imagenet_prep.core import imports\nimports.guard()\nimports.guard()\n"
+        "import matplotlib\nprint(os.getcwd())"
+    )
+
+    assert said(tmp_path, program) == f"{tmp_path}\n"
+
+
+def test_a_folder_that_is_gone_is_no_hindrance(tmp_path: Path) -> None:
+    program = (
+        "import os\nfrom imagenet_prep.core import imports\nimports.guard()\n"
+        "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
+        "import matplotlib\nprint(os.path.exists('/proc/self/cwd/.'))"
+    )
+
+    assert said(tmp_path, program)
+
+
+def test_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 30\n")
+    program = (
+        "from imagenet_prep.reporting import plots\nimport matplotlib as mpl\n"
+        "before = mpl.rcParams['font.size']\n"
+        "with plots._style():\n    print(mpl.rcParams['text.usetex'], mpl.rcParams['font.size'])\n"
+        "print(before, mpl.rcParams['font.size'])"
+    )
+
+    found = said(Path("/"), program, MPLCONFIGDIR=str(tmp_path))
+    assert found == "False 9.0\n30.0 30.0\n"
+
+
+def test_xla_is_told_where_cuda_is_but_for_users_who_say_so() -> None:
+    mine = "--xla_gpu_cuda_data_dir=/mine --xla_dump_to="
+
+    assert imports.xla_flags(mine) == mine
+    assert re.fullmatch(r"--xla_gpu_cuda_data_dir=/[^ ]+", imports.xla_flags(""))
+    assert re.fullmatch(r"--x=1 --xla_gpu_cuda_data_dir=/[^ ]+", imports.xla_flags("--x=1"))

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from imagenet_prep.dataset.problems import MOST, GivenUpError, Problems
+
+
+def test_a_shard_is_given_up_after_its_first_thousand_problems() -> None:
+    problems = Problems()
+    for number in range(MOST - 1):
+        problems.add(f"record {number}")
+    assert len(problems.listed("a")) == len(problems) == MOST - 1
+
+    with pytest.raises(GivenUpError):
+        problems.add(ValueError("the last"))
+
+    assert problems.listed("a")[-2:] == [
+        "the last",
+        "a: was given up after 1,000 problems: there may be more",
+    ]

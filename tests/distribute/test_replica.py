@@ -1,0 +1,77 @@
+"""What a replica in a folder removes, and what it goes on with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.distribute.replica import Replica, incoming_name
+from imagenet_prep.storage.folder import TEMPORARY
+from tests.kit.dataset import everything
+from tests.kit.replicas import make_dataset
+
+SHARD = "train-00000-of-00002"
+HALF, OTHER = incoming_name(SHARD), incoming_name(naming.index_name(SHARD))
+LEFT = {HALF: b"half", OTHER: b"half", f"{TEMPORARY}/manifest": b"{"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> bytes:
+    make_dataset(tmp_path / "set", shards=2, shard_bytes=1000)
+    return (tmp_path / "set" / naming.MANIFEST).read_bytes()
+
+
+@pytest.fixture
+def replica(tmp_path: Path, data: bytes) -> Replica:
+    """A replica that a killed run has left."""
+    found = Replica(tmp_path / "replica", data)
+    for name, content in LEFT.items():
+        path = found.store.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return found
+
+
+def left(replica: Replica) -> dict[str, bytes]:
+    paths = (path for path in replica.store.root.rglob("*") if path.is_file())
+    return {str(path.relative_to(replica.store.root)): path.read_bytes() for path in paths}
+
+
+def test_nothing_stays_of_a_killed_run(replica: Replica) -> None:
+    replica.clear()
+
+    assert left(replica) == {}
+
+
+def test_only_beginnings_of_what_is_lacking_stay_of_a_killed_run(replica: Replica) -> None:
+    (lacking,) = (file for file in replica.files if file.name == SHARD)
+
+    assert replica.begun([lacking]) == {SHARD: 4}
+    assert left(replica) == {HALF: b"half"}
+
+
+@pytest.mark.parametrize("part", [WHOLE, Placement(1, 2, 1)])
+def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
+    tmp_path: Path, data: bytes, part: Placement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = Replica(tmp_path / "replica", data, part)
+    replica.store.write(naming.PLACEMENT, Placement(0, 2, 1).dumps(replica.manifest.digest))
+    replica.commit()
+    synced = []
+    sync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(sorted(everything(replica.store.root)))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    replica.withdraw()
+
+    assert naming.MANIFEST not in synced[0], "it cannot come back"
+    assert naming.PLACEMENT in synced[0]
+    said = {naming.PLACEMENT: part.dumps(replica.manifest.digest)} if part != WHOLE else {}
+    assert left(replica) == said

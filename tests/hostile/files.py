@@ -1,0 +1,73 @@
+"""Things that are no files, or much too large ones, where files of a data set belong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from imagenet_prep.dataset import naming
+
+SHARD = "train-00000-of-00002"
+# Whatever a verb may open in a data set, and what it notes there.
+NAMES = (
+    *(naming.MANIFEST, naming.PLACEMENT, naming.LABELS, naming.QUARANTINE),
+    *(SHARD, naming.index_name(SHARD), naming.PROOF, naming.REPLICAS),
+    *(f"{naming.WORK}/{name}" for name in ("lock", "run.json", "adopt.json", "origin.json")),
+)
+# More than any verb may take, and little enough that a verb that takes it breaks nothing else.
+SPARSE_BYTES = 2 << 30
+
+
+def _socket(path: Path) -> None:
+    # The name of a socket has 108 bytes at most.
+    here = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
+
+
+def _sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, SPARSE_BYTES)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "sparse": _sparse,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "loop": lambda path: path.symlink_to(path.name),
+}
+
+
+def plants(root: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields (what is planted, what plants it) for a data set that will be at `root`."""
+    for name in NAMES:
+        for kind in KINDS:
+            yield f"{name}: {kind}", _planting(root / name, kind)
+
+
+def work_plants(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yields the same for each file that a verb has left below `.work`, of many alike for one."""
+    left = [path for path in sorted((out / naming.WORK).rglob("*")) if path.is_file()]
+    of_folder = {(path.parent, path.suffix): path for path in left}
+    for path in of_folder.values():
+        for kind in ("sparse", "pipe"):
+            yield f"{path.relative_to(out)}: {kind}", _planting(path, kind)
+
+
+def plant(path: Path, kind: str) -> None:
+    """Puts something of a kind where something else may be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    KINDS[kind](path)
+
+
+def _planting(path: Path, kind: str) -> Callable[[], None]:
+    return lambda: plant(path, kind)

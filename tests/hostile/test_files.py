@@ -1,0 +1,85 @@
+"""Pipes, devices and sparse files in place of a data set's files, before every verb."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import naming
+from tests.hostile import files
+from tests.hostile.arena import Arena
+from tests.hostile.test_manifests import READ
+from tests.kit.lengths import long_but
+
+ONE = ("--workers", "1")
+VERBS: dict[str, tuple[str, ...]] = {
+    "verify": ("verify", "set", *ONE),
+    "verify if changed": ("verify", "set", "--if-changed", *ONE),
+    "report": ("report", "set", "--out", "page.html"),
+    "replicate": ("replicate", "set", "--to", "copy", "--connections", "1"),
+    "replicate to": ("replicate", "sound", "--to", "set", "--connections", "1"),
+    "read": ("set",),
+    "export": ("export", "set", "--out", "copy"),
+    "show": ("show", f"set/{files.SHARD}"),
+    "resize": ("resize", "-i", "set", "-o", "out", "--short-side", "16", *ONE),
+    "resize to": ("resize", "-i", "sound", "-o", "set", "--short-side", "16", *ONE),
+    "adopt": ("adopt", "set", "--allow-subset", *ONE),
+    "adopt again": ("adopt", "set", "--rewrite", "--out", "out", "--allow-subset", *ONE),
+}
+# They refuse a folder that has a manifest.
+WITHOUT_MANIFEST = ("adopt", "adopt again")
+# In `make test` each verb meets a part of the files, another one than the verb before.
+PARTS = 6
+
+
+def _run(arena: Arena, sound: Path, verb: str, plant: Callable[[], None]) -> int:
+    for name in ("set", "sound"):
+        shutil.copytree(sound, arena.given / name)
+    if verb in WITHOUT_MANIFEST:
+        (arena.given / "set" / naming.MANIFEST).unlink()
+        shutil.rmtree(arena.given / "set" / naming.INDEX)
+        (arena.given / "set" / naming.LABELS).unlink()
+    plant()
+    return arena.run(*VERBS[verb], **({"call": READ} if verb == "read" else {})).code
+
+
+@pytest.mark.parametrize(
+    ("verb", "part"),
+    long_but(
+        [(verb, number % PARTS) for number, verb in enumerate(VERBS)],
+        [(verb, part) for verb in VERBS for part in range(PARTS)],
+    ),
+)
+def test_whatever_lies_in_place_of_a_file_it_ends_in_a_sentence(
+    arena: Arena, sound: Path, verb: str, part: int
+) -> None:
+    plants = list(files.plants(arena.given / "set"))
+    # The kinds of neighbouring files differ, so that a part holds all kinds and all files.
+    chosen = [
+        each for at, each in enumerate(plants) if (at + at // len(files.KINDS)) % PARTS == part
+    ]
+    arena.each(chosen, lambda plant: _run(arena, sound, verb, plant))
+
+
+# Which verb reads which file whole.
+READ_WHOLE = [
+    *((verb, naming.MANIFEST) for verb in ("verify", "report", "replicate", "read", "export")),
+    *((verb, naming.MANIFEST) for verb in ("resize", "resize to", "verify if changed")),
+    *((verb, naming.PLACEMENT) for verb in ("verify", "replicate", "read", "export")),
+    *((verb, naming.LABELS) for verb in ("verify", "replicate", "read", "export", "resize")),
+    *(("adopt", f"{naming.WORK}/adopt.json"), ("resize to", f"{naming.WORK}/run.json")),
+]
+
+
+@pytest.mark.parametrize(("verb", "name"), READ_WHOLE)
+def test_a_file_of_gigabytes_of_nothing_is_not_read(
+    arena: Arena, sound: Path, verb: str, name: str
+) -> None:
+    path = arena.given / "set" / name
+    assert _run(arena, sound, verb, lambda: files.plant(path, "sparse")) == 3
+    arena.clear()
+    # What is no file of theirs does not disturb those that only look for such a file.
+    _run(arena, sound, verb, lambda: files.plant(path, "pipe"))

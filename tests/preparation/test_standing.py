@@ -1,0 +1,220 @@
+"""What follows from what lies at a place: decided without a disk, and asked of the store once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
+from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.preparation import standing
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.standing import Begun, Decision, Standing, Wanted
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.storage.folder import LocalStore
+
+LIBRARIES = {"codec": "1"}
+
+
+def wanted(*splits: str, size: int = 64, **more: Any) -> Wanted:
+    chosen = Settings("resize", {s: {"short_side": size} for s in splits})
+    return Wanted(chosen, more.pop("libraries", LIBRARIES), **more)
+
+
+def committed(*splits: str, size: int = 64, codec: str = "1", bad: int = 0) -> Manifest:
+    config = {"verb": "resize", "splits": {split: {"short_side": size} for split in splits}}
+    digest = "0" * 64
+    return Manifest(
+        schema_version=manifest.SCHEMA_VERSION,
+        producer=manifest.Producer("imagenet-prep", "0", {"codec": codec}),
+        config=config,
+        config_digest=digest,
+        plan_digest=digest,
+        label_offset=1,
+        subset=True,
+        classes=manifest.Classes(1, digest, official=False),
+        sources=[Source("train.tar", 5, None, 1)],
+        splits={
+            s: Split(1, 64, [1], 0, 1, 1, [Shard(f"{s}-00000-of-00001", 1, 64, digest, 9, digest)])
+            for s in splits
+        },
+        quarantined={"truncated": bad} if bad else {},
+        repaired={},
+        files=[],
+    )
+
+
+def begun(*splits: str, size: int = 64, codec: str = "1") -> Begun:
+    return Begun(committed(*splits, size=size).config, {"codec": codec})
+
+
+def at(**there: Any) -> Standing:
+    whole = there.get("committed")
+    whole = frozenset(whole.splits) if whole else frozenset()
+    return Standing("/out", **{"whole": whole, **there})
+
+
+TRAIN = {"train": {"short_side": 64}}
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "expected"),
+    [
+        (at(), wanted("train"), Decision({}, [], ["train"])),
+        (at(begun=begun("train")), wanted("train"), Decision(TRAIN, [], ["train"])),
+        (at(committed=committed("train")), wanted("train"), Decision(TRAIN, [], [])),
+        (
+            at(committed=committed("train"), whole=frozenset()),
+            wanted("train"),
+            Decision(TRAIN, [], ["train"]),
+        ),
+        (
+            at(committed=committed("train")),
+            wanted("train", "validation"),
+            Decision(TRAIN, [], ["validation"]),
+        ),
+        (
+            at(committed=committed("train")),
+            wanted("train", size=50, force=True),
+            Decision(TRAIN, ["train"], ["train"]),
+        ),
+        (
+            at(committed=committed("train", codec="0")),
+            wanted("train", force=True),
+            Decision(TRAIN, ["train"], ["train"]),
+        ),
+        (
+            at(committed=committed("train", codec="0")),
+            wanted("train", libraries={}),
+            Decision(TRAIN, [], []),
+        ),
+    ],
+    ids=[
+        "an empty place",
+        "unfinished work",
+        "a finished set",
+        "a finished set that lost a file",
+        "a split is added",
+        "force replaces other settings",
+        "force replaces another codec",
+        "a run that only keeps images goes on with any codec",
+    ],
+)
+def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> None:
+    assert standing.decide(there, asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "said"),
+    [
+        (
+            at(begun=begun("train", size=50)),
+            wanted("train"),
+            (
+                "/out holds the unfinished work of another run: short_side is 50 there, 64 here. "
+                "Finish it as it was started, or choose another folder."
+            ),
+        ),
+        (
+            at(committed=committed("train", size=50)),
+            wanted("train", force=False),
+            (
+                "/out holds another data set: short_side is 50 there, 64 here. Choose another "
+                "folder, or let --force replace what is there."
+            ),
+        ),
+        (
+            at(committed=committed("train")),
+            wanted("train", source_sizes={"train.tar": 6, "b": 1}),
+            (
+                "/out holds another data set: train.tar was 5 bytes, is 6; b was not there. Choose "
+                "another folder."
+            ),
+        ),
+        (
+            at(names=("train.txt",)),
+            wanted("train"),
+            (
+                "/out already holds train.txt, which no run of resize left there. Choose an empty "
+                "folder."
+            ),
+        ),
+        (
+            at(begun=Begun({"splits": ["train"]}, {})),
+            wanted("train"),
+            "/out holds a data set that resize did not make. Choose another folder.",
+        ),
+        (
+            at(begun=begun("train", codec="0")),
+            wanted("train", force=False),
+            (
+                "/out was begun with codec 0 (here 1). Finish it with that, choose another folder, "
+                "or let --force replace what is there."
+            ),
+        ),
+        (
+            at(begun=Begun(committed("train").config, {"opencv": "4"})),
+            wanted("train"),
+            (
+                "/out was begun by an imagenet-prep whose images depend on the processor: this one "
+                "makes other bytes of them. Finish it with that, or choose another folder."
+            ),
+        ),
+    ],
+)
+def test_what_is_refused_is_whole_sentences(there: Standing, asked: Wanted, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        standing.decide(there, asked)
+    assert str(refused.value) == said
+
+
+def test_a_finished_set_with_too_many_bad_images_is_damaged() -> None:
+    there = at(committed=committed("train", bad=2))
+    assert not standing.decide(there, wanted("train", allowed_bad_images=2)).left
+    with pytest.raises(DataDamagedError, match="2 bad images were left out and 1 are allowed"):
+        standing.decide(there, wanted("train", allowed_bad_images=1))
+
+
+ASKED = ("list_folder", "names", "size", "sizes", "read", "claim")
+
+
+class Counted:
+    """A folder that counts what it is asked; in a bucket each is a request."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = LocalStore(root)
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += name in ASKED
+        return getattr(self.folder, name)
+
+
+def run(store: Any) -> int:
+    """Does what prepare does around its tasks; returns how often it asked the store."""
+    store.calls.clear()
+    output = Output(store, wanted("train"))
+    if not output.left():
+        output.end()
+        return store.calls.total()
+    with output.lock():
+        output.begin(output.left())
+        split = committed("train").splits["train"]
+        for file in split.shards[0].files:
+            store.folder.write(file.name, b"x" * file.num_bytes)
+        output.commit({"train": split}, ClassList(("n1",), ("a",)))
+        output.end()
+    return store.calls.total()
+
+
+def test_the_place_is_asked_few_questions(tmp_path: Path) -> None:
+    store = Counted(tmp_path)
+    run(store)
+    (tmp_path / naming.MANIFEST).unlink()
+    assert run(store) <= 11, store.calls  # unfinished
+    assert run(store) <= 7, store.calls  # finished

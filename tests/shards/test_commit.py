@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.member import QUARANTINED
+from imagenet_prep.shards.commit import split_of
+
+SHARD = "train-00000-of-00001"
+
+
+def receipt(class_index: int) -> dict[str, object]:
+    counts = ("examples", "num_bytes", "index_bytes", "resized", "max_height", "max_width")
+    return {
+        **dict.fromkeys(counts, 1),
+        **dict.fromkeys(("sha256", "index_sha256"), "0" * 64),
+        "shard": SHARD,
+        "incidents": [{"action": QUARANTINED, "class_index": class_index}],
+    }
+
+
+def test_an_image_that_was_left_out_is_not_counted() -> None:
+    assert split_of([receipt(0)], [3, 4]).examples_per_class == [2, 4]
+    assert split_of([receipt(1)], [3, 4]).examples_per_class == [3, 3]
+
+
+@pytest.mark.parametrize("class_index", [-1, 2, 1 << 60])
+def test_a_receipt_of_a_class_that_is_none_is_damage(class_index: int) -> None:
+    with pytest.raises(DataDamagedError, match=f"{SHARD}: its receipt in .work leaves out"):
+        split_of([receipt(class_index)], [3, 4])

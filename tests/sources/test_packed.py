@@ -1,0 +1,47 @@
+"""Files that are packed, and what may lie behind what is packed."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.sources import packed
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [bytes, gzip.compress, bz2.compress, lzma.compress],
+    ids=["plain", "gzip", "bzip2", "xz"],
+)
+def test_what_is_packed_is_read_and_what_is_not_too(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / "file").write_bytes(pack(b"content" * 1000))
+
+    with packed.unpacked(tmp_path / "file") as stream:
+        assert stream.read() == b"content" * 1000
+
+
+def test_several_packed_files_are_one_and_a_tapes_padding_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(gzip.compress(b"a") + gzip.compress(b"b") + bytes(10_240))
+
+    with packed.unpacked(tmp_path / "file") as stream:
+        assert stream.read() == b"ab"
+
+
+def test_gigabytes_of_zeros_behind_it_are_not_read_one_by_one(tmp_path: Path) -> None:
+    """A sparse file has them in no room; they would take hours."""
+    (tmp_path / "file").write_bytes(gzip.compress(b"content"))
+    os.truncate(tmp_path / "file", 8 << 30)
+
+    with (
+        packed.unpacked(tmp_path / "file") as stream,
+        pytest.raises(OSError, match=r"behind the packed bytes are more than 1,048,576 zeros"),
+    ):
+        stream.read()

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.storage.new_file import new_file
+from tests.storage.test_folder import failing
+
+
+def test_a_new_file_is_synced_whole_by_who_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    with new_file(tmp_path / "new") as file:
+        file.write(b"some")
+        file.write(b"thing")
+        descriptor = file.fileno()
+
+        assert os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "new")
+        assert synced == []
+    assert synced == [9]
+
+
+def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"), new_file(tmp_path / "new") as file:
+        file.write(b"something")
+
+
+def test_no_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"mine")
+
+    with pytest.raises(FileExistsError), new_file(tmp_path / "there"):
+        pass
+    assert (tmp_path / "there").read_bytes() == b"mine"

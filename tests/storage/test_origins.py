@@ -1,0 +1,82 @@
+"""Where a source lies is believed of the user's own notes alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import naming
+from imagenet_prep.storage import origins
+from imagenet_prep.storage.origins import Origin
+
+DIGEST, ORIGIN = "0a" * 32, Origin("/in", {"a.tar": "/elsewhere/a.tar"})
+
+
+@pytest.fixture
+def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a note."""
+    monkeypatch.setenv(naming.CACHE, str(tmp_path / "cache"))
+    before = os.umask(0)
+    try:
+        origins.note(DIGEST, ORIGIN)
+    finally:
+        os.umask(before)
+    (note,) = (tmp_path / "cache" / "origins").iterdir()
+    return note
+
+
+def test_a_note_is_found_again_of_its_own_set_alone(noted: Path) -> None:
+    assert origins.find(DIGEST) == ORIGIN
+    assert origins.find("0b" * 32) is None
+
+
+def test_the_last_note_counts(noted: Path) -> None:
+    origins.note(DIGEST, Origin("/moved", {}))
+
+    assert origins.find(DIGEST) == Origin("/moved", {})
+
+
+def test_a_note_of_another_set_does_not_count_under_this_name(noted: Path) -> None:
+    shutil.copy(noted, noted.with_name(f"{'0b' * 32}.json"))
+
+    assert origins.find("0b" * 32) is None
+
+
+@pytest.mark.parametrize("how", ["written by all", "link", "pipe", "junk", "deep", "huge", "list"])
+def test_what_another_user_may_have_left_there_is_no_note(noted: Path, how: str) -> None:
+    if how == "written by all":
+        noted.chmod(0o666)
+    elif how == "huge":
+        os.truncate(noted, 1 << 40)
+    elif how in ("junk", "deep", "list"):
+        noted.write_bytes({"junk": b"\xff{", "deep": b"[" * 100_000, "list": b"[]"}[how])
+    else:
+        noted.rename(noted.with_name("kept"))
+        if how == "link":
+            noted.symlink_to("kept")
+        else:
+            os.mkfifo(noted)
+
+    assert origins.find(DIGEST) is None
+
+
+@pytest.mark.root
+def test_a_note_that_belongs_to_another_user_does_not_count(noted: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a file away")
+    os.chown(noted, 12345, 12345)
+
+    assert origins.find(DIGEST) is None
+
+
+def test_where_nothing_can_be_noted_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv(naming.CACHE, str(tmp_path / "file"))
+    origins.note(DIGEST, ORIGIN)
+
+    assert origins.find(DIGEST) is None

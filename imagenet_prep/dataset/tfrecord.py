@@ -6,6 +6,7 @@ supported: every ImageNet consumer reads uncompressed files, and JPEG does not s
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
@@ -14,6 +15,7 @@ import crc32c
 
 from imagenet_prep.core.errors import DataDamagedError
 
+_INDEX_LINE = re.compile(r"[0-9]{1,20} [0-9]{1,20}\s*", re.ASCII)
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _HEAD = struct.Struct("<QI")
@@ -52,6 +54,19 @@ def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]
 def index_line(offset: int, size: int) -> str:
     """Returns DALI's index line of a record; `size` counts the framing, as tfrecord2idx does."""
     return f"{offset} {size}\n"
+
+
+def index_numbers(line: str) -> tuple[int, int]:
+    """Returns the offset and the size, with framing, that a line of DALI's index names.
+
+    Raises:
+      DataDamagedError: the line is anything else. The message does not repeat it, since the index
+        may be a link to a file of the user that must not be shown.
+    """
+    if not _INDEX_LINE.fullmatch(line):
+        raise DataDamagedError("its line of the index is not two numbers")
+    offset, size = map(int, line.split())
+    return offset, size
 
 
 def unframe(data: bytes, size: int) -> memoryview:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 import imagenet_prep
 from imagenet_prep.core.cli import human_bytes
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.facts import Facts
@@ -192,7 +192,7 @@ def _reasons(counts: Mapping[str, int]) -> str:
 
 def _facts_of(tile: Tile) -> dict[str, Any]:
     record, image = tile.record, tile.image
-    offset = int(record.line.split()[0])
+    offset, _ = tfrecord.index_numbers(record.line)
     rows = [
         ("class", f"{image.wnid}, index {tile.class_index}"),
         ("file", image.filename),

@@ -221,8 +221,8 @@ def read(facts: Facts, record: Record) -> ImageExample:
       DataDamagedError: the index or the shard is not what it should be there.
     """
     try:
-        offset, size = map(int, record.line.split())
-        if offset < 0 or size < tfrecord.FRAMING_BYTES:
+        offset, size = tfrecord.index_numbers(record.line)
+        if size < tfrecord.FRAMING_BYTES:
             raise ValueError("its index claims a record where there can be none")
         if size > MAX_SHOWN_BYTES:
             raise ValueError(f"it has {size:,} bytes, and {MAX_SHOWN_BYTES:,} at most are shown")

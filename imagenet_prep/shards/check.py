@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from imagenet_prep.storage.fetch import as_file
 from imagenet_prep.storage.remote import CHUNK_BYTES
 from imagenet_prep.storage.store import Store
 
-_INDEX_LINE = re.compile(r"[0-9]+ [0-9]+\s*", re.ASCII)
 # A line of an index has two numbers of up to 20 digits. A longer line is damaged.
 _MAX_LINE_BYTES = 64
 
@@ -99,9 +97,12 @@ class _IndexLines:
             return
         line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
         if line and line != expected:
-            # The index may be a link to something of the user's, which is not to be shown.
-            said = repr(line.rstrip()) if _INDEX_LINE.fullmatch(line) else "without two numbers"
-            self._other = f"record {number}: line {said}, the shard says {expected.rstrip()!r}"
+            said = f"the shard says {expected.rstrip()!r}"
+            try:
+                offset, size = tfrecord.index_numbers(line)
+                self._other = f"record {number}: line '{offset} {size}', {said}"
+            except DataDamagedError as error:
+                self._other = f"record {number}: {error}, {said}"
 
     def problem(self, sha256: str) -> str | None:
         """Returns what is wrong with an index that must have this sha256."""

@@ -167,6 +167,19 @@ def test_a_class_list_that_is_another_file_is_not_shown(small: tuple[Path, Manif
     assert gathered(small).classes == []
 
 
+def test_an_index_that_is_another_file_is_not_shown(small: tuple[Path, Manifest]) -> None:
+    root, made = small
+    shard = made.splits["train"].shards[0].name
+    (root.parent / "secret").write_text("password-7f3a\n" * made.splits["train"].shards[0].examples)
+    (root / "index" / shard).unlink()
+    (root / "index" / shard).symlink_to(root.parent / "secret")
+    line = facts.index_of(gathered(small), shard, {0})[0]
+
+    with pytest.raises(DataDamagedError, match="index is not two numbers") as caught:
+        sample.read(gathered(small), sample.Record(shard, 0, line))
+    assert "7f3a" not in str(caught.value)
+
+
 @pytest.mark.parametrize("line", [b"", b"ab", b"{}"])
 def test_lists_of_short_lines_are_no_longer_in_memory_than_on_the_disk(
     small: tuple[Path, Manifest], line: bytes

@@ -16,6 +16,7 @@ from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import cli
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
 from imagenet_prep.shards.summary import render
 
@@ -92,6 +93,13 @@ class Config(RunFlags):
         help="keep every image byte for byte, whatever its size; only what the records lack is "
         "added",
     )
+    orientation: str | None = cli.flag(
+        None,
+        choices=RULES,
+        help="an image whose EXIF orientation is not 1: neutral leaves its pixels and sets the tag "
+        "to 1; apply turns its pixels and boxes; keep leaves the tag of what is not shrunk "
+        "(default: neutral; keep with --keep-original)",
+    )
     force: bool = cli.flag(
         False,
         help="replace a split that resize made in OUTPUT with other settings or another codec, and "
@@ -114,6 +122,10 @@ class Config(RunFlags):
         super().__post_init__()
         if self.keep_original and self.stretch:
             raise ValueError("--keep-original keeps what --stretch would change")
+        if self.keep_original and self.orientation not in (None, KEEP):
+            raise ValueError(
+                f"--orientation {self.orientation} changes what --keep-original keeps byte for byte"
+            )
         if self.start_offset:
             raise ValueError(
                 f"--start_offset {self.start_offset}: not needed. Run the same command again and "
@@ -150,7 +162,11 @@ def resize(config: Config) -> dict[str, Any]:
             f"{', '.join(found.splits)} (see --splits)"
         )
     policy = Policy(
-        config.short_side, config.quality, stretch=config.stretch, codec=CODECS[config.codec]
+        config.short_side,
+        config.quality,
+        stretch=config.stretch,
+        codec=CODECS[config.codec],
+        orientation=config.orientation or NEUTRAL,
     )
     if not config.keep_original:
         require(policy)

@@ -81,7 +81,7 @@ def verify(config: Config) -> dict[str, Any]:
     shards = [shard for split in manifest.splits for shard in part.shards(manifest, split)]
     damaged = _check_small_files(store, manifest)
     problems = [*damaged.values(), *_check_strangers(store, {shard.name for shard in shards}, part)]
-    before, since = "", None
+    before, since, oriented = "", None, None
     if config.if_changed and folder:
         files = [file for shard in shards for file in shard.files]
         before = proof.fingerprint(folder, manifest.digest, files)
@@ -90,6 +90,8 @@ def verify(config: Config) -> dict[str, Any]:
         expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
         receipts = _check_shards(config, store, expectation, shards)
         problems += [problem for receipt in receipts for problem in receipt["problems"]]
+        if config.level == schema.LEVEL_DECODE:
+            oriented = sum(receipt["oriented"] for receipt in receipts)
         # What a part holds of a class says nothing of the whole.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
@@ -105,6 +107,7 @@ def verify(config: Config) -> dict[str, Any]:
         "examples": sum(shard.examples for shard in shards),
         "part": str(part) if part.nodes > 1 else None,
         "excluded": settings.num_excluded(manifest.config),
+        "oriented": oriented,
         "problems": problems,
     }
 
@@ -279,6 +282,12 @@ def run(argv: Sequence[str]) -> int:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
         if result["excluded"]:
             print(f"excluded: {result['excluded']:,} images, which prepare was told to leave out")
+        if result["oriented"]:
+            print(
+                f"EXIF orientation: {result['oriented']:,} images have a tag that is not 1, so "
+                "decoders differ in how they show them; prepare and resize --orientation set it "
+                "right"
+            )
         if result["unchanged_since"]:
             print(f"nothing was touched since it was proven at {result['unchanged_since']}")
     return 0

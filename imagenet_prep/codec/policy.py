@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
+from imagenet_prep.dataset.orientation import KEEP
 
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
@@ -33,6 +34,8 @@ class Policy:
       max_pixels: images that claim more are quarantined undecoded.
       stretch: make every image a square of `short_side`, whatever its size and aspect.
       codec: PLANES or PORTABLE: what encodes images, and so names their bytes.
+      orientation: one of `orientation.RULES`: what is done where an EXIF tag says that the image
+        is to be turned.
     """
 
     short_side: int | None = 480
@@ -41,6 +44,7 @@ class Policy:
     max_pixels: int = MAX_PIXELS
     stretch: bool = False
     codec: str = PLANES
+    orientation: str = KEEP
 
     @property
     def libraries(self) -> dict[str, str]:

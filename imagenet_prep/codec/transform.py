@@ -22,8 +22,9 @@ from imagenet_prep.codec import memory, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.codec.probe import Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import jpeg
-from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, PreparedImage
+from imagenet_prep.dataset import jpeg, orientation
+from imagenet_prep.dataset.member import ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
+from imagenet_prep.dataset.orientation import APPLY, KEEP
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,6 +45,8 @@ RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 # Formats that turn up in image collections under a JPEG name. Listed, so that a stray file
 # cannot reach Pillow's more exotic decoders.
 _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+
+_WITH_EXIF = ("PNG", "WEBP")
 
 # Pixels whose colours are converted at a time.
 _BAND_PIXELS = 1 << 20
@@ -71,9 +74,9 @@ def require(policy: Policy) -> None:
 def transform(data: bytes, policy: Policy) -> PreparedImage:
     """Returns the image as it is to be stored.
 
-    A sound RGB JPEG that needs no shrinking is returned byte for byte. Everything else is
-    decoded, resized to what the policy says, and encoded as 4:2:0.
-    EXIF orientation is not applied: ImageNet's boxes, labels and readers go without it.
+    A sound RGB JPEG that needs neither shrinking nor turning is returned byte for byte, but for
+    an EXIF orientation that is set to 1. Everything else is decoded, resized to what the policy
+    says, turned where the policy applies EXIF orientation, and encoded as 4:2:0.
 
     Raises:
       BadImageError: the image cannot be used; `reason` is one of empty, truncated,
@@ -91,6 +94,8 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     # The portable way halves the sides only as long as four times the target is left.
     decoded = min(header.height * header.width, 64 * height * width)
     with memory.room(memory.of_jpeg(frame, header.height * header.width, decoded)):
+        if policy.orientation != KEEP and (tags := orientation.of_jpeg(data, frame)) is not None:
+            return _from_tagged(data, header, height, width, policy, tags)
         return _from_jpeg(data, header, height, width, policy)
 
 
@@ -113,6 +118,45 @@ def _from_jpeg(
     pixels, surplus = _decode(data, header, height, width)
     encoded = _encode(pixels, height, width, policy)
     return PreparedImage(encoded, height, width, shrinks, repair or surplus, before)
+
+
+def _from_tagged(
+    data: bytes, header: Probe, height: int, width: int, policy: Policy, tags: orientation.Tags
+) -> PreparedImage:
+    """Returns a JPEG with EXIF orientation at height x width pixels, or turned from there."""
+    turn = tags.turn if policy.orientation == APPLY else orientation.UPRIGHT
+    if turn == orientation.UPRIGHT:
+        made = _from_jpeg(data, header, height, width, policy)
+        if made.encoded is data:
+            made = made._replace(encoded=orientation.neutral(data, tags))
+        return _with_orientation(made, tags, turn)
+    pixels, surplus = None, None
+    if policy.codec == PLANES and header.colorspace in _PLANAR:
+        pixels = np.empty((height, width, 3), np.uint8)
+        look = planes.Look(height, width, planes.BYTES, planes.BICUBIC)
+        if not look.decode(data, None, pixels):
+            pixels = None
+    if pixels is None:
+        pixels, surplus = _decode(data, header, height, width)
+    before = (header.height, header.width)
+    encoded = _encode(pixels, height, width, policy, turn)
+    repair = surplus if header.colorspace in _RGB else header.colorspace.lower()
+    size = orientation.turned_size(height, width, turn)
+    made = PreparedImage(encoded, *size, (height, width) != before, repair, before)
+    return _with_orientation(made, tags, turn)
+
+
+def _with_orientation(image: PreparedImage, tags: orientation.Tags, turn: int) -> PreparedImage:
+    """Returns an image whose repair says what became of its EXIF orientation."""
+    detail = f"EXIF orientation {tags.value}: "
+    if turn != orientation.UPRIGHT:
+        detail += f"its pixels were turned by it; {ENCODED_ANEW}"
+    elif image.source_size is None:
+        detail += "the tag was set to 1, and nothing else was changed"
+    else:
+        detail += f"it was left out, and the pixels lie as they did; {ENCODED_ANEW}"
+    repair = "+".join(filter(None, [image.repair, orientation.REASON]))
+    return image._replace(repair=repair, detail=detail, turn=turn)
 
 
 def encode_raw(pixels: Pixels) -> bytes:
@@ -174,26 +218,37 @@ def _surplus_or_raise(error: ValueError) -> str:
 
 def _from_other(data: bytes, policy: Policy) -> PreparedImage:
     """Decodes what is not a JPEG with Pillow; the result counts as repaired."""
-    with contextlib.ExitStack() as turn:
-        name, pixels = _decode_other(data, policy, turn)
+    with contextlib.ExitStack() as room:
+        name, pixels, exif = _decode_other(data, policy, room)
+        tags = None if policy.orientation == KEEP else orientation.of_exif(exif)
+        turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
         before = pixels.shape[:2]
         height, width = policy.resized(*before)
-        encoded = _encode(pixels, height, width, policy)
-    shrinks = (height, width) != before
-    return PreparedImage(encoded, height, width, shrinks, name, before)
+        encoded = _encode(pixels, height, width, policy, turn)
+    size = orientation.turned_size(height, width, turn)
+    made = PreparedImage(encoded, *size, (height, width) != before, name, before)
+    return _with_orientation(made, tags, turn) if tags else made
 
 
-def _decode_other(data: bytes, policy: Policy, turn: contextlib.ExitStack) -> tuple[str, Pixels]:
-    """Returns the format's name and pixels [height, width, 3], once `turn` has room for them."""
+def _decode_other(
+    data: bytes, policy: Policy, room: contextlib.ExitStack
+) -> tuple[str, Pixels, bytes]:
+    """Returns the format's name, pixels [height, width, 3] and EXIF, once there is `room`.
+
+    Of a TIFF the EXIF is empty: there the tag is a part of the format, and Pillow has obeyed it.
+    """
     try:
         with warnings.catch_warnings():
             # Odd metadata and palettes make Pillow warn; the pixels decide, not the warning.
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=_PILLOW_FORMATS) as opened:
                 _check_pixels(opened.height, opened.width, policy)
-                turn.enter_context(memory.room(memory.of_other(opened)))
+                room.enter_context(memory.room(memory.of_other(opened)))
                 picture = _first_frame(opened) if isinstance(opened, WebPImageFile) else opened
-                return (opened.format or "other").lower(), _as_rgb(picture)
+                pixels = _as_rgb(picture)
+                # A PNG may have it behind its pixels.
+                exif = opened.info.get("exif", b"") if opened.format in _WITH_EXIF else b""
+                return (opened.format or "other").lower(), pixels, exif
     except UnidentifiedImageError as error:
         raise BadImageError("unknown_format", f"starts with {data[:8]!r}") from error
     except BadImageError:
@@ -241,14 +296,18 @@ def _band_as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _encode(pixels: Pixels, height: int, width: int, policy: Policy) -> bytes:
-    """Returns the JPEG of [height, width] that is made from pixels at least that large."""
+def _encode(
+    pixels: Pixels, height: int, width: int, policy: Policy, turn: int = orientation.UPRIGHT
+) -> bytes:
+    """Returns the JPEG of [height, width], or turned from there, of pixels at least that large."""
     if max(height, width) > _MAX_SIDE:
         raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
     if pixels.shape[:2] != (height, width):
         # Antialiased; Pillow's bicubic filter is of integers.
         resized = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
         pixels = np.asarray(resized)
+    if turn != orientation.UPRIGHT:
+        pixels = np.ascontiguousarray(orientation.turned(pixels, turn))
     encoded: bytes = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
     return encoded
 
@@ -285,13 +344,16 @@ def is_rgb(encoded: bytes) -> bool:
 
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
-) -> None:
+) -> bool:
     """Proves a stored image from its first byte to its last, and that it is what its record says.
 
     Args:
       encoded: a JPEG.
       height, width: pixels.
       any_size, any_colorspace: records of this set are known to be untrue there.
+
+    Returns:
+      Whether it has an EXIF orientation that is not 1, so that decoders differ in how they show it.
 
     Raises:
       BadImageError: it is no RGB JPEG, does not decode, has another size, or claims more than may
@@ -311,3 +373,4 @@ def prove_stored(
     if not any_size and (header.height, header.width) != (height, width):
         found = f"{header.width} x {header.height}"
         raise BadImageError("wrong_size", f"is {found}, its record says {width} x {height}")
+    return orientation.of_jpeg(encoded, frame) is not None

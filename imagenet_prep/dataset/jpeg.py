@@ -7,6 +7,7 @@ decoder go through all coefficients again.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
 from imagenet_prep.core.errors import BadImageError
@@ -38,11 +39,13 @@ class Frame(NamedTuple):
       height, width: pixels.
       coefficient_bytes: that a decoder holds at once, since several scans make them; 0 where one
         scan makes block after block.
+      first_scan: where the first scan begins; what describes the image lies before it.
     """
 
     height: int
     width: int
     coefficient_bytes: int
+    first_scan: int = 0
 
 
 def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
@@ -63,7 +66,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     if not data.startswith(_SOI):
         return None
     position, scans, components, progressive = 2, 0, 0, False
-    header = height = width = 0
+    header = height = width = first_scan = 0
     try:
         for _ in range(_MAX_SEGMENTS):
             # Mostly it lies right here, and a search takes as long as all the rest.
@@ -92,8 +95,10 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
                 progressive = marker in _PROGRESSIVE
             elif marker == _SOS:
                 scans += 1
+                first_scan = first_scan or position
                 if scans == 1 and not progressive and data[position + 2] >= components:
-                    return Frame(height, width, 0) if header else None  # one scan is all
+                    # One scan is all.
+                    return Frame(height, width, 0, first_scan) if header else None
                 if scans > MAX_SCANS:
                     _refuse_scans()
             position += data[position] << 8 | data[position + 1]
@@ -103,7 +108,28 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
         pass  # it ends where a marker should be
     if not header:
         return None
-    return Frame(height, width, _coefficient_bytes(data, header, height * width))
+    coefficient_bytes = _coefficient_bytes(data, header, height * width)
+    return Frame(height, width, coefficient_bytes, first_scan or len(data))
+
+
+def segments(data: bytes, wanted: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yields where the content of each segment of a kind begins and ends, up to the first scan.
+
+    Args:
+      data: a JPEG.
+      wanted: the second byte of the marker.
+      stop: no marker from here on is looked at.
+    """
+    position = 2
+    while (found := _MARKER.search(data, position, stop)) is not None:
+        marker, position = data[found.end() - 1], found.end()
+        if marker in (_SOS, _EOI):
+            return
+        if marker in _SEGMENTS:
+            size = int.from_bytes(data[position : position + 2], "big")
+            if marker == wanted:
+                yield position + 2, min(position + size, len(data))
+            position += size
 
 
 def _coefficient_bytes(data: bytes, header: int, pixels: int) -> int:

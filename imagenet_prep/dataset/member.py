@@ -11,6 +11,8 @@ from imagenet_prep.core.errors import DataDamagedError
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
+# What is said of most repairs.
+ENCODED_ANEW = "encoded as RGB JPEG"
 
 
 class Boxes(NamedTuple):
@@ -42,7 +44,7 @@ class Member(NamedTuple):
       archive: name of the archive that holds the bytes.
       offset, size: byte range of the image in the archive.
       class_index: 0-based position in the sorted WNID list.
-      boxes: bounding boxes; resizing does not change them.
+      boxes: bounding boxes of the source image; resizing does not change them.
     """
 
     key: str
@@ -134,6 +136,8 @@ class PreparedImage(NamedTuple):
       resized: the pixels were resampled.
       repair: why the image had to be changed beyond a resize, e.g. "cmyk"; None for most.
       source_size: (height, width) in pixels before; None where it is the same.
+      detail: of the repair, a line for people.
+      turn: the value of the EXIF orientation that the pixels were turned by; 1 for most.
     """
 
     encoded: bytes
@@ -142,3 +146,5 @@ class PreparedImage(NamedTuple):
     resized: bool
     repair: str | None
     source_size: tuple[int, int] | None = None
+    detail: str = ENCODED_ANEW
+    turn: int = 1

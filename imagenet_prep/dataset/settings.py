@@ -17,6 +17,8 @@ RESIZE = "resize"
 ADOPT = "adopt"
 # The setting of prepare --exclude: how many images, and the digest of the list.
 EXCLUDED = "excluded"
+# What was done with EXIF orientation, one of `orientation.RULES`; without it, tags were kept.
+ORIENTATION = "orientation"
 # Settings of `resize --keep-original`, which is what `adopt --rewrite` does.
 KEEP_ORIGINAL: dict[str, Any] = {"short_side": None, "quality": None, "stretch": False}
 

@@ -8,6 +8,7 @@ from typing import Any
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address, cli
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL, RULES
 
 # Kinds of sources that may lie on a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k")
@@ -117,6 +118,14 @@ class Config(RunFlags):
     keep_original: bool = cli.flag(
         False, help="keep the size of every image, and the bytes of sound RGB JPEGs"
     )
+    orientation: str | None = cli.flag(
+        None,
+        choices=RULES,
+        help="an image whose EXIF orientation is not 1: apply turns its pixels and boxes; neutral "
+        "leaves its pixels and sets the tag to 1; keep leaves its bytes, so that some decoders "
+        "turn it and others do not (default: neutral for ImageNet, as all frameworks have read "
+        "it; keep with --keep-original; else apply)",
+    )
     check: str = cli.flag(
         "decode",
         choices=("decode", "header"),
@@ -192,6 +201,12 @@ class Config(RunFlags):
             **({"holdout": self.holdout} if self.holdout else {}),
             **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
         }
+
+    def orientation_of(self, *, is_imagenet: bool) -> str:
+        """Returns the rule for EXIF orientation, one of RULES, for a source of this kind."""
+        return self.orientation or (
+            KEEP if self.keep_original else NEUTRAL if is_imagenet else APPLY
+        )
 
     @property
     def source_splits(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from imagenet_prep.core import address, canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.settings import EXCLUDED, PREPARE, Settings
+from imagenet_prep.dataset.orientation import APPLY, KEEP
+from imagenet_prep.dataset.settings import EXCLUDED, ORIENTATION, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Stage, Workers
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.output import Output
@@ -46,6 +48,7 @@ from imagenet_prep.storage.store import Store
 # If images are only copied, a third of the time is Python's. From this size on, processes finish
 # earlier than threads, though they start 1 s later (benchmarks/README.md).
 _WORTH_PROCESSES_BYTES = 8 << 30
+_TURNED = "; images are turned as their EXIF orientation says (see --orientation)"
 
 
 @dataclass(frozen=True)
@@ -89,16 +92,20 @@ class Job:
         )
         require(policy)
         selection, description = _select(config)
+        rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
+        policy = dataclasses.replace(policy, orientation=rule)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
             kind = PROCESSES
         return cls(
             selection=selection,
-            description=description + ("; with bounding boxes" if selection.annotations else ""),
+            description=description
+            + ("; with bounding boxes" if selection.annotations else "")
+            + (_TURNED if rule == APPLY and not isinstance(selection.source, Pixels) else ""),
             policy=policy,
             workers=Workers(config.workers, kind, config.beam_args),
-            wanted=_wanted(config, selection, policy.libraries),
+            wanted=_wanted(config, selection, policy),
             expected_md5={
                 part.name: part.md5
                 for part in selection.parts
@@ -161,7 +168,7 @@ def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     return {name: md5 for name, md5 in found.items() if md5 is not None}
 
 
-def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> Wanted:
+def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     excluded = selection.excluded
     from_pixels = isinstance(selection.source, Pixels)
     byte_settings = {
@@ -169,6 +176,8 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
         "boxes": selection.annotations is not None,
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
+        # Sets without it were made before there was a rule, which left every tag as it was.
+        **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
     }
     parts, is_remote = selection.parts, address.is_remote(config.source)
     files = {p.name: str(p.path.absolute()) for p in parts if isinstance(p.path, Path)}
@@ -177,7 +186,7 @@ def _wanted(config: Config, selection: Selection, libraries: dict[str, str]) -> 
         origin = Origin(str(Path(config.source).expanduser().absolute()), files)
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
-        libraries,
+        policy.libraries,
         label_offset=config.label_offset,
         subset=selection.is_subset,
         name=selection.source.name,

@@ -17,7 +17,8 @@ from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.dataset.settings import KEEP_ORIGINAL, RESIZE, Settings
+from imagenet_prep.dataset.orientation import KEEP
+from imagenet_prep.dataset.settings import KEEP_ORIGINAL, ORIENTATION, RESIZE, Settings
 from imagenet_prep.preparation.existing_set import (
     check_validation_labels,
     count_member,
@@ -77,6 +78,8 @@ class Job:
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
+            if self.policy.orientation != KEEP:
+                byte_settings[ORIENTATION] = self.policy.orientation
             libraries = self.policy.libraries
         files = {
             split: [[shard.file, shard.num_bytes] for shard in self.found.splits[split]]

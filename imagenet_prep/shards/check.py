@@ -32,7 +32,8 @@ class Expectation:
       label_offset: stored label = class index + this.
       name_of_sha256: shard names by digest, to tell a swapped shard from a damaged one.
       most_bytes: of the largest shard; of a longer file, the rest is not read.
-      prove_image: decodes (encoded, height, width); raises BadImageError.
+      prove_image: decodes (encoded, height, width), and returns whether decoders may show the
+        image turned; raises BadImageError.
       missing_features: keys that records lack or hold wrong, as the manifest says.
     """
 
@@ -42,7 +43,7 @@ class Expectation:
     label_offset: int
     name_of_sha256: dict[str, str]
     most_bytes: int
-    prove_image: Callable[[bytes, int, int], None]
+    prove_image: Callable[[bytes, int, int], bool]
     missing_features: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -53,10 +54,12 @@ class Report:
     Attributes:
       problems: one sentence each, naming shard, record and byte offset; empty if sound.
       examples_per_class: by class index; only at level "decode".
+      oriented: images with an EXIF orientation that is not 1; only at level "decode".
     """
 
     problems: list[str] = field(default_factory=list)
     examples_per_class: Counter[int] = field(default_factory=Counter)
+    oriented: int = 0
 
 
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
@@ -132,7 +135,7 @@ def _check_records(
                 if expectation.level != schema.LEVEL_DECODE:
                     continue
                 try:
-                    report.examples_per_class.update(_class_of(record.payload, expectation))
+                    _check_example(record.payload, expectation, report)
                 except (DataDamagedError, BadImageError) as error:
                     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
                     problems.add(f"{where}: {error}")
@@ -166,16 +169,16 @@ def _hashed(opened: BinaryIO, digest: Any, most: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _class_of(payload: bytes, expectation: Expectation) -> list[int]:
-    """Returns the class index of a proven example; none where the class list is damaged.
+def _check_example(payload: bytes, expectation: Expectation, report: Report) -> None:
+    """Proves an example, and counts it by its class, unless the class list is damaged.
 
     Raises:
       DataDamagedError, BadImageError: its features, its image or its label are wrong.
     """
     image = example.decode(payload, expectation.missing_features)
-    expectation.prove_image(image.encoded, image.height, image.width)
+    report.oriented += expectation.prove_image(image.encoded, image.height, image.width)
     if not (wnids := expectation.wnids):
-        return []
+        return
     class_index = image.stored_label - expectation.label_offset
     if not 0 <= class_index < len(wnids):
         raise DataDamagedError(
@@ -188,4 +191,4 @@ def _class_of(payload: bytes, expectation: Expectation) -> list[int]:
             f"label {image.stored_label} is {wnids[class_index]}, the record's synset is "
             f"{image.wnid}"
         )
-    return [class_index]
+    report.examples_per_class[class_index] += 1

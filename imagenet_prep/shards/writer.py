@@ -12,6 +12,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.measures import Measures
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.dataset.orientation import turned_boxes
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
@@ -111,7 +112,7 @@ def _stored(
         finally:
             found["transform_s"] += time.perf_counter() - start
         if image.repair is not None:
-            incident = _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
+            incident = _incident(member, REPAIRED, image.repair, image.detail)
             found["incidents"].append(incident)
         found["resized"] += image.resized
         yield member, image
@@ -145,7 +146,7 @@ def _record(
         stored_label=member.class_index + label_offset,
         wnid=wnid,
         text=text,
-        boxes=member.boxes,
+        boxes=turned_boxes(member.boxes, image.turn) if member.boxes.xmin else member.boxes,
     )
     return tfrecord.frame_parts(example.encode_parts(stored))
 

@@ -116,6 +116,11 @@ class Source(ABC):
         return self.classes.official
 
     @property
+    def is_imagenet(self) -> bool:
+        """Whether its images are ImageNet's: of a known edition, or called by WNIDs."""
+        return self.edition is not None or all(map(WNID.fullmatch, self.classes.wnids))
+
+    @property
     def identity(self) -> list[object]:
         """What decides the members, as JSON: while it stays, an index needs no renewal."""
         return [

@@ -35,10 +35,11 @@ DEVKIT_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 _Rng = np.random.Generator
 
 _KEPT = ("large", "exif_rotated", "broken_exif", "trailing_garbage", "one_pixel", "wide")
-ODD_KINDS = (  # kind → fate under the default policy
+ODD_KINDS = (  # kind → fate under the default settings of prepare
     dict.fromkeys(_KEPT, "kept")
     | dict.fromkeys(("png", "cmyk", "grey"), "repaired")
     | dict.fromkeys(("truncated", "empty"), "quarantined")
+    | {"exif_rotated": "repaired"}  # in its place above: the order decides which image is odd
 )
 # At most a quarter of the split.
 _ODD_VALIDATION_KINDS = ("grey", "cmyk", "truncated", "exif_rotated")
@@ -60,7 +61,7 @@ class SourceImage:
       wnid: the class it belongs to.
       class_index: position of `wnid` in the sorted WNIDs of the miniature, from 0.
       kind: "plain" or a key of `ODD_KINDS`.
-      fate: "kept", "repaired" or "quarantined": what the default policy makes of it.
+      fate: "kept", "repaired" or "quarantined": what prepare makes of it by default.
       width: stored pixels, EXIF rotation not applied; 0 where undecodable.
       height: likewise.
       sha256: hexadecimal digest of the source bytes.

@@ -66,7 +66,7 @@ class Dataset:
         )
 
     def check(
-        self, name: str = FIRST, level: str = "crc", prove: Callable[..., None] = lambda *_: None
+        self, name: str = FIRST, level: str = "crc", prove: Callable[..., bool] = lambda *_: False
     ) -> Report:
         return check.check_shard(
             self.shards[name],
@@ -116,7 +116,7 @@ def test_classes_are_counted_where_images_are_decoded(dataset: Dataset) -> None:
 
 def test_every_stored_image_is_proven(dataset: Dataset) -> None:
     seen = []
-    dataset.check(level="decode", prove=lambda *args: seen.append(args))
+    dataset.check(level="decode", prove=lambda *args: seen.append(args) is not None)
 
     assert seen == [(image(i).encoded, 3, 4) for i in range(5)]
 
@@ -315,9 +315,10 @@ def test_a_wrong_example_in_a_sound_record_is_named(
 
 
 def test_an_image_that_does_not_decode_is_named(dataset: Dataset) -> None:
-    def prove(encoded: bytes, *_: int) -> None:
+    def prove(encoded: bytes, *_: int) -> bool:
         if encoded == image(3).encoded:
             raise BadImageError("undecodable", "it is noise")
+        return False
 
     assert dataset.check(level="decode", prove=prove).problems == [
         f"{FIRST}: record 3 at byte {dataset.record(3):,}: undecodable: it is noise"

@@ -1,0 +1,129 @@
+"""What the codec makes of images with an EXIF orientation, under each rule."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
+from imagenet_prep.codec.transform import prove_stored, transform
+from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL
+from tests.kit.photographs import exif, photograph, pixels, tagged
+
+HEIGHT, WIDTH = 96, 160
+BROKEN = {"broken": exif(6, "MM", kind=2), "cut": exif(6, "II")[:-14], "zero": exif(0, "MM")}
+
+
+def shown(data: bytes, *, obeys: bool) -> np.ndarray:
+    """Returns pixels as a decoder shows them that obeys the tag, or that does not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged EXIF
+        image = Image.open(io.BytesIO(data))
+        if obeys:
+            image = ImageOps.exif_transpose(image)
+    return np.asarray(image.convert("RGB"), dtype=np.int16)
+
+
+def sources() -> dict[str, bytes]:
+    plain = photograph(HEIGHT, WIDTH)
+    found = {f"{v} {order}": tagged(plain, v, order) for v in range(1, 9) for order in ("II", "MM")}
+    for name, block in BROKEN.items():
+        size = (len(block) + 2).to_bytes(2, "big")
+        found[name] = plain[:2] + b"\xff\xe1" + size + block + plain[2:]
+    return found
+
+
+@pytest.mark.parametrize("codec", [PLANES, PORTABLE])
+@pytest.mark.parametrize("short_side", [None, 48])
+@pytest.mark.parametrize("rule", [APPLY, NEUTRAL])
+def test_all_decoders_show_the_same_afterwards(
+    rule: str, short_side: int | None, codec: str
+) -> None:
+    policy = Policy(short_side, codec=codec, orientation=rule)
+    for name, data in sources().items():
+        image = transform(data, policy)
+        first, other = (shown(image.encoded, obeys=obeys) for obeys in (False, True))
+        assert np.array_equal(first, other), name
+        assert first.shape == (image.height, image.width, 3), name
+        assert not prove_stored(image.encoded, image.height, image.width)
+        # And it is what the rule says.
+        before = shown(data, obeys=rule == APPLY and name not in BROKEN)
+        if short_side:
+            size = (image.width, image.height)
+            small = Image.fromarray(before.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
+            before = np.asarray(small, dtype=np.int16)
+        assert np.abs(first - before).mean() < 6, name
+
+
+@pytest.mark.parametrize("rule", [APPLY, NEUTRAL])
+def test_an_image_whose_tag_is_1_passes_byte_for_byte(rule: str) -> None:
+    policy = Policy(None, orientation=rule)
+    for data in (photograph(HEIGHT, WIDTH), sources()["1 II"], sources()["1 MM"]):
+        image = transform(data, policy)
+        assert image.encoded is data
+        assert image.repair is None
+        # What is shrunk has the bytes that it has without a rule.
+        assert transform(data, Policy(48, orientation=rule)) == transform(data, Policy(48))
+
+
+def test_neutral_changes_two_bytes_and_apply_turns() -> None:
+    data = sources()["6 MM"]
+    kept = transform(data, Policy(None, orientation=KEEP))
+    assert (kept.encoded, kept.repair, kept.turn) == (data, None, 1)
+
+    neutral = transform(data, Policy(None, orientation=NEUTRAL))
+    assert sum(a != b for a, b in zip(data, neutral.encoded, strict=True)) == 1
+    assert (neutral.height, neutral.width, neutral.turn) == (HEIGHT, WIDTH, 1)
+    assert neutral.repair == "orientation"
+    assert neutral.detail == (
+        "EXIF orientation 6: the tag was set to 1, and nothing else was changed"
+    )
+
+    shrunk = transform(data, Policy(48, orientation=NEUTRAL))
+    assert shrunk.encoded == transform(data, Policy(48)).encoded
+    assert (shrunk.repair, shrunk.resized) == ("orientation", True)
+
+    turned = transform(data, Policy(48, orientation=APPLY))
+    assert (turned.height, turned.width, turned.turn) == (80, 48, 6)
+    assert (turned.repair, turned.resized) == ("orientation", True)
+    assert turned.source_size == (HEIGHT, WIDTH)
+    assert "turned by it" in turned.detail
+    small = transform(data, Policy(None, orientation=APPLY))
+    assert (small.height, small.width, small.resized) == (WIDTH, HEIGHT, False)
+
+
+def test_what_is_no_rgb_jpeg_is_turned_too() -> None:
+    buffer = io.BytesIO()
+    pixels(HEIGHT, WIDTH).convert("L").save(buffer, "JPEG")
+    image = transform(tagged(buffer.getvalue(), 6), Policy(None, orientation=APPLY))
+    assert (image.height, image.width, image.repair) == (WIDTH, HEIGHT, "gray+orientation")
+
+    for kind in ("PNG", "WEBP"):
+        buffer = io.BytesIO()
+        pixels(HEIGHT, WIDTH).save(buffer, kind, exif=exif(8), lossless=True)
+        data = buffer.getvalue()
+        applied = transform(data, Policy(None, orientation=APPLY))
+        assert applied.repair == f"{kind.lower()}+orientation"
+        expected = shown(data, obeys=True)
+        assert np.abs(shown(applied.encoded, obeys=True) - expected).mean() < 6
+        left = transform(data, Policy(None, orientation=NEUTRAL))
+        assert (left.height, left.width) == (HEIGHT, WIDTH)
+        assert left.repair == f"{kind.lower()}+orientation"
+        assert transform(data, Policy(None)).repair == kind.lower()
+
+    # Pillow obeys the tag of a TIFF under every rule, as all its decoders do.
+    buffer = io.BytesIO()
+    pixels(HEIGHT, WIDTH).save(buffer, "TIFF", tiffinfo={0x0112: 6})
+    for rule in (APPLY, NEUTRAL, KEEP):
+        image = transform(buffer.getvalue(), Policy(None, orientation=rule))
+        assert (image.height, image.width, image.repair) == (WIDTH, HEIGHT, "tiff")
+
+
+def test_verify_sees_a_tag_that_is_not_1() -> None:
+    data = sources()["3 II"]
+    assert prove_stored(data, HEIGHT, WIDTH)
+    assert not prove_stored(sources()["1 II"], HEIGHT, WIDTH)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import io
+import struct
+import time
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from imagenet_prep.dataset import jpeg, orientation
+from imagenet_prep.dataset.member import Boxes
+from imagenet_prep.dataset.orientation import Tags
+from tests.kit.photographs import SHORT, exif, photograph, tagged
+
+
+def found(data: bytes) -> Tags | None:
+    return orientation.of_jpeg(data, jpeg.refuse_bombs(data))
+
+
+def as_pillow(data: bytes) -> np.ndarray:
+    return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+@pytest.mark.parametrize("value", range(2, 9))
+def test_pixels_and_boxes_turn_as_a_decoder_turns_them_that_obeys_the_tag(
+    value: int, order: str
+) -> None:
+    plain = photograph(24, 40)
+    tags = found(tagged(plain, value, order))
+    assert tags is not None
+    assert tags.turn == tags.value == value
+
+    pixels = np.asarray(Image.open(io.BytesIO(plain)).convert("RGB"))
+    expected = as_pillow(tagged(plain, value, order))
+    assert np.array_equal(orientation.turned(pixels, value), expected)
+    assert orientation.turned_size(24, 40, value) == expected.shape[:2]
+
+    # A box around some pixels is around the same pixels afterwards.
+    marked = np.zeros((24, 40, 3), np.uint8)
+    marked[3:12, 5:30] = 255
+    box = orientation.turned_boxes(Boxes((5 / 40,), (30 / 40,), (3 / 24,), (12 / 24,)), value)
+    rows, columns = np.nonzero(orientation.turned(marked, value)[:, :, 0])
+    height, width = expected.shape[:2]
+    sides = (width, width, height, height)
+    assert [round(side[0] * size) for side, size in zip(box, sides, strict=True)] == [
+        columns.min(),
+        columns.max() + 1,
+        rows.min(),
+        rows.max() + 1,
+    ]
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+@pytest.mark.parametrize("value", [0, 2, 6, 8, 9, 65_535])
+def test_a_tag_is_set_to_1_in_place(value: int, order: str) -> None:
+    data = tagged(photograph(24, 40), value, order)
+    tags = found(data)
+    assert tags is not None
+    assert tags.turn == (value if 2 <= value <= 8 else 1)
+
+    after = orientation.neutral(data, tags)
+
+    assert len(after) == len(data)
+    assert sum(a != b for a, b in zip(after, data, strict=True)) <= 2
+    assert found(after) is None
+    assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+@pytest.mark.parametrize(
+    ("kind", "count", "value", "means"),
+    [
+        (4, 1, 6, 6),  # LONG, as some cameras write it
+        (1, 1, 6, 6),  # BYTE
+        (SHORT, 2, 6, 1),  # two numbers
+        (SHORT, 0, 6, 1),
+        (2, 1, 6, 1),  # text
+        (99, 1, 6, 1),  # no type
+    ],
+)
+def test_odd_entries_mean_what_pillow_takes_them_for_and_become_sound(
+    kind: int, count: int, value: int, means: int, order: str
+) -> None:
+    data = tagged(photograph(24, 40), value, order, kind=kind, count=count)
+    tags = found(data)
+    assert tags is not None
+    assert tags.turn == means
+    after = orientation.neutral(data, tags)
+    assert found(after) is None
+    assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    plain = photograph(24, 40)
+    assert found(plain) is None
+    assert found(tagged(plain, 1, "II")) is None
+    assert found(tagged(plain, 1, "MM")) is None
+    # The bytes of a tag that lie in no entry, in no directory or behind its end.
+    for block in (
+        b"Exif\0\0",
+        b"Exif\0\0II*\0",
+        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(7),
+        b"Exif\0\0MM\0*\xff\xff\xff\xff\0\x01" + b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0",
+        b"Exif\0\0MM\0*\0\0\0\x08\0\0" + b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0",
+        b"Exif\0\0MM\0*\0\0\0\x08\0\x01\0" + b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0",
+        b"http://ns.adobe.com/xap/1.0/\0<tiff:Orientation>1",
+    ):
+        segment = b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block
+        assert found(plain[:2] + segment + plain[2:]) is None, block
+
+
+def test_all_entries_are_found_wherever_they_lie() -> None:
+    plain = photograph(24, 40)
+    # XMP and a comment before it, fill bytes, another block, a directory that ends too soon.
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x/>"
+    block = exif(6, "MM")
+    pieces = [
+        b"\xff\xe1" + struct.pack(">H", len(xmp) + 2) + xmp,
+        b"\xff\xfe" + struct.pack(">H", 60_002) + b"\xff\xda" * 30_000,
+        b"\xff\xff\xff\xe1" + struct.pack(">H", len(block) + 2) + block,
+    ]
+    short = exif(8, "II", entries=40)[:-4]
+    pieces.append(b"\xff\xe1" + struct.pack(">H", len(short) + 2) + short)
+    data = plain[:2] + b"".join(pieces) + plain[2:]
+    tags = found(data)
+    assert tags is not None
+    assert (tags.turn, len(tags.entries)) == (6, 2)
+    assert found(orientation.neutral(data, tags)) is None
+    # A tag between the tables of a file of several scans counts, one inside a scan does not.
+    progressive = photograph(24, 40, progressive=True)
+    behind = tagged(progressive, 3, "II")
+    assert found(behind) is not None
+    assert found(progressive + behind[2:]) is None
+
+
+@pytest.mark.slow
+def test_an_image_without_a_tag_costs_next_to_nothing() -> None:
+    data = photograph(375, 500)
+    frame = jpeg.refuse_bombs(data)
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        for _ in range(100):
+            orientation.of_jpeg(data, frame)
+        times.append((time.perf_counter() - start) / 100)
+    assert min(times) < 2e-6
+
+
+def test_damaged_blocks_are_looked_at_without_an_error() -> None:
+    rng = np.random.default_rng(0)
+    plain = photograph(24, 40)
+    for order in ("II", "MM"):
+        block = exif(6, order, entries=5)
+        for _ in range(500):
+            changed = bytearray(block[: rng.integers(6, len(block) + 1)])
+            for place in rng.integers(0, len(changed), 3):
+                changed[place] = rng.integers(0, 256)
+            segment = b"\xff\xe1" + struct.pack(">H", len(changed) + 2) + bytes(changed)
+            data = plain[:2] + segment + plain[2:]
+            if (tags := found(data)) is not None:
+                assert len(orientation.neutral(data, tags)) == len(data)

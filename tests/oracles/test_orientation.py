@@ -1,0 +1,51 @@
+"""After apply and neutral, TensorFlow and DALI show what Pillow shows, whether it obeys or not."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.transform import transform
+from imagenet_prep.dataset.orientation import APPLY, NEUTRAL
+from tests.codec.test_orientation import shown, sources
+from tests.read.conftest import dali
+
+__all__ = ["dali"]
+
+pytestmark = pytest.mark.slow
+
+_POLICIES = [Policy(side, orientation=rule) for rule in (APPLY, NEUTRAL) for side in (None, 48)]
+
+
+def stored() -> list[bytes]:
+    """Returns every image with a tag, under each rule, kept or shrunk."""
+    return [transform(data, policy).encoded for data in sources().values() for policy in _POLICIES]
+
+
+@pytest.mark.tf
+def test_tensorflow_agrees(tf: ModuleType) -> None:
+    for data in stored():
+        pixels = tf.io.decode_jpeg(data, dct_method="INTEGER_ACCURATE").numpy()
+        assert np.abs(shown(data, obeys=False) - pixels).mean() <= 1
+        assert np.abs(shown(data, obeys=True) - pixels).mean() <= 1
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("obeys", [True, False])
+def test_dali_agrees(dali: ModuleType, obeys: bool) -> None:
+    images = stored()
+
+    @dali.pipeline_def(batch_size=len(images), num_threads=1, device_id=None)
+    def decoded() -> object:
+        encoded = dali.fn.external_source(source=lambda: arrays, batch=True)
+        return dali.fn.decoders.image(encoded, adjust_orientation=obeys)
+
+    arrays = [np.frombuffer(data, np.uint8) for data in images]
+    pipeline = decoded()
+    pipeline.build()
+    (batch,) = pipeline.run()
+    for number, data in enumerate(images):
+        assert np.abs(shown(data, obeys=True) - batch.at(number)).mean() <= 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import flags, program
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer.config import Config
 
@@ -80,14 +80,14 @@ def train(config: Config) -> Score | None:
 
 def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Returns flags for what a container of SageMaker is told by SM_… variables."""
-    flags = []
+    words = []
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
         if channel in environment and "--synthetic" not in argv:
-            flags = ["--data-dir", environment[channel]]
+            words = ["--data-dir", environment[channel]]
             break
     if "SM_MODEL_DIR" in environment:
-        flags += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
-    return flags
+        words += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
+    return words
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
@@ -112,7 +112,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
       argv: flags, ours or those of the tutorial's script.
       environment: tells where data and model lie in a container of SageMaker.
     """
-    return cli.parse(
+    return flags.parse(
         Config,
         # What is given goes before it.
         [*_sagemaker_flags(argv, environment), *_translated(argv)],
@@ -130,4 +130,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.train")
+    program.main("imagenet_prep.train")

@@ -10,8 +10,8 @@ from typing import Any
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
@@ -186,8 +186,8 @@ def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str 
     if not elsewhere and out.as_folder:
         elsewhere = "choose another --out or a smaller --short-side"
     raise StoreError(
-        f"{out.local.root}: about {cli.human_bytes(needed)} are still to be written{why}, "
-        f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, "
+        f"{out.local.root}: about {human_bytes(needed)} are still to be written{why}, "
+        f"{human_bytes(free)} are free. Free {human_bytes(needed - free)}, "
         f"{elsewhere or 'or set TMPDIR to a folder on a larger disk'}."
     )
 

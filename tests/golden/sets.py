@@ -53,7 +53,11 @@ OLD_SETS = {
     ),
     "adopted": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset"),
     "rewritten": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset", "--rewrite"),
-    "resized": ("resize", "-i", "SHARDS", "-o", "OUT", "-s", "train,validation", "-r", "24"),
+    # As it was before there was a rule for EXIF orientation.
+    "resized": (
+        *("resize", "-i", "SHARDS", "-o", "OUT", "-s", "train,validation", "-r", "24"),
+        *("--orientation", "keep"),
+    ),
 }
 
 

@@ -75,8 +75,7 @@ def test_work_that_was_begun_before_is_finished_or_refused_in_one_sentence(
         if _by_a_codec_without_name(unfinished[name]):
             assert result.code == 2, result
             assert len(result.complaints.splitlines()) == 1, result
-            before = ("images depend on the processor", "orientation is None there")
-            assert any(map(result.complaints.count, before))
+            assert "images depend on the processor" in result.complaints
             refused.append(name)
             continue
         assert result.code == 0, result

@@ -14,8 +14,10 @@ from typing import Any
 
 from imagenet_prep import report
 from imagenet_prep.core import program
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.flags import parse, with_absolute
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import human_bytes, printable
+from imagenet_prep.dataset.ignored import in_words
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.summary import render
 
@@ -40,10 +42,9 @@ def prepare(config: Config) -> dict[str, Any]:
     from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
     from imagenet_prep.preparation.job import Job, write
     from imagenet_prep.preparation.output import Output
+    from imagenet_prep.preparation.preview import preview
     from imagenet_prep.preparation.shared_plan import remove_plans
     from imagenet_prep.preparation.space import Forecast
-    from imagenet_prep.storage import scratch
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store
 
     job = Job.of(config)
@@ -51,12 +52,9 @@ def prepare(config: Config) -> dict[str, Any]:
         print(f"source: {job.description}", file=sys.stderr)
     store = open_store(config.out)
     images, workers = job.selection, job.workers
-    if config.dry_run:
-        with scratch.place() as place:
-            plans = LocalStore(place)
-            inventory = take_inventory(images, plans, workers, quiet=True, unpack=False)
-            return Forecast(images, job.policy, workers, store, plans).content(inventory.plans)
     output = Output(store, job.wanted)
+    if config.dry_run:
+        return preview(job, output)
     if output.left():
         with output.lock():
             output.left()
@@ -96,6 +94,8 @@ def run(argv: Sequence[str]) -> int:
     if config.report:
         summary["report"] = str(report.report(report.Config(config.out)))
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
+    if summary.get("refusal"):
+        raise StoreError(summary["refusal"])
     return 0
 
 
@@ -117,7 +117,12 @@ def _render(summary: dict[str, Any]) -> str:
             f"disk: about {human_bytes(summary['disk_bytes'])} needed, "
             f"{human_bytes(summary['free_bytes'])} free at {summary['disk']}"
         )
-        lines.append(f"would run on {summary['workers']}; nothing was written")
+        if summary["ignored"]:
+            lines.append(f"ignored: {printable(in_words(summary['ignored']))}")
+        if summary["left"]:
+            lines.append(f"would run on {summary['workers']}; nothing was written")
+        else:
+            lines.append(f"{summary['out']} holds this data set already: nothing is left to do")
         return "\n".join(lines)
     return render(summary)
 

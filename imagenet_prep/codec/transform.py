@@ -22,7 +22,7 @@ from imagenet_prep.codec import memory, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.codec.probe import Probe, is_complete, probe
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import jpeg, orientation
+from imagenet_prep.dataset import formats, jpeg, orientation
 from imagenet_prep.dataset.member import ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 
@@ -250,7 +250,8 @@ def _decode_other(
                 exif = opened.info.get("exif", b"") if opened.format in _WITH_EXIF else b""
                 return (opened.format or "other").lower(), pixels, exif
     except UnidentifiedImageError as error:
-        raise BadImageError("unknown_format", f"starts with {data[:8]!r}") from error
+        head = data[: formats.HEAD_BYTES]
+        raise BadImageError("unknown_format", formats.unreadable(head)) from error
     except BadImageError:
         raise
     except Exception as error:

@@ -73,12 +73,15 @@ class Source:
       num_bytes: its size.
       md5: of the whole archive; None where `--check header` trusted it unread.
       members: images used or quarantined from it.
+      ignored: of a folder, how many files are no images, by ending. Left out of the file where
+        there are none.
     """
 
     name: str
     num_bytes: int
     md5: str | None
     members: int
+    ignored: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,9 @@ class Manifest:
         for name in ("lacks", "edition"):
             if not content[name]:
                 del content[name]
+        for source in content["sources"]:
+            if not source["ignored"]:
+                del source["ignored"]
         return content
 
 

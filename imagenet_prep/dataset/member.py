@@ -56,7 +56,7 @@ class Member(NamedTuple):
 
     @property
     def filename(self) -> str:
-        """Base name of the source image, the value of image/filename."""
+        """Base name of the source image."""
         return self.key.rpartition("/")[2]
 
 

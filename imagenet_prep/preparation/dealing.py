@@ -16,7 +16,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
-from imagenet_prep.dataset.member import NO_BOXES, Member
+from imagenet_prep.dataset.member import NO_BOXES, Member, dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import plan_name
@@ -186,7 +186,7 @@ class Facts(NamedTuple):
       class_index: of the class.
       kept: by split that is made, the members that are not excluded, and their bytes.
       taken: of those, what `ChosenMembers.taken` counts.
-      excluded: keys that are left out.
+      excluded: lines of the members that are left out, as `dump_member` writes them.
       labelled: keys of images that are called as ILSVRC2012's validation images, chosen or not,
         and the numbers in them.
     """
@@ -237,10 +237,15 @@ def deal_class(
         index,
         kept,
         choice.taken(source, [member for member in chosen if member.key not in excluded]),
-        [member.key for member in chosen if member.key in excluded],
+        [dump_member(member).decode() for member in chosen if member.key in excluded],
         [(match[0], int(match[1])) for match in matches if match],
     )
     return facts, entries
+
+
+def excluded_lines(facts: Iterable[Facts]) -> bytes:
+    """Returns the lines of all members that are left out."""
+    return "".join(line for each in facts for line in each.excluded).encode()
 
 
 def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
@@ -260,7 +265,7 @@ def check_classes(selection: Selection, facts: Sequence[Facts]) -> Counter[str]:
             if each.source != split:
                 continue
             taken.update(each.taken)
-            left_out.update(each.excluded)
+            left_out.update(member.key for member in parse_members(excluded_lines([each])))
             for key, number in each.labelled:
                 if class_of.setdefault(number, each.class_index) != each.class_index:
                     raise SourceError(f"{where}: {key!r} comes twice, in two classes")

@@ -17,6 +17,7 @@ from imagenet_prep.core import address, canonical
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 from imagenet_prep.dataset.settings import EXCLUDED, ORIENTATION, PREPARE, Settings
 from imagenet_prep.engine import PROCESSES, Stage, Workers
@@ -36,14 +37,16 @@ from imagenet_prep.preparation.tasks import (
 )
 from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import split_of
-from imagenet_prep.sources import boxes, detect
+from imagenet_prep.sources import boxes, detect, layout
+from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
+from imagenet_prep.sources.source import Source as AnySource
 from imagenet_prep.storage import kept_lists, proven, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.remote_archives import open_archives
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Store, same_place
 
 # If images are only copied, a third of the time is Python's. From this size on, processes finish
 # earlier than threads, though they start 1 s later (benchmarks/README.md).
@@ -84,6 +87,7 @@ class Job:
         Raises:
           ImagenetPrepError: what is needed is missing, unreadable or damaged.
         """
+        config = _splits_there(config)
         policy = Policy(
             None if config.keep_original else config.short_side,
             config.quality,
@@ -92,6 +96,7 @@ class Job:
         )
         require(policy)
         selection, description = _select(config)
+        _refuse_source_as_output(config, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
         policy = dataclasses.replace(policy, orientation=rule)
         kind = config.worker_kind
@@ -115,6 +120,38 @@ class Job:
             fail_on_bad_image=config.on_bad_image == "fail",
             quiet=config.json,
         )
+
+
+def _splits_there(config: Config) -> Config:
+    """Returns the settings without validation where a folder of classes alone is the source."""
+    if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
+        return config
+    root = Path(config.source).expanduser()
+    if config.source_kind not in (detect.AUTO, detect.FOLDER) or not layout.is_class_root(root):
+        return config
+    if config.source_kind == detect.AUTO and detect.recognised(root) != [detect.FOLDER]:
+        return config
+    return dataclasses.replace(config, splits=(schema.TRAIN,))
+
+
+def _refuse_source_as_output(config: Config, source: AnySource) -> None:
+    """Raises UsageError where the data set would be made in its source, or among its images."""
+    out, there = config.out.rstrip("/"), config.source.rstrip("/")
+    if not address.is_remote(out):
+        out = str(Path(config.out).expanduser())
+    if not address.is_remote(there):
+        there = str(Path(config.source).expanduser())
+    advice = "The source stays as it is: choose another folder for the data set."
+    if same_place(out, there):
+        raise UsageError(f"--out {config.out} is the source itself. {advice}")
+    if isinstance(source, Folder) and not address.is_remote(out):
+        place = Path(out).resolve()
+        for folder in source.split_folders:
+            if place.is_relative_to(folder.resolve()):
+                raise UsageError(
+                    f"--out {config.out} lies in {folder}, among the images of the source, and "
+                    f"the next run would take it for a class. {advice}"
+                )
 
 
 def _select(config: Config) -> tuple[Selection, str]:
@@ -183,7 +220,11 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     files = {p.name: str(p.path.absolute()) for p in parts if isinstance(p.path, Path)}
     origin = None
     if not is_remote:
-        origin = Origin(str(Path(config.source).expanduser().absolute()), files)
+        root = Path(config.source).expanduser()
+        if isinstance(selection.source, Folder):
+            # Images of a folder that holds nothing but classes are named from the folder above.
+            root = selection.source.root
+        origin = Origin(str(root.absolute()), files)
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         policy.libraries,
@@ -232,11 +273,19 @@ def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
       StoreError: too little space; nothing was written.
       UsageError: another run took the place.
     """
-    plans, store = inventory.plans, output.store
-    shards = {name for split in plans for name in split.shard_names}
+    check_space(job, inventory, forecast, output.store)
+    output.begin([split.split for split in inventory.plans])
+
+
+def check_space(job: Job, inventory: Inventory, forecast: Forecast, store: Store) -> None:
+    """Makes sure that what is left to be written fits on the disk.
+
+    Raises:
+      StoreError: too little space.
+    """
+    shards = {name for split in inventory.plans for name in split.shard_names}
     done = write_stage(job, inventory, store, forecast.plans).receipts(shards)
-    forecast.check_shards(plans, shards - done.keys())
-    output.begin([split.split for split in plans])
+    forecast.check_shards(inventory.plans, shards - done.keys())
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
@@ -340,9 +389,21 @@ def commit(
             for split in inventory.plans
         },
         job.selection.source.classes,
-        incidents=[incident for receipt in shards.values() for incident in receipt["incidents"]],
+        incidents=[
+            *(incident for receipt in shards.values() for incident in receipt["incidents"]),
+            *(
+                writer.incident(member, EXCLUDED, "listed", "the list of --exclude has its key")
+                for member in parse_members(inventory.excluded)
+            ),
+        ],
         sources=[
-            Source(part.name, part.num_bytes, md5.get(part.name), inventory.taken[part.name])
+            Source(
+                part.name,
+                part.num_bytes,
+                md5.get(part.name),
+                inventory.taken[part.name],
+                dict(part.ignored),
+            )
             for part in job.selection.parts
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),

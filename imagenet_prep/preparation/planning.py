@@ -26,6 +26,7 @@ from imagenet_prep.preparation.dealing import (
     check_classes,
     deal_class,
     divide,
+    excluded_lines,
     split_plans,
 )
 from imagenet_prep.preparation.selection import Selection
@@ -56,6 +57,7 @@ class Inventory(NamedTuple):
       edition: of ImageNet, which the source is; see `editions.recognised`.
       folder: where the plan files lie, relative to the data set.
       md5: of parts that were read whole while they were listed, by name.
+      excluded: lines of the members that a list of keys leaves out.
     """
 
     plans: list[SplitPlan]
@@ -63,6 +65,7 @@ class Inventory(NamedTuple):
     edition: str
     folder: str
     md5: dict[str, str]
+    excluded: bytes
 
 
 class Counts(NamedTuple):
@@ -202,7 +205,9 @@ class Planning:
         """
         taken = check_classes(self.selection, facts)
         plans = split_plans(census.divisions, facts, filled, self.store, self.folder)
-        return Inventory(plans, taken, census.counts.edition, self.folder, census.counts.md5)
+        counts = census.counts
+        excluded = excluded_lines(facts)
+        return Inventory(plans, taken, counts.edition, self.folder, counts.md5, excluded)
 
     @cached_property
     def _choice(self) -> ChosenMembers:

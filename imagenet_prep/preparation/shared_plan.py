@@ -25,6 +25,8 @@ from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
 _FOLDER = "plan-"
+# The members that --exclude leaves out, where it leaves any.
+_EXCLUDED = "excluded.jsonl"
 # Members whose plan files are written by one call: neighbouring shards with so many together.
 _BLOCK_MEMBERS = 1 << 14
 # Members that are dealt by one call, of neighbouring classes with so many together: entries of 26
@@ -141,6 +143,9 @@ class SharedPlan(Planning):
             "edition": made.edition,
             "md5": made.md5,
         }
+        if made.excluded:
+            self.store.write(f"{self.folder}/{_EXCLUDED}", made.excluded)
+        # The note comes last: when it can be seen, the plan is complete.
         self.store.write(f"{self.folder}/plan.json", canonical.dumps(content))
         return made
 
@@ -158,8 +163,17 @@ class SharedPlan(Planning):
         ]
         if not there.issuperset(plan.file_name(n) for each in plans for n in each.shard_names):
             return None
-        taken = Counter(content["taken"])
-        return Inventory(plans, taken, content["edition"], self.folder, content["md5"])
+        excluded = b""
+        if _EXCLUDED in there:
+            excluded = self.store.read(f"{self.folder}/{_EXCLUDED}", most=plan.MOST_BYTES)
+        return Inventory(
+            plans,
+            Counter(content["taken"]),
+            content["edition"],
+            self.folder,
+            content["md5"],
+            excluded,
+        )
 
     def _lines(self, lists: Iterable[str]) -> bytes:
         return b"".join(self.store.read_each(lists))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from imagenet_prep.storage.store import Store
 BEGUN = f"{naming.WORK}/run.json"
 # The key, among the libraries, of the codec that makes the bytes of images.
 _CODEC = "codec"
+# Folders of a bucket in which other data sets are looked for, and folders in each of these.
+_MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Standing:
       committed: the manifest, if there is one.
       begun: what run.json says, if it is there.
       whole: the splits of the manifest whose files are all there, at their sizes.
+      others: at the root of a bucket, the data sets below it.
     """
 
     where: str
@@ -81,6 +85,7 @@ class Standing:
     committed: Manifest | None = None
     begun: Begun | None = None
     whole: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
 
 
 class Decision(NamedTuple):
@@ -111,7 +116,24 @@ def look(store: Store, wanted: Wanted) -> Standing:
     if naming.WORK in names and store.size(BEGUN) is not None:
         found = notes.read(store, BEGUN, config=dict, libraries=dict)
         begun = Begun(found["config"], found["libraries"])
-    return Standing(store.where(), names, there, begun, _whole(store, there, wanted))
+    others = () if there or begun else _sets_below(store, names)
+    return Standing(store.where(), names, there, begun, _whole(store, there, wanted), others)
+
+
+def _sets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns data sets in the folders of a bucket, and in the folders in these, as far as seen."""
+    _, _, place = store.where().partition("://")
+    if store.as_folder is not None or "/" in place.rstrip("/"):
+        return ()
+    found = []
+    for name in itertools.islice(names, _MOST_LOOKED_AT):
+        below = store.list_folder(name)
+        if naming.MANIFEST in below:
+            found.append(name)
+            continue
+        inner = [f"{name}/{each}" for each in below[:_MOST_LOOKED_AT_BELOW]]
+        found += [each for each in inner if store.size(f"{each}/{naming.MANIFEST}") is not None]
+    return tuple(found)
 
 
 def read_manifest(store: Store) -> Manifest:
@@ -140,6 +162,12 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
         with other settings, without --force.
       DataDamagedError: more images were left out of a finished set than are allowed.
     """
+    if standing.others:
+        raise UsageError(
+            f"{standing.where} is the root of a bucket, and holds other data sets: "
+            f"{some(standing.others)}. Choose a prefix of its own for this one, such as "
+            f"{standing.where.rstrip('/')}/NAME."
+        )
     made, splits = _made(standing, wanted), wanted.settings.splits
     if not wanted.force:
         _refuse_differences(standing, wanted, made)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from imagenet_prep.core.terminal import human_bytes
-from imagenet_prep.dataset import settings
+from imagenet_prep.core.terminal import human_bytes, printable
+from imagenet_prep.dataset import ignored, settings
 from imagenet_prep.dataset.manifest import Manifest
 
 
@@ -39,6 +39,7 @@ def summarise(
         "repaired": committed.repaired,
         "quarantined": committed.quarantined,
         "excluded": settings.num_excluded(committed.config),
+        "ignored": ignored.together(source.ignored for source in committed.sources),
         "written_examples": written,
         "written_bytes": sum(receipt["num_bytes"] for receipt in new),
         "read_bytes": sum(receipt["source_bytes"] for receipt in new),
@@ -60,6 +61,8 @@ def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
         lines.append(f"{action}: {sum(reasons.values()):,}" + (f" ({counts})" if counts else ""))
     if summary["excluded"]:
         lines.append(f"excluded: {summary['excluded']:,}")
+    if summary["ignored"]:
+        lines.append(f"ignored: {printable(ignored.in_words(summary['ignored']))}")
     if summary["written_examples"]:
         lines.append(
             f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "

@@ -106,14 +106,14 @@ def _stored(
         except BadImageError as error:
             if fail_on_bad_image:
                 raise _bad_image(shard, member, error) from error
-            incident = _incident(member, QUARANTINED, error.reason, error.detail)
-            found["incidents"].append(incident)
+            line = incident(member, QUARANTINED, error.reason, error.detail)
+            found["incidents"].append(line)
             continue
         finally:
             found["transform_s"] += time.perf_counter() - start
         if image.repair is not None:
-            incident = _incident(member, REPAIRED, image.repair, image.detail)
-            found["incidents"].append(incident)
+            line = incident(member, REPAIRED, image.repair, image.detail)
+            found["incidents"].append(line)
         found["resized"] += image.resized
         yield member, image
 
@@ -142,7 +142,8 @@ def _record(
         encoded=image.encoded,
         height=image.height,
         width=image.width,
-        filename=member.filename,
+        # The key without its class: of photographs of one's own with the folders below.
+        filename=member.key.removeprefix(f"{wnid}/"),
         stored_label=member.class_index + label_offset,
         wnid=wnid,
         text=text,
@@ -151,6 +152,7 @@ def _record(
     return tfrecord.frame_parts(example.encode_parts(stored))
 
 
-def _incident(member: Member, action: str, reason: str, detail: str) -> dict[str, Any]:
+def incident(member: Member, action: str, reason: str, detail: str) -> dict[str, Any]:
+    """Returns a line of quarantine.jsonl about an image."""
     place = {name: getattr(member, name) for name in _PLACE}
     return {**place, "action": action, "reason": reason, "detail": detail}

@@ -20,7 +20,8 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.sources import folder, packed, published, source, tar
+from imagenet_prep.sources import layout, packed, published, source, tar
+from imagenet_prep.sources.scan import scan, subfolders
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _PUBLISHED = {schema.TRAIN: published.TRAIN_BOXES, schema.VALIDATION: published.VALIDATION_BOXES}
@@ -101,10 +102,10 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
             tasks.append(BoxTask(split, split, archive))
         elif isinstance(root, Path):
             name = f"{KAGGLE}/{_KAGGLE_FOLDERS[split]}"
-            below = folder.split_folders(root)[0] / name
+            below = layout.named_splits(root)[0] / name
             if below.is_dir():
-                parts[split] = source.folder_part(name, [("", source.scan(below))])
-                classes = source.subfolders(below)
+                parts[split] = source.folder_part(name, [("", scan(below))])
+                classes = subfolders(below)
                 tasks += [BoxTask(f"{split}-{each}", split, below / each) for each in classes]
                 tasks += [BoxTask(split, split, below)] * (not classes)
     return Annotations(parts, tuple(tasks)) if parts else None
@@ -166,7 +167,7 @@ def _files(path: Location) -> Iterator[tuple[str, bytes]]:
     """Yields (name, bytes) of the XML files in an archive or a folder."""
     try:
         if isinstance(path, Path) and path.is_dir():
-            for file in source.scan(path):
+            for file in scan(path):
                 if file.path.endswith(".xml"):
                     with open_to_read(path / file.path) as opened:
                         yield file.path, opened.read(_MAX_XML_BYTES + 1)

@@ -16,6 +16,7 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, pickles, source, tar
 from imagenet_prep.sources.editions import Edition
+from imagenet_prep.sources.scan import scan
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 ARCHIVE = "cifar-10-python.tar.gz"
@@ -121,7 +122,7 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
         raise SourceError(f"{where}: label_names is not a list of ten names")
     classes = labels.classes_called([_name(name, where) for name in names], where)
     if path.is_dir():
-        part = source.folder_part(path.name, [("", source.scan(path))])
+        part = source.folder_part(path.name, [("", scan(path))])
     else:
         part = source.file_part(path, ARCHIVE_MD5)
     tasks = [IndexTask(batch, split, path.name) for split in BATCHES for batch in BATCHES[split]]

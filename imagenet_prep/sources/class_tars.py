@@ -16,7 +16,7 @@ from imagenet_prep.sources import editions, ilsvrc, labels, lemmas, source
 from imagenet_prep.sources.editions import FALL11, WINTER21
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
 from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.source import File
+from imagenet_prep.sources.scan import File
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 

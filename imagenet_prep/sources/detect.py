@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.sources import cifar10, class_tars, folder, ilsvrc, mnist, parquet, recordio
+from imagenet_prep.sources import (
+    cifar10,
+    class_tars,
+    folder,
+    ilsvrc,
+    layout,
+    mnist,
+    parquet,
+    recordio,
+)
 from imagenet_prep.sources.source import Encode, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -21,9 +30,9 @@ LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
     IMAGENET21K: "fall11_whole.tar, or a folder of nNNNNNNNN.tar, into which winter21_whole.tar.gz "
     "was unpacked",
-    FOLDER: "train/CLASS/*.JPEG and val/CLASS/*.JPEG, or val/*.JPEG beside its labels; "
-    "Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and val_blurred/; imagenet21k_train/ and "
-    "imagenet21k_val/",
+    FOLDER: "CLASS/*.jpg, which is all train; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or "
+    "val/*.JPEG beside its labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and "
+    "val_blurred/; imagenet21k_train/ and imagenet21k_val/",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
     RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt where lists name no class",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
@@ -73,6 +82,8 @@ def find(
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {len(classes.wnids):,} classes ({whose})"
+    if kinds[0] == FOLDER and isinstance(root, Path) and layout.is_class_root(root):
+        line += "; no train/ and no val/, so all of it is train"
     if kinds[1:]:
         line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"
     return source, line
@@ -88,13 +99,15 @@ def recognised(root: Location) -> list[str]:
     if isinstance(root, RemotePath):
         return found
     there = {
-        FOLDER: folder.split_folders(root)[1],
+        FOLDER: layout.named_splits(root)[1],
         PARQUET: parquet.folder(root),
         RECORDIO: recordio.locate(root),
         CIFAR10: cifar10.locate(root),
         MNIST: mnist.is_there(root),
     }
-    return found + [kind for kind, seen in there.items() if seen]
+    found += [kind for kind, seen in there.items() if seen]
+    # Folders of anything may be classes, so this is asked last.
+    return found or [FOLDER] * layout.is_class_root(root)
 
 
 def _nothing(root: Location) -> str:
@@ -109,6 +122,12 @@ def _nothing(root: Location) -> str:
         return f"--source {root}: no such folder. {_layouts()}"
     if not root.is_dir():
         return f"--source {root}: is a file. {_to_unpack(root.parent, [root.name])}{_layouts()}"
+    if beneath := layout.beneath(root):
+        named = " or ".join(f"--source {shlex.quote(str(root / name))}" for name in beneath[:3])
+        return (
+            f"--source {root}: holds no images of classes itself, but the folders "
+            f"{some(beneath)} do. Name one of them: {named}."
+        )
     held = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     return (
         f"--source {root}: holds {', '.join(held[:20]) or 'nothing'}, which is not a data set "

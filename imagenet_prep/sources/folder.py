@@ -1,9 +1,9 @@
 """A folder a class, as torchvision's ImageFolder and Kaggle have it; validation may be flat.
 
-ROOT/train/CLASS/*, ROOT/val/CLASS/* or ROOT/val/*; Kaggle's are ROOT/ILSVRC/Data/CLS-LOC/train
-and .../val; the face-blurred ILSVRC2012's and ImageNet-21K-P's have names of their own. Labels of
-a flat validation folder come from the devkit, from tensorflow/models' list of synsets, or from
-Kaggle's solution.
+ROOT/CLASS/* alone is a train split. Else there are ROOT/train/CLASS/*, ROOT/val/CLASS/* or
+ROOT/val/*; Kaggle's are ROOT/ILSVRC/Data/CLS-LOC/train and .../val; the face-blurred ILSVRC2012's
+and ImageNet-21K-P's have names of their own. Labels of a flat validation folder come from the
+devkit, from tensorflow/models' list of synsets, or from Kaggle's solution.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
-from imagenet_prep.sources import editions, labels, lemmas, source
-from imagenet_prep.sources.source import File, IndexTask
+from imagenet_prep.sources import editions, labels, layout, lemmas, listing, source
+from imagenet_prep.sources.scan import File, hidden_files, subfolders
+from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote_path import open_to_read
-
-FOLDERS = {
-    schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
-    schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
-}
-KAGGLE = "Data/CLS-LOC"
 
 # As it comes, or unpacked.
 _DEVKITS = (labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
@@ -36,8 +33,6 @@ SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
 # Kaggle's: a line "WNID words" a class; and "ImageId,PredictionString" with "WNID x y x y ...".
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
-
-_IMAGES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 class FileReader:
@@ -83,17 +78,29 @@ class Folder(source.Stored):
       validation_class_index: class index by stem of each image of a flat validation folder;
         None where it has a folder a class.
       inside: where links must lead; None where they may lead anywhere.
+      is_own: these are photographs of one's own, not ImageNet's: what a file holds decides whether
+        it is an image, and keys have the folders below that of the class.
     """
 
-    decisive = ("validation_class_index",)
+    decisive = ("validation_class_index", "is_own")
     root: Path
     validation_class_index: dict[str, int] | None
     inside: Path | None
+    is_own: bool
 
     @property
     def is_ilsvrc(self) -> bool:
         """Whether it has ILSVRC2012's classes, or its flat validation folder."""
         return super().is_ilsvrc or self.validation_class_index is not None
+
+    @property
+    def split_folders(self) -> list[Path]:
+        """The folders of the splits that are read."""
+        of_tasks = {
+            task.archive if task.class_index is None else str(Path(task.archive).parent)
+            for task in self.tasks
+        }
+        return sorted(self.root / path for path in of_tasks)
 
     @property
     def reader(self) -> FileReader:
@@ -108,14 +115,14 @@ class Folder(source.Stored):
             validation image has no label.
         """
         folder = self.root / task.archive
-        files = _images(source.scan(folder, self.inside))
+        found = listing.below(folder, self.inside, by_content=self.is_own)
         members = source.sorted_by_key(
-            (self._member(task, f"{task.archive}/{file.path}", file.num_bytes) for file in files),
-            str(self.root),
+            (self._member(task, file) for file in found.images), str(self.root)
         )
         if not members:
+            others = f" but {in_words(found.ignored)}" if found.ignored else ""
             raise SourceError(
-                f"{folder}: holds no image. Get what is missing, or remove the folder."
+                f"{folder}: holds no image{others}. Get what is missing, or remove the folder."
             )
         return members
 
@@ -125,7 +132,8 @@ class Folder(source.Stored):
         called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
         return next(filter(None, called), super().edition)
 
-    def _member(self, task: IndexTask, path: str, num_bytes: int) -> Member:
+    def _member(self, task: IndexTask, file: File) -> Member:
+        path = f"{task.archive}/{file.path}"
         where = str(self.root / path)
         index = task.class_index
         if index is None:
@@ -136,23 +144,9 @@ class Folder(source.Stored):
                 f"{where}: has no label. Images and labels do not belong together, or this file "
                 "does not belong here."
             )
-        return Member(self.key_of(task.split, index, path, where), path, 0, num_bytes, index)
-
-
-def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
-    """Returns the folder that paths are relative to, and the splits' folders below it."""
-    base, prefix = root, ""
-    for candidate in (root / "ILSVRC", root):
-        if (candidate / KAGGLE).is_dir():
-            # Given ILSVRC itself or the folder above: the paths are the same.
-            base, prefix = candidate, f"{KAGGLE}/"
-            break
-    there = {split: _there(base / prefix, split) for split in FOLDERS}
-    return base, {split: prefix + names[0] for split, names in there.items() if names}
-
-
-def _there(base: Path, split: str) -> list[str]:
-    return [name for name in FOLDERS[split] if (base / name).is_dir()]
+        folder = file.path[: file.path.rfind("/") + 1] if self.is_own else ""
+        key = self.key_of(task.split, index, path, where, folder)
+        return Member(key, path, 0, file.num_bytes, index)
 
 
 def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Folder:
@@ -171,22 +165,25 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
         out of the source.
     """
     inside = None if follow_links else root
-    base, folders = split_folders(root)
+    base, folders = layout.split_folders(root)
     if missing := [split for split in splits if split not in folders]:
+        expected = (", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing)
         raise UsageError(
             f"--source {root}: no folder of {' and '.join(missing)}; expected "
-            + " and ".join(f"one of {', '.join(f'{n}/' for n in FOLDERS[s])}" for s in missing)
+            + " and ".join(f"one of {names}" for names in expected)
             + ", or choose --splits."
         )
     for split in splits:
-        if len(there := _there((base / folders[split]).parent, split)) > 1:
+        if len(there := layout.folders_of((base / folders[split]).parent, split)) > 1:
             raise UsageError(
                 f"--source {root}: holds {' and '.join(there)}. Keep only the one "
                 "that is to be read."
             )
     # Kaggle's lists lie beside ILSVRC/, or in it.
-    beside = [base, base.parent] if (base / KAGGLE).is_dir() else [base]
-    flat = schema.VALIDATION in splits and not source.subfolders(base / folders[schema.VALIDATION])
+    beside = [base, base.parent] if (base / layout.KAGGLE).is_dir() else [base]
+    if layout.is_class_root(root):
+        beside = [root]
+    flat = schema.VALIDATION in splits and not subfolders(base / folders[schema.VALIDATION])
     archive, mapping = _first(beside, *_DEVKITS), _first(beside, SYNSET_MAPPING)
     devkit = labels.read_devkit(archive) if archive else None
     if devkit is not None:
@@ -194,23 +191,46 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
     else:
         classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
     truth = _validation(devkit, beside, classes, root) if flat else None
+    is_own = truth is None and not is_imagenet(classes, folders.values())
     parts = []
     tasks = []
     for split in splits:
         folder = base / folders[split]
         below: list[tuple[int | None, str]] = [(None, "")]
         if not flat or split != schema.VALIDATION:
-            _refuse_strays(folder)
             below = [*_class_folders(folder, classes).items()]
-        # One class at a time: the names of 13 million files take gigabytes.
-        groups = ((name, _images(source.scan(folder / name, inside))) for _, name in below)
-        parts.append(source.folder_part(folder.name, groups))
+        ignored = _beside_classes(folder, by_content=is_own) if below[0][1] else Counter()
+        groups = _listed(folder, [name for _, name in below], inside, is_own, ignored)
+        part = source.folder_part(folder.name, groups)
+        parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
         for index, name in below:
             # Class folders may have names that fit no receipt.
             called = split if index is None else f"{split}-{index:05d}"
             path = str(Path(folders[split], name))
             tasks.append(IndexTask(called, split, folder.name, index, archive=path))
-    return Folder(classes, tuple(parts), base, truth, inside, tasks=tuple(tasks))
+    return Folder(classes, tuple(parts), base, truth, inside, is_own, tasks=tuple(tasks))
+
+
+def is_imagenet(classes: labels.ClassList, folders: Iterable[str]) -> bool:
+    """Returns whether class folders hold images of ImageNet, whole or not."""
+    names = {path.rpartition("/")[2] for path in folders}
+    editions_called = (editions.called(name, len(classes.wnids)) for name in names)
+    return (
+        classes.official or any(editions_called) or all(map(labels.WNID.fullmatch, classes.wnids))
+    )
+
+
+def _listed(
+    folder: Path, names: Sequence[str], inside: Path | None, by_content: bool, ignored: Counter[str]
+) -> Iterator[tuple[str, list[File]]]:
+    """Yields the images of each class folder, and counts what is ignored.
+
+    One class at a time: the names of 13 million files take gigabytes.
+    """
+    for name in names:
+        found = listing.below(folder / name, inside, by_content=by_content)
+        ignored.update(found.ignored)
+        yield name, found.images
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:
@@ -242,7 +262,7 @@ def _validation(
 def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
     """Returns the official class list, or one of the folders' names."""
     first = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
-    names = source.subfolders(base / first)
+    names = subfolders(base / first)
     official = labels.official_classes()
     known = [name for name in names if name in official.index]
     if len(known) == len(names):
@@ -263,7 +283,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
 def _class_folders(folder: Path, classes: labels.ClassList) -> dict[int, str]:
     """Returns the names of the class folders there are by class index, in that order."""
     found = {}
-    for name in source.subfolders(folder):
+    for name in subfolders(folder):
         index = classes.index.get("_".join(name.split()))
         if index is None:
             raise SourceError(
@@ -274,21 +294,25 @@ def _class_folders(folder: Path, classes: labels.ClassList) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-def _refuse_strays(folder: Path) -> None:
-    """Images beside the class folders have no class; to leave them out silently would be wrong."""
-    with_image = (p.name for p in folder.iterdir() if p.is_file() and _is_image(p.name))
-    if stray := next(with_image, None):
-        raise SourceError(
-            f"{folder / stray}: lies beside the class folders and has no class. Move it away."
-        )
+def _beside_classes(folder: Path, *, by_content: bool) -> Counter[str]:
+    """Counts the files beside the class folders, by ending.
 
-
-def _images(files: Sequence[File]) -> list[File]:
-    return [file for file in files if _is_image(file.path)]
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and name.lower().endswith(_IMAGES)
+    Raises:
+      SourceError: one of them is an image. It has no class; to leave it out silently would be
+        wrong.
+    """
+    ignored = Counter[str]()
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            ignored.update(map(ending, hidden_files(folder, path.name)))
+        elif path.is_file():
+            if listing.is_image(path, by_content=by_content):
+                raise SourceError(
+                    f"{path}: lies beside the class folders and has no class. Move it away, or "
+                    "into the folder of its class."
+                )
+            ignored[ending(path.name)] += 1
+    return ignored
 
 
 def _read_mapping(path: Path) -> labels.ClassList:

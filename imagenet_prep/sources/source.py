@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
@@ -22,6 +20,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import WNID, ClassList
 from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.scan import File
 from imagenet_prep.storage.archive import RangeReader
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
@@ -48,6 +47,7 @@ class Part(NamedTuple):
       stamp: differs when the content may have changed: a time in ns, or a digest.
       md5: the published one, where it must be that very file.
       path: of a file that can be hashed, here or on a server; None for a folder.
+      ignored: of a folder, how many files are no images, by ending.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Part(NamedTuple):
     stamp: int | str
     md5: str | None = None
     path: Location | None = None
+    ignored: tuple[tuple[str, int], ...] = ()
 
 
 class IndexTask(NamedTuple):
@@ -130,8 +131,15 @@ class Source(ABC):
             *(getattr(self, name) for name in self.decisive),
         ]
 
-    def key_of(self, split: str, class_index: int, path: str, where: str) -> str:
+    def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
         """Returns the key of an image, as `dataset.keys` says, from the last part of its path.
+
+        Args:
+          split: "train" or "validation".
+          class_index: of its class.
+          path: of the image.
+          where: how errors call it.
+          folder: below that of its class, which is to be a part of the key, with a slash behind it.
 
         Raises:
           SourceError: this is longer than a file name may be, or begins with the WNID of another
@@ -149,7 +157,7 @@ class Source(ABC):
                 f"{where}: is of class {class_id} but is named after {prefix[1]}. "
                 "One of them is wrong: compare with the original archives."
             )
-        return keys.key_of(split, class_id, base)
+        return keys.key_of(split, class_id, folder + base)
 
     def index_tasks(self, split: str) -> list[IndexTask]:
         """Returns the pieces of a split."""
@@ -250,99 +258,6 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
                 "put together wrongly."
             )
     return [found[key] for key in sorted(found)]
-
-
-class File(NamedTuple):
-    """A file below a folder: path relative to it, bytes, time of its last change in ns.
-
-    Of a file on a server, it is its ETag instead of the time.
-    """
-
-    path: str
-    num_bytes: int
-    mtime_ns: int | str
-
-
-def scan(folder: Path, inside: Path | None = None) -> list[File]:
-    """Returns all files below a folder, sorted by path; hidden ones are left out.
-
-    Links to files are followed. A linked folder below is refused, for it may lead in a circle.
-
-    Args:
-      folder: what is listed.
-      inside: where the folder, and all links to files, must lead; None to follow them anywhere.
-
-    Raises:
-      SourceError: a link leads outside or nowhere, a folder cannot be read, or a name is not UTF-8.
-    """
-    files: list[File] = []
-    folders = [""]
-    within = _Within(inside)
-    try:
-        within.demand(folder)
-        while folders:
-            below = folders.pop()
-            with os.scandir(folder / below) as entries:
-                for entry in entries:
-                    path = below + entry.name
-                    if entry.name.startswith("."):
-                        continue
-                    _refuse_unprintable(folder, entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(f"{path}/")
-                        continue
-                    if entry.is_dir():
-                        raise SourceError(
-                            f"{folder / path}: is a link to a folder. Put the folder itself there."
-                        )
-                    status = entry.stat()
-                    if not stat.S_ISREG(status.st_mode):
-                        # To read a pipe would wait for whoever writes into it.
-                        raise SourceError(f"{folder / path}: is no file. Remove it.")
-                    if entry.is_symlink():
-                        within.demand(folder / path)
-                    files.append(File(path, status.st_size, status.st_mtime_ns))
-    except OSError as error:
-        raise SourceError(
-            f"{error.filename}: cannot be read: {error.strerror}. "
-            "Check links, permissions and the disk."
-        ) from error
-    return sorted(files)
-
-
-class _Within:
-    """Refuses what leads out of a folder: a link in a source may name a private file."""
-
-    def __init__(self, root: Path | None) -> None:
-        self._root = None if root is None else os.path.realpath(root)
-
-    def demand(self, path: Path) -> None:
-        if self._root is None:
-            return
-        real = Path(os.path.realpath(path))
-        if not real.is_relative_to(self._root):
-            raise SourceError(
-                f"{path}: is a link that leads out of the source, to {real}. If the images there "
-                "shall become part of the data set, add --follow-links; else remove the link."
-            )
-
-
-def subfolders(folder: Path) -> list[str]:
-    """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones."""
-    with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
-    for name in names:
-        _refuse_unprintable(folder, name)
-    return names
-
-
-def _refuse_unprintable(folder: Path, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(
-            f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it: records hold text."
-        ) from error
 
 
 def read_list(path: Location, *, lenient: bool = False) -> str:

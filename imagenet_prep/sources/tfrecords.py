@@ -123,6 +123,18 @@ def entries(
             )
 
 
+def _below_class(path: str, name: str) -> str:
+    """Returns the part of a path that a key has behind the class.
+
+    Sets of ours have folders below that of the class there, and no others. Other programs may have
+    written the whole path of a file, of which ImageNet's keys have the last part.
+    """
+    folders = path.split("/")[:-1]
+    if path.startswith("/") or name in folders or WNID.fullmatch(name):
+        return path.rpartition("/")[2]
+    return path
+
+
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
     """Returns how errors call a record."""
     return f"{shard.file}: record {record.number} at byte {record.offset:,}"
@@ -158,8 +170,8 @@ def parse(payload: bytes) -> Entry:
     name = wnid or "_".join(text.split())
     if not name:
         raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} says its class")
-    filename = protobuf.text(features, schema.FILENAME).rpartition("/")[2]
-    if not filename:
+    filename = _below_class(protobuf.text(features, schema.FILENAME), name)
+    if not filename.rpartition("/")[2]:
         raise DataDamagedError(f"{schema.FILENAME} is empty")
     return Entry(
         features=features,

@@ -37,7 +37,10 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     changed = {name for name in before if before[name] != after[name]}
     shard = "train-00000-of-00004"
     assert before.keys() == after.keys()
-    assert changed == {shard, f"index/{shard}", "dataset.json", "dataset_info.json"}
+    small = {"dataset.json", "dataset_info.json", "quarantine.jsonl"}
+    assert changed == {shard, f"index/{shard}"} | small
+    (line,) = map(json.loads, after["quarantine.jsonl"].splitlines())
+    assert (line["key"], line["action"], line["reason"]) == (key, "excluded", "listed")
     assert split_records(out, "train") == split_records(whole, "train")[1:]
     manifest = json.loads(after["dataset.json"])
     assert manifest["config"]["excluded"]["images"] == 1

@@ -1,0 +1,52 @@
+"""Files of a source that are no images: counted by ending, so that none vanishes silently."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+_MAX_ENDING = 12
+_MAX_ENDINGS = 20
+_NO_ENDING, _OTHERS = "without an ending", "others"
+# Photographs, which somebody may miss.
+_UNREADABLE = (".heic", ".heif", ".hif", ".avif", ".jxl")
+
+
+def ending(path: str) -> str:
+    """Returns what a file that is ignored is counted as, for example ".mov"."""
+    *folders, name = path.split("/")
+    found = next((f"{folder}/" for folder in folders if folder.startswith(".")), "")
+    if not found:
+        stem, dot, last = name.rpartition(".")
+        found = f"{dot}{last.lower()}" if stem and dot else name if dot else _NO_ENDING
+        if stem.startswith("."):
+            found = f"hidden {found}"
+    is_short = len(found) <= len("hidden ") + _MAX_ENDING and found.isprintable()
+    return found if is_short else _OTHERS
+
+
+def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:
+    """Returns counts by ending, the most frequent first, and those of many endings together."""
+    ordered = sorted(ignored.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
+    kept = dict(ordered[:_MAX_ENDINGS])
+    if rest := sum(count for _, count in ordered[_MAX_ENDINGS:]):
+        kept[_OTHERS] = kept.get(_OTHERS, 0) + rest
+    return kept
+
+
+def in_words(ignored: Mapping[str, int]) -> str:
+    """Returns for example "3 files: 2 .heic, 1 .mov"."""
+    total = sum(ignored.values())
+    each = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
+    advice = ""
+    if not ignored.keys().isdisjoint(_UNREADABLE):
+        advice = " (HEIC, AVIF and JPEG XL are not read: convert such photographs to JPEG)"
+    return f"{total:,} file{'s' * (total != 1)}: {each}{advice}"
+
+
+def together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Returns the counts of several parts added up."""
+    found = Counter[str]()
+    for part in parts:
+        found.update(part)
+    return most_frequent(found)

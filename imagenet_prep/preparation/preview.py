@@ -1,0 +1,47 @@
+"""What `prepare --dry-run` says: the plan, what it needs, and whether the run would be refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.dataset import ignored
+from imagenet_prep.preparation.inventory import take_inventory
+from imagenet_prep.preparation.job import Job, check_space
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.space import Forecast
+from imagenet_prep.storage import scratch
+from imagenet_prep.storage.folder import LocalStore
+
+
+def preview(job: Job, output: Output) -> dict[str, Any]:
+    """Returns what a run would make; writes nothing, and makes the checks of the run.
+
+    Too little space is `refusal`, so that the plan is shown all the same.
+
+    Raises:
+      ImagenetPrepError: what the run raises before it writes.
+    """
+    left = output.left()
+    images, workers, store = job.selection, job.workers, output.store
+    with scratch.place() as place:
+        plans = LocalStore(place)
+        forecast = Forecast(images, job.policy, workers, store, plans)
+        refusal = None
+        try:
+            if left:
+                forecast.check_unpacking()
+        except StoreError as error:
+            refusal = str(error)
+        inventory = take_inventory(images, plans, workers, quiet=True, unpack=False)
+        try:
+            if left:
+                check_space(job, inventory, forecast, store)
+        except StoreError as error:
+            refusal = refusal or str(error)
+        return {
+            **forecast.content(inventory.plans),
+            "ignored": ignored.together(dict(part.ignored) for part in images.parts),
+            "left": left,
+            "refusal": refusal,
+        }

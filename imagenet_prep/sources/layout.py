@@ -1,0 +1,80 @@
+"""Where the folders of the splits lie in a folder of images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from imagenet_prep.dataset import schema
+from imagenet_prep.sources import listing
+from imagenet_prep.sources.scan import subfolders
+
+FOLDERS = {
+    schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
+    schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
+}
+KAGGLE = "Data/CLS-LOC"
+# Files that are looked at to find the first image of a folder, which may hold anything.
+_MOST_LOOKED_AT = 10_000
+_LEAST_CLASSES = 2
+
+
+def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
+    """Returns the folder that paths are relative to, and the splits' folders below it.
+
+    A folder of class folders alone is itself the folder of train.
+    """
+    base, folders = named_splits(root)
+    if not folders and is_class_root(root):
+        root = root.resolve()
+        return root.parent, {schema.TRAIN: root.name}
+    return base, folders
+
+
+def is_class_root(root: Path) -> bool:
+    """Returns whether a folder holds folders of classes, two or more, and no train/ or val/.
+
+    Not where a folder in it holds splits: then it lies above the folder that is meant. A single
+    folder of images is no class: their labels lie elsewhere.
+    """
+    if not root.is_dir() or named_splits(root)[1]:
+        return False
+    names = subfolders(root)
+    if len(names) < _LEAST_CLASSES or any(named_splits(root / name)[1] for name in names):
+        return False
+    return any(_holds_image(root / name) for name in names)
+
+
+def beneath(root: Path) -> list[str]:
+    """Returns the folders directly in this one that could be read as a source of folders."""
+    return [name for name in subfolders(root) if split_folders(root / name)[1]]
+
+
+def _holds_image(folder: Path) -> bool:
+    looked_at = 0
+    # What cannot be read is named when it is listed.
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(listing.is_image(Path(path, name), by_content=True) for name in names):
+            return True
+        looked_at += len(names)
+        if looked_at > _MOST_LOOKED_AT:
+            break
+    return False
+
+
+def named_splits(root: Path) -> tuple[Path, dict[str, str]]:
+    """Returns the same, of folders that are called like splits."""
+    base, prefix = root, ""
+    for candidate in (root / "ILSVRC", root):
+        if (candidate / KAGGLE).is_dir():
+            # Given ILSVRC itself or the folder above: the paths are the same.
+            base, prefix = candidate, f"{KAGGLE}/"
+            break
+    there = {split: folders_of(base / prefix, split) for split in FOLDERS}
+    return base, {split: prefix + names[0] for split, names in there.items() if names}
+
+
+def folders_of(base: Path, split: str) -> list[str]:
+    """Returns the names of the folders of a split that are there; more than one is ambiguous."""
+    return [name for name in FOLDERS[split] if (base / name).is_dir()]

@@ -1,0 +1,116 @@
+"""Lists the files below a folder: links that lead out of it are refused, hidden files left out."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core.errors import SourceError
+
+
+class File(NamedTuple):
+    """A file below a folder: path relative to it, bytes, time of its last change in ns.
+
+    Of a file on a server, it is its ETag instead of the time.
+    """
+
+    path: str
+    num_bytes: int
+    mtime_ns: int | str
+
+
+def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = None) -> list[File]:
+    """Returns all files below a folder, sorted by path; hidden ones are left out.
+
+    Links to files are followed. A linked folder below is refused, for it may lead in a circle.
+
+    Args:
+      folder: what is listed.
+      inside: where the folder, and all links to files, must lead; None to follow them anywhere.
+      hidden: gets the paths of hidden files, and of those in hidden folders.
+
+    Raises:
+      SourceError: a link leads outside or nowhere, a folder cannot be read, or a name is not UTF-8.
+    """
+    files: list[File] = []
+    folders = [""]
+    within = _Within(inside)
+    try:
+        within.demand(folder)
+        while folders:
+            below = folders.pop()
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    path = below + entry.name
+                    if entry.name.startswith("."):
+                        if hidden is not None:
+                            hidden += hidden_files(folder, path)
+                        continue
+                    _refuse_unprintable(folder, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(f"{path}/")
+                        continue
+                    if entry.is_dir():
+                        raise SourceError(
+                            f"{folder / path}: is a link to a folder. Put the folder itself there."
+                        )
+                    status = entry.stat()
+                    if not stat.S_ISREG(status.st_mode):
+                        # To read a pipe would wait for whoever writes into it.
+                        raise SourceError(f"{folder / path}: is no file. Remove it.")
+                    if entry.is_symlink():
+                        within.demand(folder / path)
+                    files.append(File(path, status.st_size, status.st_mtime_ns))
+    except OSError as error:
+        raise SourceError(
+            f"{error.filename}: cannot be read: {error.strerror}. "
+            "Check links, permissions and the disk."
+        ) from error
+    return sorted(files)
+
+
+def hidden_files(folder: Path, path: str) -> list[str]:
+    """Returns a hidden file, or the files of a hidden folder, by their paths below `folder`.
+
+    They are counted only: links are not followed, and what cannot be read is left out.
+    """
+    if (folder / path).is_symlink() or not (folder / path).is_dir():
+        return [path]
+    return [f"{path}/{name}" for _, _, names in os.walk(folder / path) for name in names]
+
+
+class _Within:
+    """Refuses what leads out of a folder: a link in a source may name a private file."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = None if root is None else os.path.realpath(root)
+
+    def demand(self, path: Path) -> None:
+        if self._root is None:
+            return
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(self._root):
+            raise SourceError(
+                f"{path}: is a link that leads out of the source, to {real}. If the images there "
+                "shall become part of the data set, add --follow-links; else remove the link."
+            )
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones."""
+    with os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    for name in names:
+        _refuse_unprintable(folder, name)
+    return names
+
+
+def _refuse_unprintable(folder: Path, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it: records hold text."
+        ) from error

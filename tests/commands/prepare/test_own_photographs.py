@@ -1,0 +1,185 @@
+"""A folder of one's own photographs: class folders alone, odd files, none of which vanishes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.kit import command
+from tests.kit.dataset import split_records
+from tests.kit.photographs import exif, photograph, pixels
+
+HEIC = b"\0\0\0\x18ftypheic" + bytes(200)
+MOV = b"\0\0\0\x14ftypqt  " + bytes(200)
+
+
+def saved(kind: str, mode: str = "RGB", seed: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    pixels(60, 80, seed).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
+
+
+FILES = {
+    "cats/IMG_1.jpg": photograph(60, 80, 1),
+    "cats/2021/IMG_1.jpg": photograph(60, 80, 2),
+    "cats/2021/Ferien am See/Kätzchen ä.JPG": photograph(60, 80, 3),
+    "cats/IMG_2.HEIC": photograph(60, 80, 4),  # a JPEG, as telephones export them
+    "cats/IMG_3": photograph(60, 80, 5),
+    "cats/IMG_4.jpg": HEIC,
+    "cats/turned.jpg": photograph(60, 80, 6, exif=exif(6)),
+    "cats/empty.jpg": b"",
+    "cats/IMG_5.heic": HEIC,
+    "cats/IMG_6.heic": HEIC,
+    "cats/film.mov": MOV,
+    "cats/.DS_Store": b"\0\0\0\1Bud1",
+    "cats/._IMG_1.jpg": b"\0\5\26\7",
+    "dogs/a.png": saved("PNG", "RGBA"),
+    "dogs/b.webp": saved("WEBP"),
+    "dogs/cmyk.jpg": saved("JPEG", "CMYK"),
+    "dogs/list.txt": b"BM is how many a text begins",
+    "dogs/raw.dng": saved("TIFF"),
+    "dogs/scan.tif": saved("TIFF"),
+    "dogs/.thumbnails/a.jpg": photograph(30, 40),
+    "notes.txt": b"mine",
+    ".DS_Store": b"\0\0\0\1Bud1",
+}
+IGNORED = {
+    ".DS_Store": 2,
+    ".heic": 2,
+    ".dng": 1,
+    ".mov": 1,
+    ".thumbnails/": 1,
+    ".txt": 2,
+    "hidden .jpg": 1,
+}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    for name, data in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def prepare(source: Path, out: Path, *more: object) -> command.Finished:
+    return command.run("prepare", "--source", source, "--out", out, *map(str, more))
+
+
+def quarantine(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "quarantine.jsonl").read_bytes().splitlines()]
+
+
+@pytest.mark.slow
+def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
+    photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    made = prepare(photos, out)
+    assert made.code == 0, made
+    assert "folder: photos; 2 classes (cats, dogs; " in made.err
+    assert "no train/ and no val/, so all of it is train" in made.err
+    assert (
+        "\nignored: 10 files: 2 .DS_Store, 2 .heic, 2 .txt, 1 .dng, 1 .mov, 1 .thumbnails/, "
+        "1 hidden .jpg (HEIC, AVIF and JPEG XL are not read: convert such photographs to JPEG)\n"
+    ) in made.out
+
+    manifest = json.loads((out / "dataset.json").read_bytes())
+    (source,) = manifest["sources"]
+    assert source["ignored"] == IGNORED
+    assert [*manifest["splits"]] == ["train"]
+    records = split_records(out, "train")
+    keys = {f"{record.wnid}/{record.filename}" for record in records}
+    lines = {line["key"]: line for line in quarantine(out)}
+    bad = {key for key, line in lines.items() if line["action"] == "quarantined"}
+    assert bad == {"cats/IMG_4.jpg", "cats/empty.jpg"}
+    assert keys.isdisjoint(bad)
+    assert len(keys) == len(records)
+    assert keys | bad <= FILES.keys()
+    assert len(keys) + len(bad) + sum(IGNORED.values()) == len(FILES)
+    assert lines["cats/IMG_4.jpg"]["detail"] == (
+        "is HEIC, which this program does not read: convert it to JPEG or PNG"
+    )
+    reasons = Counter(line["reason"] for line in lines.values() if line["action"] == "repaired")
+    assert reasons == {"png": 1, "webp": 1, "cmyk": 1, "tiff": 1, "orientation": 1}
+    assert command.run("verify", out, "--level", "decode").code == 0
+
+    # The keys stay where the set is written again, and the same run has nothing left to do.
+    resized = command.run("resize", "-i", out, "-o", tmp_path / "small", "-r", "32")
+    assert resized.code == 0, resized
+    again = {f"{r.wnid}/{r.filename}" for r in split_records(tmp_path / "small", "train")}
+    assert again == keys
+    assert "nothing was left to do" in prepare(photos, out).out
+
+
+@pytest.mark.slow
+def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
+    out, keys = tmp_path / "out", tmp_path / "keys"
+    keys.write_text("cats/2021/IMG_1.jpg\n")
+    made = prepare(photos, out, "--exclude", keys)
+    assert made.code == 0, made
+    (line,) = [line for line in quarantine(out) if line["action"] == "excluded"]
+    assert line == {
+        "key": "cats/2021/IMG_1.jpg",
+        "archive": "photos/cats/2021/IMG_1.jpg",
+        "offset": 0,
+        "size": len(FILES["cats/2021/IMG_1.jpg"]),
+        "class_index": 0,
+        "action": "excluded",
+        "reason": "listed",
+        "detail": "the list of --exclude has its key",
+    }
+    assert "\nexcluded: 1\n" in made.out
+
+
+def test_imagenets_folders_are_read_by_name_and_their_keys_stay(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "train"
+    for number, wnid in enumerate(("n01440764", "n01443537")):
+        (root / wnid / "more").mkdir(parents=True)
+        (root / wnid / "more" / f"{wnid}_1.JPEG").write_bytes(photograph(60, 80, number))
+        (root / wnid / f"{wnid}_2.HEIC").write_bytes(photograph(60, 80, number))
+    made = prepare(root, tmp_path / "out", "--allow-subset")
+    assert made.code == 0, made
+    assert "\nignored: 2 files: 2 .heic " in made.out
+    found = {record.filename for record in split_records(tmp_path / "out", "train")}
+    assert found == {"n01440764_1.JPEG", "n01443537_1.JPEG"}
+
+
+def test_a_folder_above_the_classes_is_named(photos: Path, tmp_path: Path) -> None:
+    made = prepare(photos.parent, tmp_path / "out")
+    assert made.code == 2
+    assert f"Name one of them: --source {photos}." in made.err
+
+
+def test_a_photograph_beside_the_classes_has_no_class(photos: Path, tmp_path: Path) -> None:
+    (photos / "IMG_9").write_bytes(photograph(60, 80))
+    made = prepare(photos, tmp_path / "out")
+    assert made.code == 3
+    assert (
+        "IMG_9: lies beside the class folders and has no class. Move it away, or into" in made.err
+    )
+
+
+def test_a_class_of_unreadable_photographs_says_so(photos: Path, tmp_path: Path) -> None:
+    (photos / "birds").mkdir()
+    (photos / "birds" / "1.heic").write_bytes(HEIC)
+    made = prepare(photos, tmp_path / "out")
+    assert made.code == 3
+    assert "birds: holds no image but 1 file: 1 .heic (HEIC, AVIF and JPEG XL are not" in made.err
+
+
+def test_pictures_of_a_finished_set_are_those_of_the_photographs(
+    photos: Path, tmp_path: Path
+) -> None:
+    assert prepare(photos, tmp_path / "out").code == 0
+    (record,) = [r for r in split_records(tmp_path / "out", "train") if r.filename == "turned.jpg"]
+    image = Image.open(io.BytesIO(record.encoded))
+    assert image.size == (60, 80) == (record.width, record.height)

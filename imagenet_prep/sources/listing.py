@@ -15,6 +15,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import formats
 from imagenet_prep.dataset.ignored import ending
 from imagenet_prep.sources.scan import File, scan
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 _NAMES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -48,8 +49,11 @@ def is_image(path: Path, *, by_content: bool) -> bool:
     try:
         with open_to_read(path) as file:
             return formats.name_of(file.read(formats.HEAD_BYTES)) in _BY_CONTENT
-    except (OSError, DataDamagedError):
-        return False  # it is counted as ignored, or named when it is listed
+    except OSError as error:
+        demand_disk(path, error)
+        return False  # nobody may read it; it is counted as ignored
+    except DataDamagedError:
+        return False  # it is no file, which is named when it is listed
 
 
 def below(folder: Path, inside: Path | None, *, by_content: bool) -> Listing:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
+from imagenet_prep.storage.os_errors import demand_disk
 
 
 class File(NamedTuple):
@@ -64,6 +65,7 @@ def scan(folder: Path, inside: Path | None = None, hidden: list[str] | None = No
                         within.demand(folder / path)
                     files.append(File(path, status.st_size, status.st_mtime_ns))
     except OSError as error:
+        demand_disk(error.filename, error)
         raise SourceError(
             f"{error.filename}: cannot be read: {error.strerror}. "
             "Check links, permissions and the disk."

@@ -22,6 +22,7 @@ from imagenet_prep.sources.labels import WNID, ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import File
 from imagenet_prep.storage.archive import RangeReader
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 if TYPE_CHECKING:
@@ -292,6 +293,7 @@ def read_bytes(path: Location, most: int) -> bytes:
             while len(data) <= most and (part := file.read(_PIECE_BYTES)):
                 data += part
     except OSError as error:
+        demand_disk(path, error)
         raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error
     if len(data) > most:
         raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")

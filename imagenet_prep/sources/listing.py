@@ -66,7 +66,8 @@ def below(folder: Path, inside: Path | None, *, by_content: bool) -> Listing:
     hidden: list[str] = []
     images, ignored = [], Counter[str]()
     for file in scan(folder, inside, hidden):
-        if is_image(folder / file.path, by_content=by_content):
+        # The name first: there may be a million files, and a path takes longer than all the rest.
+        if is_called_an_image(file.path) or is_image(folder / file.path, by_content=by_content):
             images.append(file)
         else:
             ignored[ending(file.path)] += 1

@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.dataset import example, tfrecord
-from imagenet_prep.dataset.member import Member, PreparedImage
+from imagenet_prep.dataset.member import Boxes, Member, PreparedImage
 from imagenet_prep.shards import writer
 from tests.storage.test_folder import failing
 
@@ -222,3 +222,20 @@ def test_whatever_happens_nothing_half_written_stays(tmp_path: Path, error: Base
     with pytest.raises(type(error)):
         write(tmp_path, transform=fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_boxes_turn_with_their_image_and_names_keep_folders_below_the_class(
+    tmp_path: Path,
+) -> None:
+    boxes = Boxes((0.25,), (0.5,), (0.125,), (0.25,))
+    member = Member(f"{CLASSES[0][0]}/2021/a.jpg", "a", 0, 3, 0, boxes)
+    size = {"height": 40, "width": 30, "source_size": (30, 40), "resized": False}
+    image = PreparedImage(b"jpeg", repair="orientation", detail="turned", turn=6, **size)
+    receipt = write(tmp_path, members=[member], transform=lambda _: image)
+
+    (record,) = tfrecord.read_records(io.BytesIO((tmp_path / "shard").read_bytes()), "shard")
+    made = example.decode(record.payload)
+    assert made.filename == "2021/a.jpg"
+    # A quarter clockwise: what was at the bottom is on the left.
+    assert made.boxes == Boxes((0.75,), (0.875,), (0.25,), (0.5,))
+    assert [line["detail"] for line in receipt["incidents"]] == ["turned"]

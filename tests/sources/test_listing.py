@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import formats, ignored
+from imagenet_prep.sources import layout, listing
+from tests.kit.layouts import write
+
+JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (JPEG, "JPEG"),
+        (b"\x89PNG\r\n\x1a\n", "PNG"),
+        (b"GIF89a", "GIF"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "WebP"),
+        (b"BM" + bytes(12) + b"\x28\0\0\0", "BMP"),
+        (b"MM\0*", "TIFF"),
+        (HEIC, "HEIC"),
+        (b"\0\0\0\x1cftypavif", "AVIF"),
+        (b"\xff\x0a\xfa", "JPEG XL"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"\0\0\0\x14ftypqt  ", "video"),
+        (b"BM is a text", None),
+        (b"RIFF\x10\0\0\0AVI LIST", None),
+        (b"", None),
+    ],
+)
+def test_formats_are_told_by_their_first_bytes(head: bytes, name: str | None) -> None:
+    assert formats.name_of(head) == name
+    assert ("which this program does not read" in formats.unreadable(head)) == (
+        name is not None and name not in formats.READ
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "counted_as"),
+    [
+        ("a/film.MOV", ".mov"),
+        ("README", "without an ending"),
+        ("a.b/README", "without an ending"),
+        (".DS_Store", ".DS_Store"),
+        ("._IMG_1.jpg", "hidden .jpg"),
+        ("a/.git/objects/ab/cd.pack", ".git/"),
+        ("a.", "."),
+        ("a.\x1b[31m", "others"),
+        ("a." + 30 * "x", "others"),
+    ],
+)
+def test_files_are_counted_by_ending(path: str, counted_as: str) -> None:
+    assert ignored.ending(path) == counted_as
+
+
+def test_many_endings_are_counted_together() -> None:
+    counts = ignored.most_frequent({f".{number}": number for number in range(1, 31)})
+    assert len(counts) == 21
+    assert next(iter(counts)) == ".30"
+    assert sum(counts.values()) == sum(range(1, 31))
+    assert ignored.in_words({".mov": 1, ".txt": 1200}) == "1,201 files: 1,200 .txt, 1 .mov"
+
+
+def test_the_content_decides_where_it_is_asked(tmp_path: Path) -> None:
+    for name, data in {
+        "a.jpg": b"text",
+        "b.HEIC": JPEG,
+        "c": JPEG,
+        "d.heic": HEIC,
+        "e.nef": b"II*\0",
+        "f/.hidden/a.jpg": JPEG,
+        ".a.jpg": JPEG,
+    }.items():
+        write(tmp_path / name, data)
+    by_content = listing.below(tmp_path, tmp_path, by_content=True)
+    assert [file.path for file in by_content.images] == ["a.jpg", "b.HEIC", "c"]
+    assert by_content.ignored == Counter({".heic": 1, ".nef": 1, ".hidden/": 1, "hidden .jpg": 1})
+    by_name = listing.below(tmp_path, tmp_path, by_content=False)
+    assert [file.path for file in by_name.images] == ["a.jpg"]
+    assert by_name.ignored.total() == 6
+
+
+def test_folders_of_classes_alone_are_recognised_and_others_are_not(tmp_path: Path) -> None:
+    root = tmp_path / "above" / "photos"
+    write(root / "cats" / "2021" / "a.jpg", JPEG)
+    assert not layout.is_class_root(root)  # one class: the labels lie elsewhere
+    write(root / "dogs" / "a.jpg", JPEG)
+    assert layout.is_class_root(root)
+    assert layout.split_folders(root) == (root.parent, {"train": root.name})
+    assert layout.beneath(root.parent) == [root.name]
+    (root / "dogs" / "train").mkdir()
+    assert not layout.is_class_root(root)
+    (root / "dogs" / "train").rmdir()
+    (root / "val").mkdir()
+    assert not layout.is_class_root(root)

@@ -24,7 +24,7 @@ from imagenet_prep.engine import PROCESSES, Stage, Workers
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Inventory
-from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.selection import Selection, refuse_source_as_output
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import (
@@ -41,12 +41,11 @@ from imagenet_prep.sources import boxes, detect, layout
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
-from imagenet_prep.sources.source import Source as AnySource
 from imagenet_prep.storage import kept_lists, proven, remote_path
 from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.remote_archives import open_archives
-from imagenet_prep.storage.store import Store, same_place
+from imagenet_prep.storage.store import Store
 
 # If images are only copied, a third of the time is Python's. From this size on, processes finish
 # earlier than threads, though they start 1 s later (benchmarks/README.md).
@@ -96,7 +95,7 @@ class Job:
         )
         require(policy)
         selection, description = _select(config)
-        _refuse_source_as_output(config, selection.source)
+        refuse_source_as_output(config.out, config.source, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
         policy = dataclasses.replace(policy, orientation=rule)
         kind = config.worker_kind
@@ -132,26 +131,6 @@ def _splits_there(config: Config) -> Config:
     if config.source_kind == detect.AUTO and detect.recognised(root) != [detect.FOLDER]:
         return config
     return dataclasses.replace(config, splits=(schema.TRAIN,))
-
-
-def _refuse_source_as_output(config: Config, source: AnySource) -> None:
-    """Raises UsageError where the data set would be made in its source, or among its images."""
-    out, there = config.out.rstrip("/"), config.source.rstrip("/")
-    if not address.is_remote(out):
-        out = str(Path(config.out).expanduser())
-    if not address.is_remote(there):
-        there = str(Path(config.source).expanduser())
-    advice = "The source stays as it is: choose another folder for the data set."
-    if same_place(out, there):
-        raise UsageError(f"--out {config.out} is the source itself. {advice}")
-    if isinstance(source, Folder) and not address.is_remote(out):
-        place = Path(out).resolve()
-        for folder in source.split_folders:
-            if place.is_relative_to(folder.resolve()):
-                raise UsageError(
-                    f"--out {config.out} lies in {folder}, among the images of the source, and "
-                    f"the next run would take it for a class. {advice}"
-                )
 
 
 def _select(config: Config) -> tuple[Selection, str]:

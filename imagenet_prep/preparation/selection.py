@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical
+from imagenet_prep.core import address, canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.preparation.tasks import UNPACKED, IndexWork
 from imagenet_prep.sources import boxes
+from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Store, same_place
 
 
 @dataclass(frozen=True)
@@ -120,3 +122,29 @@ def index_stage(
     unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None
     work = IndexWork(selection.source, store, folder, unpacked, selection.classes)
     return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})
+
+
+def refuse_source_as_output(out: str, where: str, source: Source) -> None:
+    """Makes sure that a data set is made neither in its source nor among the images of it.
+
+    Args:
+      out, where: what --out and --source name.
+      source: what was found there.
+
+    Raises:
+      UsageError: it would be.
+    """
+    places = [
+        text.rstrip("/") if address.is_remote(text) else str(Path(text).expanduser())
+        for text in (out, where)
+    ]
+    advice = "The source stays as it is: choose another folder for the data set."
+    if same_place(*places):
+        raise UsageError(f"--out {out} is the source itself. {advice}")
+    if isinstance(source, Folder) and not address.is_remote(out):
+        for folder in source.split_folders:
+            if Path(places[0]).resolve().is_relative_to(folder.resolve()):
+                raise UsageError(
+                    f"--out {out} lies in {folder}, among the images of the source, and the next "
+                    f"run would take it for a class. {advice}"
+                )

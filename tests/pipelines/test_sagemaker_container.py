@@ -26,8 +26,7 @@ from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
 from tests.kit.command import PATIENCE_S, RARE_CYCLES, wait_until
 from tests.kit.s3_server import S3Server
-from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
-from tests.trainer.test_two_ranks import running_ranks, wait_for
+from tests.kit.training import NUM_VALIDATION, flags, horovod, rows, running_ranks, shades, wait_for
 
 pytestmark = pytest.mark.sagemaker
 HOSTS = ("algo-1", "algo-2")

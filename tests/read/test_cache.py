@@ -41,8 +41,8 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
+from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
-from tests.read.conftest import NUM_TRAIN, TRAIN
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 

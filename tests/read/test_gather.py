@@ -23,8 +23,8 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.read import gather, make_dataset
 from imagenet_prep.read.dlpack import Lease
 from imagenet_prep.read.records import Records
-from tests.codec import native
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
+from tests.kit.codec import native
 from tests.kit.tfrecords import framed, picture, plain, write_set
 
 HARNESS = Path(__file__).with_name("harness.c")

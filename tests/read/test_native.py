@@ -22,8 +22,9 @@ from imagenet_prep.read.augment import RECIPES, Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
-from tests.codec import corpus
+from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
+from tests.kit.reading import ODD
 
 
 def wanted(**more: Any) -> ReadConfig:
@@ -46,30 +47,8 @@ def pillows(data: bytes, box: list[int]) -> Any:
     return np.asarray(crop.resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
 
 
-def jpeg(mode: str, size: tuple[int, int] = (50, 40), **how: Any) -> bytes:
-    """A smooth picture."""
-    x, y = np.meshgrid(np.linspace(0, 200, size[0]), np.linspace(20, 230, size[1]))
-    picture = Image.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8)).convert(mode)
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=95, **how)
-    return out.getvalue()
-
-
 def missing() -> None:
     raise UnavailableError("no compiler")
-
-
-ODD = {
-    "4:2:0": jpeg("RGB", subsampling="4:2:0"),
-    "4:2:2": jpeg("RGB", subsampling="4:2:2"),
-    "4:4:4": jpeg("RGB", subsampling="4:4:4"),
-    "grey": jpeg("L"),
-    "progressive": jpeg("RGB", progressive=True),
-    "restarts": jpeg("RGB", restart_marker_rows=1),
-    "CMYK": jpeg("CMYK"),
-    "one row": jpeg("RGB", (50, 1)),
-    "one pixel": jpeg("RGB", (1, 1)),
-}
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["planes", "plain"])

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
+from imagenet_prep.sources.labels import official_classes
 from tests.kit import foreign
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.tfrecords import plain
 
 NUM_SHARDS = {"train": 6, "validation": 2}
 
@@ -60,3 +62,19 @@ def foreign_set(
         return made[layout]
 
     return make
+
+
+def few_images() -> list[foreign.Image]:
+    """Returns 6 + 2 plain images of three classes, which need no archives."""
+    wnids = official_classes().wnids[5:300:100]
+    found = []
+    for number in range(8):
+        split = "train" if number < 6 else "validation"
+        wnid = wnids[number % 3]
+        key = f"{wnid}/{wnid}_{number}.JPEG"
+        if split == "validation":
+            key = f"ILSVRC2012_val_{number:08d}.JPEG"
+        data = plain(number)
+        (width, height), _ = foreign.look(data)
+        found.append(foreign.Image(split, key, wnid, f"words of {wnid}", data, width, height))
+    return found

@@ -19,8 +19,8 @@ BLIND = (
     "import sys\n"
     "from imagenet_prep.storage.folder import LocalStore\n"
     "LocalStore.free_bytes = lambda self: 1 << 50\n"
-    "from imagenet_prep.core import cli\n"
-    "cli.main('imagenet_prep.download', sys.argv[1:])\n"
+    "from imagenet_prep.core import program\n"
+    "program.main('imagenet_prep.download', sys.argv[1:])\n"
 )
 
 

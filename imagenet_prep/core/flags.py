@@ -1,76 +1,28 @@
-"""Command lines: flags made from a frozen dataclass, and one place where errors end.
+"""Command lines: flags made from a frozen dataclass.
 
 A verb is a module with a config, which is a dataclass on `Settings` whose fields are made by
-`flag`, and a function `run`: command line -> exit code. Its last lines call `main`. Flag names
-equal field names: --short-side is short_side, and may be typed as --short_side too.
+`flag`, and a function `run`: command line -> exit code. Its last lines call `program.main`. Flag
+names equal field names: --short-side is short_side, and may be typed as --short_side too.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
-import io
 import math
 import operator
-import os
-import signal
-import sys
-import traceback
 import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from imagenet_prep.core import address, errors, imports, signals
+from imagenet_prep.core import address, errors
 from imagenet_prep.core.address import Place as Place
 
 Config = TypeVar("Config")
 
 _METAVARS = {int: "N", float: "X"}
-
-# Characters that a terminal obeys, or that change the order in which others are shown.
-_OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
-_OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
-# Beyond ASCII as in JSON, so that JSON that is printed stays JSON.
-_ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
-_ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
-
-
-def printable(text: str) -> str:
-    r"""Returns text from data as one line that no terminal obeys: "\x1b" for an escape.
-
-    Everything that is printed is escaped in the end, see `finish`. But only who puts a name into
-    a line knows that its line's ends are not ours.
-    """
-    return text.translate(_ESCAPES)
-
-
-class _Printed(io.TextIOWrapper):
-    """stdout or stderr, on which names and messages from elsewhere cannot play tricks."""
-
-    def write(self, text: str) -> int:
-        # A progress bar begins with a return to the start of its line.
-        start = "\r" if text.startswith("\r") else ""
-        super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
-        return len(text)
-
-
-def _escape_output() -> None:
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, _Printed):
-            continue  # closed, or a test's
-        stream.flush()
-        printed = _Printed(
-            stream.buffer,
-            stream.encoding,
-            "backslashreplace",
-            line_buffering=stream.line_buffering,
-            write_through=stream.write_through,
-        )
-        setattr(sys, name, printed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,130 +223,11 @@ def refuse_logins(words: Sequence[str]) -> None:
 
 
 def absolute(place: str) -> str:
-    """Returns a folder as processes elsewhere must be told of it; addresses stay as they are."""
+    """Returns a folder by its absolute path, for other processes; addresses stay as they are."""
     return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def with_absolute(config: Config, *names: str) -> Config:
-    """Returns a config whose flags of these names are told as processes elsewhere need them."""
+    """Returns a config whose flags of these names are `absolute`."""
     places = {name: absolute(getattr(config, name)) for name in names}
     return dataclasses.replace(config, **places)  # type: ignore[type-var]
-
-
-# What `finish` does last.
-_LAST_ACTS: list[Callable[[], None]] = []
-
-
-def before_ending(act: Callable[[], None]) -> None:
-    """Lets `finish` call `act` last: it ends the process without Python's exit handlers."""
-    _LAST_ACTS.append(act)
-
-
-def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
-    """Runs the verb of a module, which is its function `run`, and ends the process.
-
-    The module is imported by its own name, also where it is the program itself: worker processes
-    import by this name what they are sent.
-
-    Args:
-      module: e.g. "imagenet_prep.verify".
-      argv: what follows the verb; None: the command line of this process.
-    """
-    words = sys.argv[1:] if argv is None else argv
-    finish(lambda: importlib.import_module(module).run(words))
-
-
-def finish(main: Callable[[], int]) -> NoReturn:
-    """Runs a command and ends the process with its exit code; the one place errors surface.
-
-    Ends by os._exit after flushing: Beam's threads are not daemons and would hold an
-    interrupted process until their shard is done. Nothing is lost, since a shard is
-    published whole or not at all. SIGTERM and a lost terminal interrupt it as Ctrl-C does.
-    """
-    signals.handle(_interrupt, signal.SIGALRM)
-    sys.unraisablehook = _unraisable
-    imports.guard()
-    _escape_output()
-    # The exit code where the error itself cannot be printed: stderr is closed.
-    code = errors.ImagenetPrepError.exit_code
-    try:
-        code = outcome(main)
-    except KeyboardInterrupt:
-        # A second Ctrl-C came while the first one, or an error, was being reported.
-        code = errors.EXIT_INTERRUPTED
-    finally:
-        try:
-            signals.handle(_ignore, signal.SIGINT, signal.SIGALRM)
-            code = _flushed(code)
-            for act in _LAST_ACTS:
-                act()
-        finally:
-            os._exit(code)
-
-
-def outcome(main: Callable[[], int]) -> int:
-    """Returns the exit code of a command; its error, if it has one, is printed first."""
-    try:
-        return main()
-    except errors.ImagenetPrepError as error:
-        say(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        say("interrupted. Finished work is kept; run the same command to resume.")
-        return errors.EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough; what was left to do is not done.
-        os._exit(errors.EXIT_UNREAD)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
-    except OSError as error:
-        # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
-        say(f"{error}. Mend that, then run the same command again.")
-        return errors.ImagenetPrepError.exit_code
-    except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
-        traceback.print_exc()
-        say("this is a bug; please report the lines above.")
-        return errors.EXIT_BUG
-
-
-def say(text: object) -> None:
-    """Prints a message to the user on stderr, under the name of this program."""
-    print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
-
-
-def _flushed(code: int) -> int:
-    """Writes out what was printed; returns the exit code, or another one where that failed."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:
-        pass
-    except OSError as error:
-        say(f"cannot write the result: {error}")
-        return errors.ImagenetPrepError.exit_code
-    return code
-
-
-def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """Interrupts again, soon, where Python drops what was raised: an object was being deleted."""
-    if issubclass(lost.exc_type, KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-    else:
-        sys.__unraisablehook__(lost)
-
-
-def _ignore(_signum: int, _frame: types.FrameType | None) -> None:
-    """Does nothing: SIG_IGN would make Python complain of a signal that is on its way."""
-
-
-def human_bytes(count: float) -> str:
-    """Returns a size in powers of 1000, e.g. "147.9 GB"."""
-    for unit in ("B", "kB", "MB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -39,14 +39,14 @@ class Map:
         self.seconds = {n: s for n, s, passed in executed.written(folder, "seconds") if passed}
         self._tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for test, module, line in executed.written(folder, "lines"):
-            if test in self.seconds:
-                self._tests[module][line].add(test)
+            self._tests[module][line] |= {test} & self.seconds.keys()
 
     def chosen(self, module: str, line: int) -> list[str]:
-        """Returns the tests for a line; for one that runs at import, those of its module."""
+        """Returns the tests for a line; for one that runs only at import, those of its module."""
         of_lines = self._tests[module]
-        tests = of_lines.get(line) or set().union(*of_lines.values())
-        return sorted(tests, key=lambda test: (self.seconds[test], test))[:MOST_TESTS]
+        if not (tests := of_lines.get(line, {""})):
+            tests = set().union(*of_lines.values())
+        return sorted(tests - {""}, key=lambda test: (self.seconds[test], test))[:MOST_TESTS]
 
 
 def changed(diff: str) -> dict[str, set[int]]:
@@ -57,8 +57,7 @@ def changed(diff: str) -> dict[str, set[int]]:
         if line.startswith("+++ "):
             name = line.removeprefix("+++ ").removeprefix("b/")
         elif match := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
-            first = int(match[1])
-            found[name] |= set(range(first, first + int(match[2] or 1)))
+            found[name] |= {int(match[1]) + i for i in range(int(match[2] or 1))}
     return {name: lines for name, lines in found.items() if lines and name.endswith(".py")}
 
 

@@ -39,7 +39,6 @@ class Mutant(NamedTuple):
     text: str
 
     def put(self, source: bytes) -> bytes:
-        """Returns the module with the mistake."""
         return source[: self.start] + self.text.encode() + source[self.stop :]
 
 

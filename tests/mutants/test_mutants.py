@@ -74,13 +74,15 @@ def test_lines_that_were_added_are_found_by_module() -> None:
 def test_a_line_has_the_tests_that_passed_the_quickest_first(tmp_path: Path) -> None:
     (tmp_path / "7.seconds").write_text('["slow",9,true]\n["quick",1,true]\n["fails",1,false]\n')
     lines = [f'["{test}","a.py",3]' for test in ("slow", "quick", "fails")]
-    (tmp_path / "8.lines").write_text("\n".join([*lines, '["slow","a.py",4]', '["quick","a']))
+    lines += ['["slow","a.py",4]', '["","a.py",1]', '["quick","a']
+    (tmp_path / "8.lines").write_text("\n".join(lines))
     found = program.Map(tmp_path)
 
     assert found.chosen("a.py", 3) == ["quick", "slow"]
     assert found.chosen("a.py", 4) == ["slow"]
-    # It runs at import, before any test.
+    # It runs at import, before any test; and what no test executes is no module's.
     assert found.chosen("a.py", 1) == ["quick", "slow"]
+    assert found.chosen("a.py", 9) == []
     assert found.chosen("b.py", 1) == []
 
 

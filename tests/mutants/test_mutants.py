@@ -149,7 +149,7 @@ def test_mistakes_that_no_test_notices_are_printed_and_the_checkout_stays_as_it_
     assert done.returncode == 1, done.stderr
     printed = [line for line in done.stdout.splitlines() if line.startswith("imagenet_prep")]
     assert printed == [
-        "imagenet_prep/sums.py:3: survived: raise ValueError  ->  pass (2 tests)",
+        "imagenet_prep/sums.py:3: no test executes it: raise ValueError  ->  pass (0 tests)",
         "imagenet_prep/sums.py:4: survived: note(numbers)  ->  pass (1 tests)",
     ]
     assert done.stdout.endswith("2 of 4 mutants were noticed\n")

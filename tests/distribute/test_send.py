@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.distribute import send
@@ -59,10 +62,11 @@ def given(
     *,
     trusted: bool = True,
     meanwhile: Callable[[], None] = lambda: None,
+    leader: Peer | None = None,
 ) -> Peer:
     """Gives what lies in `root` to a neighbour, to the end; returns the leader."""
     patch.setattr(send, "Process", lambda *_: neighbour)
-    leader = Peer([])
+    leader = leader or Peer([])
     fields = {
         "root": str(root),
         "trusted": trusted,
@@ -230,3 +234,21 @@ def test_a_file_that_is_still_arriving_is_passed_on_and_one_that_broke_off_is_ab
 
     assert neighbour.chunks[SHARD] == data[:600]
     assert [kind for kind, _ in neighbour.heard][1:] == ["file", "abandon"]
+
+
+class Failing(io.BytesIO):
+    def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["leader", "host"])
+def test_a_giver_whose_own_disk_fails_names_the_disk_and_not_its_neighbour(
+    root: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hop, "_open", lambda *_: Failing())
+    monkeypatch.setattr(Hop, "_offer_what_is_here", lambda hop: hop._line.offer([INDEX]))
+    leader = Peer([])
+
+    with pytest.raises(StoreError, match=rf"cannot read .*{INDEX}: Input/output error"):
+        given(root, monkeypatch, Peer(lacking(INDEX)), trusted=trusted, leader=leader)
+    assert told(leader) == ["lacks"]

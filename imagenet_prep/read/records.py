@@ -186,13 +186,14 @@ class Records:
         offsets, sizes = places.T.copy()
         sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
         data, found = gather([file.descriptor for file in files], offsets, sizes, self._free)
-        return [self._image_at(data, each) if each else None for each in found]
+        return [self._image_at(data, *each) if each else None for each in found]
 
-    def _image_at(self, data: memoryview, found: list[int]) -> example.ImageExample | None:
-        """Returns what `gather` has found, if `read` would return the same."""
-        *places, height, width = found
+    def _image_at(
+        self, data: memoryview, places: example.Places, sides: tuple[int, int]
+    ) -> example.ImageExample | None:
+        """Returns the example at these places, if `read` would return the same."""
         image = example.decode_at(data, places)
-        if image is None or (image.height, image.width) != (height, width):
+        if image is None or (image.height, image.width) != sides:
             return None
         return image if self._is_of_class(image) else None
 

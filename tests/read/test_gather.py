@@ -66,7 +66,7 @@ def found(path: Path, places: Sequence[tuple[int, int]]) -> list[ImageExample | 
     offsets, sizes = np.array(places, np.int64).T.copy()
     with path.open("rb") as file:
         data, where = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
-    images = [each and example.decode_at(data, each[:-2]) for each in where]
+    images = [each and example.decode_at(data, each[0]) for each in where]
     return [each and each._replace(encoded=bytes(each.encoded)) for each in images]
 
 

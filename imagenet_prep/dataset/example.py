@@ -359,7 +359,8 @@ def _key_field(key: str) -> bytes:
 
 
 _ENCODED, _FILENAME = map(_key_field, (schema.ENCODED, schema.FILENAME))
-# From a key to its value: the lengths of the feature, its list and, as a group, the value.
+# These match from a key to its value: the lengths of the feature, of its list and, as a group, of
+# the value.
 _LENGTH = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _IMAGE_VALUE, _FILENAME_VALUE = (
     re.compile(re.escape(key) + rb"\x12%b\x0a%b\x0a(%b)" % (_LENGTH, _LENGTH, _LENGTH))

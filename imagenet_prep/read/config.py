@@ -14,7 +14,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.read.augment import RECIPES, Recipe
 
-# What decoders hand out, and what every batch holds unless other fields are asked for.
+# The fields of every batch, unless `ReadConfig.fields` names others.
 DECODED = ("images", "class_index", "mask")
 FIELDS = (*DECODED, "key", "number", "boxes", "width", "height")
 _CHOICES = {

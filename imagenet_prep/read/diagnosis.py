@@ -60,7 +60,7 @@ class Diagnosis:
             if self._feed.config.constants.padding is not None:
                 boxes[..., :2] = 0  # whole pictures, moved over black: only their sides must fit
             for number, of_example in zip(batch.numbers.tolist(), boxes.tolist(), strict=True):
-                # Where there is no example, the number is negative.
+                # A negative number stands for no example.
                 if number >= 0 and (problem := _problem(records.read(number).encoded, of_example)):
                     damage = DataDamagedError(f"{records.where(number)}: {problem}")
                     self._feed.skip(number, damage)

@@ -177,7 +177,7 @@ class Reader:
             # Less than one step of this many ranks is left.
             self._begin_epoch()
 
-    # Under the names that PyTorch's loaders ask for.
+    # PyTorch's loaders ask for these names.
     state_dict, load_state_dict = state, restore
 
     def _position(self, state: dict[str, Any]) -> Position:

@@ -209,9 +209,9 @@ class NodeCache:
         self._ahead.stop()
 
     def leave(self) -> None:
-        """Ends the fetching as `close` does, but waits for no lock, as a garbage collector must.
+        """Ends the fetching as `close` does, but does not interrupt the wait for a server.
 
-        A thread that waits for its server goes on until the server answers.
+        The garbage collector may call this: it only takes a lock that a thread may take twice.
         """
         self._ahead.stop()
 

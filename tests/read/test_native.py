@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,14 +30,14 @@ from tests.kit.reading import ODD
 
 def wanted(**more: Any) -> ReadConfig:
     settings: dict[str, Any] = {"dtype": "uint8", "antialias": True, "num_threads": 1}
-    return ReadConfig("nowhere", "train", 1, 24, **settings | more)
+    return ReadConfig("nowhere", "train", 1, 24, backend="native", **settings | more)
 
 
 def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> Any:
     views = (Views(np.array([box], np.int32), np.array([mirrored])),)
     numbers = np.zeros(1, int)
     batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, numbers, {})
-    (found,) = native.NativeBackend(wanted(**more)).batches(lambda: iter([batch]), 1)
+    (found,) = native.NativeBackend(wanted(**more)).batches(iter([batch]), 1)
     return found[0].astype(int)
 
 
@@ -186,6 +187,21 @@ def test_batches_are_written_into_the_users_memory(
     for batch, memory, images in zip(found, given, expected, strict=True):
         assert isinstance(batch["images"], type(wrap(memory)))
         assert np.array_equal(memory, images)
+
+
+def test_a_broken_package_of_dali_does_not_stop_a_reader_that_does_not_use_it(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for DALI imports `nvidia`, and whatever this raised ended the reader."""
+    broken = tmp_path / "nvidia"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('no driver')")
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert len(opened(scenes)) > 0
+    with pytest.raises(OSError, match="no driver"):
+        opened(scenes, backend="dali")
 
 
 def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(

@@ -268,16 +268,15 @@ class _Job:
     def run(self) -> int:
         """Runs all ranks to their end and returns the exit code of the first that failed, or 0."""
         mark = uuid.uuid4().hex
-        crew = Crew(self.used, mark, self.config.grace)
+        crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables()}
         orders: dict[str, Any] = {"mark": mark, "folder": str(Path.cwd()), "logs": self._logs()}
-        orders["command"] = self.work.argv
+        orders |= {"command": self.work.argv, "shared": shared, "ranks": []}
         if self.config.mpi:
             passed = self._variables(private=False) | shared | self._limits()
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
-            each: list[dict[str, Any]] = [orders | {"ranks": []}] * len(self.used)
-            return crew.run(each, self._mpirun(passed), environment)
+            return crew.run([orders] * len(self.used), self._mpirun(passed), environment)
         # Through ssh's stdin, which nobody else can read; no command line holds them.
         sent = self._variables(private=True) | shared
         with self._ranks() as ranks:

@@ -24,8 +24,8 @@ from imagenet_prep.core.errors import (
     by_name,
 )
 from imagenet_prep.dataset import naming
-from imagenet_prep.distribute.messages import BrokenError, Cause
-from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from pathlib import Path
 from imagenet_prep.dataset import naming
 from imagenet_prep.distribute.chain import Chain, Member
 from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError
-from imagenet_prep.distribute.wire import START_S, Frame, Process
+from imagenet_prep.distribute.messages import FROM_GIVER
+from imagenet_prep.hosts.channel import START_S, Frame, Process
+from imagenet_prep.hosts.messages import PROTOCOL, BrokenError
 from imagenet_prep.hosts.process import command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
 

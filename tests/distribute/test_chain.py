@@ -18,8 +18,9 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.distribute.chain import Chain, Member, State
 from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.messages import FROM_GIVER, BrokenError, Cause
-from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.distribute.messages import FROM_GIVER
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
 from tests.hostile import peers
 

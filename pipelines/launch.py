@@ -14,9 +14,8 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
@@ -24,7 +23,7 @@ from imagenet_prep.core.flags import Settings, absolute, after_dashes, flag, par
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import MARK
+from imagenet_prep.launching.host import MARK, Order
 from imagenet_prep.launching.work import Work
 
 EXAMPLES = """\
@@ -270,18 +269,17 @@ class _Job:
         mark = uuid.uuid4().hex
         crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables()}
-        orders: dict[str, Any] = {"mark": mark, "folder": str(Path.cwd()), "logs": self._logs()}
-        orders |= {"command": self.work.argv, "shared": shared, "ranks": []}
+        order = Order(mark, str(Path.cwd()), self.work.argv, shared, [], self._logs())
         if self.config.mpi:
             passed = self._variables(private=False) | shared | self._limits()
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
-            return crew.run([orders] * len(self.used), self._mpirun(passed), environment)
+            return crew.run([order] * len(self.used), self._mpirun(passed), environment)
         # Through ssh's stdin, which nobody else can read; no command line holds them.
         sent = self._variables(private=True) | shared
         with self._ranks() as ranks:
             each = [
-                orders | {"ranks": own, "shared": shared if host.is_local else sent}
+                replace(order, ranks=own, shared=shared if host.is_local else sent)
                 for host, own in zip(self.used, ranks, strict=True)
             ]
             return crew.run(each)

@@ -98,24 +98,6 @@ def flag(value: Any) -> bool:
     return value
 
 
-def checked_fields(checks: Mapping[str, Callable[[Any], Any]], fields: Any) -> dict[str, Any]:
-    """Returns a JSON object, checked; ValueError where it does not have exactly these fields.
-
-    Args:
-      checks: by name, as of `Kind`.
-      fields: as received.
-    """
-    if not isinstance(fields, dict) or fields.keys() != checks.keys():
-        raise ValueError(f"expected the fields {sorted(checks)}")
-    values = {}
-    for name, check in checks.items():
-        try:
-            values[name] = check(fields[name])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return values
-
-
 def checked(
     messages: Messages, name: str, size: Any, fields: Any
 ) -> tuple[str, int, dict[str, Any]]:
@@ -142,4 +124,12 @@ def checked(
         raise ValueError("not a message that this end may send")
     if count(size) > kind.max_body_bytes:
         raise ValueError(f"announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
-    return name, size, checked_fields(kind.fields, fields)
+    if fields.keys() != kind.fields.keys():
+        raise ValueError(f"expected the fields {sorted(kind.fields)}")
+    values = {}
+    for field, check in kind.fields.items():
+        try:
+            values[field] = check(fields[field])
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from None
+    return name, size, values

@@ -7,6 +7,7 @@ One process a host, here or through ssh, starts the host's ranks, as messages as
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import queue
 import signal
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import IO, Any
+from typing import IO
 
 from imagenet_prep.core import children, signals
 from imagenet_prep.hosts.channel import Frame, Process
@@ -24,7 +25,7 @@ from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.messages import BrokenError
 from imagenet_prep.hosts.process import Tail, start
 from imagenet_prep.launching import mpi
-from imagenet_prep.launching.host import FROM_HOST, NO_RANK
+from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
 
 # A host that vanished without a word, or says nothing, is noticed after a minute.
 _SILENCE_S = 60.0
@@ -84,14 +85,14 @@ class Crew:
 
     def run(
         self,
-        orders: Sequence[Mapping[str, Any]],
+        orders: Sequence[Order],
         starter: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> int:
         """Runs all ranks to their end, and returns the exit code of the launch.
 
         Args:
-          orders: what each host is to run, as for `launching.host.run`.
+          orders: what each host is to run.
           starter: the mpirun that starts the ranks, where those do not.
           environment: of that.
         """
@@ -111,7 +112,7 @@ class Crew:
         self._name_silent()
         return exit_code(self._failures)
 
-    def _start(self, host: Host, order: Mapping[str, Any]) -> None:
+    def _start(self, host: Host, order: Order) -> None:
         words = ("imagenet_prep.launching.host", "run")
         member = Process(
             host.address,
@@ -125,8 +126,8 @@ class Crew:
         self._members.append(member)
         self._running.add(host.address)
         # Variables may hold bytes that are no UTF-8, which only escapes bring through.
-        member.channel.begin("run", json.dumps(order).encode())
-        told = (member, len(order["ranks"]))
+        member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
+        told = (member, len(order.ranks))
         threading.Thread(target=self._listen, args=told, daemon=True).start()
 
     def _listen(self, member: Process, num_ranks: int) -> None:

@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -38,11 +38,9 @@ from imagenet_prep.hosts.messages import (
     Cause,
     Kind,
     Messages,
-    checked_fields,
     count,
     flag,
     number,
-    word,
 )
 from imagenet_prep.hosts.process import Tail
 from imagenet_prep.launching.ranks import Rank, Ranks
@@ -77,34 +75,34 @@ def _code(value: Any) -> int:
     return count(value)
 
 
-def _words(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError("expected a list of texts")
-    return value
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a host is to run.
+
+    Attributes:
+      mark: of the launch, see `MARK`.
+      folder: to be in, where it is there.
+      command: of each rank.
+      shared: variables of all ranks.
+      ranks: variables of each rank and each server; none where mpirun starts them.
+      logs: the folder for copies of what they print, or None.
+    """
+
+    mark: str
+    folder: str
+    command: Sequence[str]
+    shared: Mapping[str, str]
+    ranks: Sequence[Mapping[str, str]]
+    logs: str | None
 
 
-def _variables(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise ValueError("expected texts by name")
-    return dict(zip(value, _words(list(value.values())), strict=True))
-
-
-def _ranks(value: Any) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise ValueError("expected a list")
-    return [_variables(each) for each in value]
-
-
-# The body of "run", an object of JSON: the `MARK` of the launch, the folder to be in, where it is
-# there, the command of each rank, the variables of all ranks, those of each rank and each server
-# (none where mpirun starts them), and the folder of their outputs, if they are to be kept.
-_RUN = {
-    "mark": word,
-    "folder": word,
-    "command": _words,
-    "shared": _variables,
-    "ranks": _ranks,
-    "logs": lambda value: None if value is None else word(value),
+_ORDER = {
+    "mark": str,
+    "folder": str,
+    "command": [str],
+    "shared": {str: str},
+    "ranks": [{str: str}],
+    "logs": (str, type(None)),
 }
 _SECONDS = {"seconds": number}
 # "ask": ask the ranks to end, and kill them after that time. "limit": kill those that live then.
@@ -213,25 +211,23 @@ def run(launch: Channel) -> None:
     orders = _orders(launch)
     if (first := next(orders, None)) is None:
         return
-    try:
-        begin = checked_fields(_RUN, canonical.loads(first.body))
-    except ValueError as error:
-        raise BrokenError(f"what it asks to run is not understood: {error}") from None
+    if not canonical.fits(content := canonical.loads(first.body), _ORDER):
+        raise BrokenError("what it asks to run is not understood")
+    asked = Order(**content)
     with contextlib.suppress(OSError):
-        os.chdir(Path(begin["folder"]).expanduser())
-    if not begin["ranks"]:
+        os.chdir(Path(asked.folder).expanduser())
+    if not asked.ranks:
         # mpirun has started them here. They end when `launch` says so, or is gone.
-        order = next(orders, None)
-        asked = order is not None and order.kind == "ask"
-        end(begin["mark"], order.fields["seconds"] if order and asked else _ABANDONED_S)
+        last = next(orders, None)
+        end(asked.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
         return
     ranks = Ranks()
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
     # `launch` says how long they may take to save; where it is gone, its end does.
     with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
-        environments = [begin["shared"] | each for each in begin["ranks"]]
-        ranks.start(begin["command"], environments, begin["logs"])
+        environments = [{**asked.shared, **each} for each in asked.ranks]
+        ranks.start(asked.command, environments, asked.logs)
         ranks.wait(partial(_say_failed, launch), partial(_say, launch, "done"))
 
 

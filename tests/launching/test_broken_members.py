@@ -12,6 +12,7 @@ import pytest
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import crew
 from imagenet_prep.launching.crew import Crew
+from imagenet_prep.launching.host import Order
 from tests.hostile import peers
 from tests.kit.command import PATIENCE_S
 
@@ -43,9 +44,8 @@ def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> int:
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(crew, "_FAILED_S", 0.1)
-    order = {"mark": "m", "folder": str(folder), "shared": {}, "logs": None}
-    order["command"] = [sys.executable, "-c", "import time; time.sleep(600)"]
-    orders = [order | {"ranks": [{"RANK": rank}]} for rank in ("0", "1")]
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    orders = [Order("m", str(folder), command, {}, [{"RANK": rank}], None) for rank in ("0", "1")]
     begun = time.monotonic()
     code = Crew([Host("localhost", 1), Host("node1", 1)], 60.0).run(orders)
     assert time.monotonic() - begun < PATIENCE_S

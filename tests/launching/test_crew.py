@@ -6,6 +6,7 @@ The ranks are small programs: what is proven does not depend on what they comput
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import crew, host, mpi
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.launching.variables import travelling
 from imagenet_prep.trainer import loop
@@ -74,12 +76,13 @@ from imagenet_prep.core import program
 from imagenet_prep.hosts.channel import Channel
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching.crew import Crew
+from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.variables import travelling
 hosts = [Host("localhost", 1), Host("node1", 1)]
 sent = travelling(os.environ, [], private=True)
+command = json.loads(sys.argv[1])
 orders = [
-    {"mark": "mark-of-this-launch", "folder": os.getcwd(), "command": json.loads(sys.argv[1]),
-     "shared": shared, "ranks": [{"HOROVOD_RANK": str(rank)}], "logs": None}
+    Order("the-mark", os.getcwd(), command, shared, [{"HOROVOD_RANK": str(rank)}], None)
     for rank, shared in enumerate([{}, sent])
 ]
 program.finish(lambda: Crew(hosts, float(sys.argv[2])).run(orders))
@@ -110,9 +113,9 @@ def launched(folder: Path, *how: str, grace: str = "60", hup: bool = True) -> It
         yield running
 
 
-def said_to_host(order: dict[str, object]) -> bytes:
+def said_to_host(order: Order) -> bytes:
     """Returns the first message of a launch to a host."""
-    return peers.line("run", json.dumps(order).encode())
+    return peers.line("run", json.dumps(dataclasses.asdict(order)).encode())
 
 
 def both_run(folder: Path, running: Running) -> None:
@@ -235,7 +238,7 @@ def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(tmp_path: Pat
 
     assert finished.code == 3, finished
     assert "[1] imagenet-prep: no such thing\n" in finished.err
-    assert "mark-of-this-launch" not in finished.err
+    assert "HOROVOD_RANK" not in finished.err
 
 
 def test_the_first_that_failed_by_itself_is_to_blame() -> None:
@@ -321,8 +324,7 @@ def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Pat
             Rank([sys.executable, "-c", "print('evil')"], {"RANK": number}, str(logs))
     assert mine.read_text() == "# my own\n"
 
-    order = {"mark": "mark-of-this-launch", "folder": str(tmp_path), "shared": {}}
-    order |= {"logs": str(logs), "command": ["true"], "ranks": [{"RANK": "0"}]}
+    order = Order("the-mark", str(tmp_path), ["true"], {}, [{"RANK": "0"}], str(logs))
     argv = [sys.executable, "-P", "-m", "imagenet_prep.launching.host", "run", "60"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, **pipes, text=True) as process:
@@ -380,14 +382,7 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
 
     monkeypatch.setattr(host, "Ranks", Asked)
     reading, writing = os.pipe()
-    order = {
-        "mark": "m",
-        "folder": ".",
-        "command": ["true"],
-        "shared": {},
-        "ranks": [{"RANK": "0"}],
-        "logs": None,
-    }
+    order = Order("the-mark", ".", ["true"], {}, [{"RANK": "0"}], None)
     with os.fdopen(reading) as orders, os.fdopen(writing, "wb", 0) as launch:
         launch.write(said_to_host(order))
         host.run(Channel(orders.fileno(), os.dup(launch.fileno()), host.TO_HOST, silence_s=60))
@@ -423,9 +418,8 @@ def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
         "import os, sys, time; served = os.environ.get('DMLC_ROLE') == 'server';"
         "time.sleep(600 * served)"
     )
-    order = {"mark": "mark-of-this-launch", "folder": str(tmp_path), "shared": {}, "logs": None}
-    order["command"] = [sys.executable, "-c", code]
-    order["ranks"] = [{"RANK": "0"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "0"}]
+    roles = [{"RANK": "0"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "0"}]
+    order = Order("the-mark", str(tmp_path), [sys.executable, "-c", code], {}, roles, None)
 
     assert Crew([Host("localhost", 1)], 60.0).run([order]) == 0
     assert "died or stalled" not in capsys.readouterr().err

@@ -37,7 +37,7 @@ EXAMPLES = """\
   imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
   imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet"""
 
-# Of a list in one sentence.
+# The most items of a list that a message shows.
 _SHOWN = 5
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
@@ -125,7 +125,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
                 store, found, seen, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
-        # What `resize --keep-original` does, of a set that was found without a fault.
+        # The set was found without a fault; it is rewritten as by `resize --keep-original`.
         job = rewrite.Job(
             found=found,
             splits=tuple(found.splits),

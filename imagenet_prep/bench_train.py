@@ -40,7 +40,7 @@ EXAMPLES = """\
   imagenet-prep bench-train -np 1,2 -- train --synthetic --model tiny"""
 
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
-# What is forecast: the tutorial's run.
+# The forecast is about the tutorial's run.
 _EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 # The first step compiles, the second is alone in its row, in the third row queues still fill.
 _UNSETTLED_ROWS = 3

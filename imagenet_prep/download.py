@@ -33,7 +33,7 @@ ARCHIVES = {
     "bbox": published.TRAIN_BOXES,
 }
 
-# Of the 2018 tutorial's preprocess_imagenet.py.
+# Flags of the 2018 tutorial's preprocess_imagenet.py that have no meaning any more.
 _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 DEAD_FLAGS = (
     "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org closed "
@@ -77,7 +77,7 @@ def download(config: Config) -> dict[str, Any]:
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
-    # What computes and stores takes a while to import: not for --help.
+    # These modules take a while to import, and --help does not need them.
     from imagenet_prep.preparation.archives import Archives
     from imagenet_prep.storage import store
     from imagenet_prep.storage.folder import LocalStore

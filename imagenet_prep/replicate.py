@@ -206,7 +206,7 @@ def _bring(config: Config, source: Source, target: Replica | Bucket) -> dict[str
         source.check_unchanged()
         target.commit()
     moved = sum(file.num_bytes for file in lacking)
-    # What was mended is no problem any more.
+    # A mended file is no problem any more.
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}
 
 

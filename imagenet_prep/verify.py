@@ -91,7 +91,7 @@ def verify(config: Config) -> dict[str, Any]:
         expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
         receipts = _check_shards(config, store, expectation, shards)
         problems += [problem for receipt in receipts for problem in receipt["problems"]]
-        # What a part holds of a class says nothing of the whole.
+        # A part of the set need not hold all images of a class, so counts are not compared.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
         if config.if_changed and folder and not problems:
@@ -279,7 +279,9 @@ def run(argv: Sequence[str]) -> int:
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
         if result["excluded"]:
-            print(f"excluded: {result['excluded']:,} images, which prepare was told to leave out")
+            print(
+                f"excluded: {result['excluded']:,} images, which prepare left out as it was asked"
+            )
         if result["unchanged_since"]:
             print(f"nothing was touched since it was proven at {result['unchanged_since']}")
     return 0

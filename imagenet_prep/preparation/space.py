@@ -29,7 +29,7 @@ _MARGIN = 1.15
 _PLENTY = 2
 # Measured size of a record without its image: 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
-# What an image takes in a run beside its line: its shard, and its place there.
+# The bytes that an image takes in a sorted run beside its line: its shard, and its place there.
 _ENTRY_OVERHEAD_BYTES = 24
 
 
@@ -88,7 +88,8 @@ class Forecast:
         if not pending or free > (1 + _PLENTY) * share * sum(map(source.unpacked_bytes, tasks)):
             return
         shards = 0.0
-        # Of shards that go to a bucket, only a few are here at a time; `check_shards` counts them.
+        # Only a few of the shards that go to a bucket are on this disk at a time; `check_shards`
+        # counts them.
         if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]

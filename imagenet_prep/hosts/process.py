@@ -16,15 +16,15 @@ from imagenet_prep.hosts.hosts_file import LOCAL
 # Exit code of ssh itself.
 _SSH_FAILED = 255
 
-# What is kept of an output. The result of a run with --json has some hundred bytes.
+# So many bytes of an output are kept. The result of a run with --json has some hundred.
 _OUTPUT_BYTES = 1 << 20
 _STDERR_BYTES = 4096
 _READ_BYTES = 1 << 16
-# What it said is in the pipe by then, unless somebody else holds the pipe open.
+# The last words of a process come within this time, unless another one holds the pipe open.
 _LAST_WORDS_S = 10.0
 _POLL_S = 0.02
 
-# What ssh says where trying again cannot help.
+# Trying again cannot help where ssh says one of these.
 _FINAL = ("Host key verification failed", "Permission denied", "Could not resolve hostname")
 _ADVICE = (
     "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "

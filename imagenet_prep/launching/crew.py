@@ -75,7 +75,7 @@ class Crew:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._members: list[Process] = []
         self._mpirun: subprocess.Popen[bytes] | None = None
-        # What has not ended: addresses of hosts, and mpirun.
+        # Names of the processes that have not ended: addresses of hosts, and mpirun.
         self._running: set[str] = set()
         self._ends = float("inf")
         self._asked = False
@@ -104,7 +104,7 @@ class Crew:
                     self._start_mpirun(starter, environment)
                 self._follow()
             finally:
-                # None but those that did not answer still run.
+                # Only processes that did not answer are still there.
                 for member in self._members:
                     member.kill()
                 if self._mpirun is not None:
@@ -127,12 +127,12 @@ class Crew:
         self._running.add(host.address)
         # Variables may hold bytes that are no UTF-8, which only escapes bring through.
         member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
-        told = (member, len(order.ranks))
-        threading.Thread(target=self._listen, args=told, daemon=True).start()
+        arguments = (member, len(order.ranks))
+        threading.Thread(target=self._listen, args=arguments, daemon=True).start()
 
     def _listen(self, member: Process, num_ranks: int) -> None:
         """Passes on what a host says, until its process has ended; a wrong message ends it."""
-        # Each rank fails once, and once there is none left.
+        # A host may say of each of its ranks that it failed, and once that none is left.
         may_say = {"failed": num_ranks, "done": 1}
         why = ""
         try:
@@ -227,7 +227,7 @@ class Crew:
         if left:
             self._left.add(rank)
         if self._ends == float("inf"):
-            # Where one has come to an orderly end all have, and rank 0 is saving.
+            # Where one has come to an orderly end, all have, and rank 0 is saving.
             limit_s = self._grace_s if code == _INCOMPLETE else _FAILED_S
             self._order("limit", min(limit_s, self._grace_s))
 
@@ -241,7 +241,7 @@ class Crew:
         self._running.remove("mpirun")
         if code:
             self._failures.append((code, False))
-        # What mpirun left is ended by the processes that watch each host.
+        # The process on each host ends the ranks that mpirun has left there.
         self._order("ask", _FAILED_S)
 
     def _name_silent(self) -> None:

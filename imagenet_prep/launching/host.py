@@ -45,7 +45,7 @@ from imagenet_prep.hosts.messages import (
 from imagenet_prep.hosts.process import Tail
 from imagenet_prep.launching.ranks import Rank, Ranks
 
-# In the environment of every rank of one launch, and of nothing else.
+# This variable is in the environment of every rank of one launch, and of nothing else.
 MARK = "IMAGENET_PREP_LAUNCH"
 
 PACKAGES = (
@@ -257,7 +257,7 @@ def _obey(orders: Iterator[Frame], ranks: Ranks) -> None:
 
 
 def _say_failed(launch: Channel, rank: Rank) -> None:
-    # The code first: by then its last line has come, which shows whether another left it.
+    # The code is asked for first: its last line, which says whether another left it, comes before.
     code = rank.code()
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
         # It says nothing itself, and ranks that wait for a server wait for ever.

@@ -175,13 +175,22 @@ class Chain:
         }
         taken[frame.kind](peer, **frame.fields)
 
-    def giver_broken(self, peer: Peer, why: str) -> None:
-        """The giver of a host ended too early, fell silent, or sent an impossible message."""
+    def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
+        """The giver of a host ended too early, fell silent, or sent an impossible message.
+
+        Args:
+          peer: the host.
+          why: it did.
+          code: its exit code, where it ended by itself.
+        """
         giver = peer.upstream
         peer.losses += 1
         if giver is not None:
             peer.avoid.add(giver.address)
             self._actions.say(peer, f"{giver.address} cannot give to it ({why}); another one does")
+        elif code == DataDamagedError.exit_code:  # every further attempt would find the same
+            self._fail(peer, DataDamagedError(f"{why}."))
+            return
         elif peer.losses > self._request.retries:
             what = f"the sending process here failed {peer.losses} times, last: {why}"
             self._fail(peer, IncompleteError(what))

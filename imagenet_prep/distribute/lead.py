@@ -171,9 +171,9 @@ class Leader:
         except Exception as error:  # noqa: BLE001 - the giver is to blame for what its message causes
             self._chain.giver_broken(peer, plain(str(error)) or type(error).__name__)
 
-    def _gone(self, peer: Peer, giver: _Giver, why: str) -> None:
+    def _gone(self, peer: Peer, giver: _Giver, why: str, code: int | None = None) -> None:
         if self._givers.get(peer) is giver:
-            self._chain.giver_broken(peer, why)
+            self._chain.giver_broken(peer, why, code)
 
     def _listen(self, peer: Peer, giver: _Giver, host: str | None, prove: bool) -> None:
         request, why = self._request, ""
@@ -209,4 +209,5 @@ class Leader:
             why = str(error)
         process.kill()
         ending = process.end()
-        self._events.put(partial(self._gone, peer, giver, why or ending.why))
+        code = None if why else ending.code
+        self._events.put(partial(self._gone, peer, giver, why or ending.why, code))

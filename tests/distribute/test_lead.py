@@ -11,12 +11,13 @@ import pytest
 from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.distribute import lead
-from imagenet_prep.distribute.chain import Member, State
+from imagenet_prep.distribute.chain import Peer, State
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.lead import Leader, _Giver
-from imagenet_prep.distribute.messages import BrokenError, Cause
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
-from tests.kit.peer import Peer, Said, say
+from tests.kit.scripted_process import ScriptedProcess, say
 
 SIZES = {"index/train-0": 10, "train-0": 900, "index/train-1": 10, "train-1": 900}
 WHOLE_AT_ONCE = [say("lacks", files=0), say("whole")]
@@ -26,7 +27,7 @@ WHOLE_AT_ONCE = [say("lacks", files=0), say("whole")]
 def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
     order: tuple[str, ...],
 ) -> None:
-    giver, process = _Giver(), Peer([])
+    giver, process = _Giver(), ScriptedProcess([])
     steps: dict[str, Any] = {"stop": giver.stop, "started": lambda: giver.started(process)}  # type: ignore[arg-type]
     for step in order:
         steps[step]()
@@ -35,7 +36,7 @@ def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
 
 
 class Led:
-    """One replication to hosts whose givers are `Peer`s.
+    """One replication to hosts whose givers are `ScriptedProcess`s.
 
     Attributes:
       peers: in the order in which they were started, with the host that each ran on.
@@ -44,7 +45,7 @@ class Led:
     """
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, **given: Sequence[list[Any]]) -> None:
-        self.peers: list[tuple[str, Peer]] = []
+        self.peers: list[tuple[str, ScriptedProcess]] = []
         self.said: list[str] = []
         self.moved: list[int] = []
         self._scripts = {address: list(scripts) for address, scripts in given.items()}
@@ -63,19 +64,19 @@ class Led:
         patch.setattr(lead, "Process", self._start)
         patch.setattr(lead, "_TICK_S", 0.01)
 
-    def _start(self, host: str, *_: Any) -> Peer:
+    def _start(self, host: str, *_: Any) -> ScriptedProcess:
         """What a giver says follows from whom it is to give to, which it hears first."""
 
-        def answer(kind: str, fields: dict[str, Any]) -> Sequence[Said | None]:
+        def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
             assert kind == "give"
-            script: list[Said | None] = self._scripts[fields["address"]].pop(0)
+            script: list[Frame | None] = self._scripts[fields["address"]].pop(0)
             return [*script, None]
 
-        peer = Peer([], answer, Ending(7, "its last words"))
+        peer = ScriptedProcess([], answer, Ending(7, "its last words"))
         self.peers.append((host, peer))
         return peer
 
-    def run(self) -> list[Member]:
+    def run(self) -> list[Peer]:
         leader = Leader(
             dict.fromkeys(self._scripts, SIZES),
             self._request,
@@ -85,7 +86,7 @@ class Led:
         return list(leader.run())
 
 
-def stored(*names: str) -> list[Said]:
+def stored(*names: str) -> list[Frame]:
     return [say("stored", name=name) for name in names]
 
 
@@ -113,7 +114,7 @@ def test_the_mark_of_the_data_sets_folder_is_there_only_while_it_runs(
     seen: list[list[str]] = []
     start = led._start
 
-    def look_and_start(*arguments: Any) -> Peer:
+    def look_and_start(*arguments: Any) -> ScriptedProcess:
         seen.append([path.name for path in (tmp_path / ".work").iterdir()])
         return start(*arguments)
 
@@ -201,7 +202,7 @@ def test_a_process_that_cannot_be_started_is_a_failed_giver(
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[])
 
-    def refuse(*_: Any) -> Peer:
+    def refuse(*_: Any) -> ScriptedProcess:
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(lead, "Process", refuse)

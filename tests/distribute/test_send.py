@@ -16,17 +16,18 @@ from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.distribute import send
-from imagenet_prep.distribute.messages import BrokenError, Cause
 from imagenet_prep.distribute.replica import incoming_name
 from imagenet_prep.distribute.send import Hop
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
-from tests.kit.peer import Peer, Said, say
 from tests.kit.replicas import make_dataset
+from tests.kit.scripted_process import ScriptedProcess, say
 
 SHARD, OTHER = "train-00000-of-00002", "train-00001-of-00002"
 INDEX = naming.index_name(SHARD)
 
-Answer = Callable[[str, dict[str, Any]], Sequence[Said | None]]
+Answer = Callable[[str, dict[str, Any]], Sequence[Frame | None]]
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def lacking(*names: str) -> list[Said]:
+def lacking(*names: str) -> list[Frame]:
     """What a neighbour says first: the files that it lacks."""
     lines = [say("lacking", name=name, begun=0) for name in names]
     return [*lines, say("lacks", files=len(names))]
@@ -45,7 +46,7 @@ def storing(names: Sequence[str]) -> Answer:
     """A neighbour that stores each file that has arrived, and is whole when it has these."""
     left = set(names)
 
-    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Said | None]:
+    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
         if kind != "end":
             return ()
         left.discard(fields["name"])
@@ -58,15 +59,15 @@ def storing(names: Sequence[str]) -> Answer:
 def given(
     root: Path,
     patch: pytest.MonkeyPatch,
-    neighbour: Peer,
+    neighbour: ScriptedProcess,
     *,
     trusted: bool = True,
     meanwhile: Callable[[], None] = lambda: None,
-    leader: Peer | None = None,
-) -> Peer:
+    leader: ScriptedProcess | None = None,
+) -> ScriptedProcess:
     """Gives what lies in `root` to a neighbour, to the end; returns the leader."""
     patch.setattr(send, "Process", lambda *_: neighbour)
-    leader = leader or Peer([])
+    leader = leader or ScriptedProcess([])
     fields = {
         "root": str(root),
         "trusted": trusted,
@@ -79,7 +80,7 @@ def given(
         "limit": 0.0,
     }
     manifest = (root / "dataset.json").read_bytes()
-    hop = Hop(Said("give", fields, manifest), leader, 60.0)  # type: ignore[arg-type]
+    hop = Hop(Frame("give", fields, manifest), leader, 60.0)  # type: ignore[arg-type]
     thread = threading.Thread(target=meanwhile)
     thread.start()
     hop.run()
@@ -87,18 +88,18 @@ def given(
     return leader
 
 
-def sent(neighbour: Peer) -> list[str]:
+def sent(neighbour: ScriptedProcess) -> list[str]:
     return [fields["name"] for kind, fields in neighbour.heard if kind == "file"]
 
 
-def told(leader: Peer) -> list[str]:
+def told(leader: ScriptedProcess) -> list[str]:
     return [kind for kind, _ in leader.heard]
 
 
 def test_an_index_is_sent_before_its_shard_and_every_byte_of_both(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neighbour = Peer(lacking(SHARD, INDEX), storing([SHARD, INDEX]))
+    neighbour = ScriptedProcess(lacking(SHARD, INDEX), storing([SHARD, INDEX]))
     leader = given(root, monkeypatch, neighbour)
 
     assert sent(neighbour) == [INDEX, SHARD]
@@ -110,7 +111,7 @@ def test_what_the_neighbour_has_begun_goes_on_at_its_end(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = [say("lacking", name=SHARD, begun=990), say("lacks", files=1)]
-    neighbour = Peer(begun, storing([SHARD]))
+    neighbour = ScriptedProcess(begun, storing([SHARD]))
     given(root, monkeypatch, neighbour)
 
     assert ("file", {"name": SHARD, "start": 990}) in neighbour.heard
@@ -120,11 +121,11 @@ def test_what_the_neighbour_has_begun_goes_on_at_its_end(
 def test_a_file_that_arrives_wrong_is_sent_again_whole_and_twice_wrong_is_spoiled(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Said | None]:
+    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
         return [say("wrong", name=fields["name"], message="sha256")] if kind == "end" else ()
 
     begun = [say("lacking", name=SHARD, begun=990), say("lacks", files=1)]
-    neighbour = Peer(begun, wrong)
+    neighbour = ScriptedProcess(begun, wrong)
     leader = given(root, monkeypatch, neighbour)
 
     starts = [fields["start"] for kind, fields in neighbour.heard if kind == "file"]
@@ -139,10 +140,10 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
     with open(root / SHARD, "r+b") as file:
         file.truncate(10)
 
-    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Said | None]:
+    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
         return [say("wrong", name=fields["name"], message="too short")] if kind == "end" else ()
 
-    neighbour = Peer(lacking(SHARD), wrong)
+    neighbour = ScriptedProcess(lacking(SHARD), wrong)
     leader = given(root, monkeypatch, neighbour)
 
     assert told(leader)[-1] == "spoiled"
@@ -160,9 +161,9 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
     ],
 )
 def test_a_neighbour_that_lies_is_lost_and_killed(
-    root: Path, monkeypatch: pytest.MonkeyPatch, says: list[Said], why: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, says: list[Frame], why: str
 ) -> None:
-    neighbour = Peer(says)
+    neighbour = ScriptedProcess(says)
     leader = given(root, monkeypatch, neighbour)
 
     kind, fields = leader.heard[-1]
@@ -188,7 +189,7 @@ def test_a_neighbour_that_is_gone_is_lost_and_the_leader_hears_why(
     cause: Cause,
     why: str,
 ) -> None:
-    leader = given(root, monkeypatch, Peer([last], ending=ending))
+    leader = given(root, monkeypatch, ScriptedProcess([last], ending=ending))
 
     ((kind, fields),) = leader.heard
     assert (kind, fields["cause"]) == ("lost", cause)
@@ -199,7 +200,7 @@ def test_a_neighbour_that_refuses_has_the_last_word(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = say("error", error="BusyError", message="another run is at work there")
-    leader = given(root, monkeypatch, Peer([refusal]))
+    leader = given(root, monkeypatch, ScriptedProcess([refusal]))
 
     assert leader.heard == [("error", refusal.fields)]
 
@@ -217,13 +218,13 @@ def test_a_file_that_is_still_arriving_is_passed_on_and_one_that_broke_off_is_ab
     arriving.write_bytes(data[:600])
     abandoned = threading.Event()
 
-    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Said | None]:
+    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
         if kind == "abandon":
             abandoned.set()
             return [None]
         return ()
 
-    neighbour = Peer(lacking(SHARD), answer)
+    neighbour = ScriptedProcess(lacking(SHARD), answer)
 
     def break_off() -> None:
         while len(neighbour.chunks.get(SHARD, b"")) < 600:
@@ -247,8 +248,8 @@ def test_a_giver_whose_own_disk_fails_names_the_disk_and_not_its_neighbour(
 ) -> None:
     monkeypatch.setattr(Hop, "_open", lambda *_: Failing())
     monkeypatch.setattr(Hop, "_offer_what_is_here", lambda hop: hop._line.offer([INDEX]))
-    leader = Peer([])
+    leader = ScriptedProcess([])
 
     with pytest.raises(StoreError, match=rf"cannot read .*{INDEX}: Input/output error"):
-        given(root, monkeypatch, Peer(lacking(INDEX)), trusted=trusted, leader=leader)
+        given(root, monkeypatch, ScriptedProcess(lacking(INDEX)), trusted=trusted, leader=leader)
     assert told(leader) == ["lacks"]

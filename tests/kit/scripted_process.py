@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.process import Ending
 
 
-class Said(NamedTuple):
-    """A message, as a channel gives it to its reader."""
-
-    kind: str
-    fields: dict[str, Any]
-    body: bytes = b""
-
-
-def say(kind: str, **fields: Any) -> Said:
+def say(kind: str, **fields: Any) -> Frame:
     """Returns a message."""
-    return Said(kind, fields)
+    return Frame(kind, fields, b"")
 
 
-class Peer:
+class ScriptedProcess:
     """Stands for a process and for the channel to it.
 
     Attributes:
@@ -34,8 +27,8 @@ class Peer:
 
     def __init__(
         self,
-        says: Sequence[Said | Exception | None],
-        answer: Callable[[str, dict[str, Any]], Sequence[Said | None]] = lambda *_: (),
+        says: Sequence[Frame | Exception | None],
+        answer: Callable[[str, dict[str, Any]], Sequence[Frame | None]] = lambda *_: (),
         ending: Ending = Ending(0, ""),  # noqa: B008 - it is never changed
     ) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
@@ -45,7 +38,7 @@ class Peer:
         self.channel = self
         self._ending = ending
         self._file = ""
-        self._queue: queue.SimpleQueue[Said | Exception | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()
         for each in says:
             self._queue.put(each)
 
@@ -61,7 +54,7 @@ class Peer:
         for each in self.answer(kind, {"name": self._file} | fields):
             self._queue.put(each)
 
-    def read(self) -> Said | None:
+    def read(self) -> Frame | None:
         said = self._queue.get()
         if isinstance(said, Exception):
             raise said

@@ -24,7 +24,7 @@ NOTHING: Mapping[str, str] = types.MappingProxyType({})
 _HEAD_BYTES = 4096
 # Tags of length-delimited fields.
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
-# What every record holds.
+# Every record holds these values.
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
     schema.COLORSPACE: b"RGB",

@@ -24,6 +24,7 @@ def _read(place: str) -> int:
     """Does what make_dataset does, but for the decoding, which takes seconds to import."""
     config = ReadConfig(place, "train", 2)
     records = reader._open_records(config)
+    records.placement.check_ranks(World(), place)
     window = 16 if "://" in place else 0
     order = Order(records.examples_per_shard, 0, window, records.placement)
     feed = Feed(records, order, World(), config)

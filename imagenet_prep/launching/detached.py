@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagenet_prep.core import canonical, errors, program, regular_file
+from imagenet_prep.core import errors, program, records, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -27,19 +27,14 @@ from imagenet_prep.storage.os_errors import storage_errors
 RECORD, LOG = "launch.json", "launch.log"
 
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
-# What was said before it left: a line for each host that is not fit, at most.
+# The launch prints at most a line for each host before it leaves the terminal.
 _SAID_BYTES = 1 << 20
 # A record has some two hundred bytes.
 _RECORD_BYTES = 1 << 16
-_SHAPE = {
-    **dict.fromkeys(("host", "boot", "since", "ended"), str),
-    **dict.fromkeys(("pid", "start"), int),
-    "exit": (int, type(None)),
-}
-# What the kernel allows: an int of C, and a byte.
+# The kernel allows these process ids (an int of C) and exit codes (a byte).
 _PIDS, _CODES = range(2, 1 << 31), range(256)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# What an end that was asked for looks like.
+# A launch that was asked to end has one of these exit codes.
 _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTERRUPTED)
 
 
@@ -77,26 +72,23 @@ class Record:
         path = folder / RECORD
         try:
             with open(LocalStore(folder).open(RECORD, os.O_RDONLY), "rb") as file:
-                record = cls(**canonical.loads(regular_file.read_whole(file, path, _RECORD_BYTES)))
+                text = regular_file.read_whole(file, path, _RECORD_BYTES)
+            record = records.loads(cls, text)
+            if record.pid not in _PIDS or (record.exit or 0) not in _CODES:
+                raise ValueError("a number of it is too large")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ImagenetPrepError(f"{path}: {error.strerror}") from error
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise DataDamagedError(f"{path}: not what launch --detach writes: {error}") from error
-        code = 0 if record.exit is None else record.exit
-        fits = canonical.fits(vars(record), _SHAPE)
-        if not fits or record.pid not in _PIDS or code not in _CODES:
-            raise DataDamagedError(
-                f"{path}: not what launch --detach writes: a value is of a wrong type, or too large"
-            )
         return record
 
     def save(self, folder: Path) -> None:
         """Writes it, whole or not at all."""
         partial = folder / f"{RECORD}.{os.getpid()}"
         with storage_errors("write", folder / RECORD):
-            # Of a launch that was killed; or planted, for us to write into.
+            # A launch that was killed has left it, or somebody has planted it for us to write into.
             partial.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(

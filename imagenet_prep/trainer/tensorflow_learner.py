@@ -15,6 +15,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
@@ -33,20 +34,20 @@ class TensorFlowLearner:
             self.comm = Horovod(world, fp16_compression=config.fp16_compression)
             world = self.comm.world
         gpus = tf.config.list_physical_devices("GPU")
-        mine = gpus[world.local_rank : world.local_rank + 1]
-        details = [tf.config.experimental.get_device_details(gpu) for gpu in mine]
+        own_gpu = gpus[world.local_rank : world.local_rank + 1]
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in own_gpu]
         self.fast_half = any(d.get("compute_capability", (0, 0)) >= _FAST_HALF for d in details)
         self._precision = recipe.precision(config, fast_half=self.fast_half)
         if gpus:
             check_gpus(world.local_rank, len(gpus))
-            tf.config.set_visible_devices(mine, "GPU")
-            tf.config.experimental.set_memory_growth(mine[0], True)
+            tf.config.set_visible_devices(own_gpu, "GPU")
+            tf.config.experimental.set_memory_growth(own_gpu[0], True)
         elif world.local_size > 1:
             tf.config.threading.set_intra_op_parallelism_threads(cores(world))
         keras.config.set_dtype_policy(_POLICIES[self._precision])
         keras.utils.set_random_seed(config.seed)
 
-    def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def hold(self, batch: Batch) -> Batch:
         """Returns tensors."""
         dtype = "bfloat16" if self._precision == "bfloat16" else "float32"
         held = {name: tf.constant(array) for name, array in batch.items()}
@@ -96,9 +97,7 @@ class TensorFlowLearner:
         """Sets the statistics of batch norms to their mean over the ranks."""
         self.comm.average(self._statistics)
 
-    def step(
-        self, number: int, batch: dict[str, Any], rate: float, *, asks: bool
-    ) -> tuple[Any, Any]:
+    def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Makes a step; what dropouts leave out depends on seed, step and rank alone."""
         world = self.comm.world
         for nth, seed in enumerate(self._dropouts):

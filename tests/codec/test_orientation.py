@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import io
-import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL
-from tests.kit.photographs import exif, photograph, pixels, tagged
-
-HEIGHT, WIDTH = 96, 160
-BROKEN = {"broken": exif(6, "MM", kind=2), "cut": exif(6, "II")[:-14], "zero": exif(0, "MM")}
-
-
-def shown(data: bytes, *, obeys: bool) -> np.ndarray:
-    """Returns pixels as a decoder shows them that obeys the tag, or that does not."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damaged EXIF
-        image = Image.open(io.BytesIO(data))
-        if obeys:
-            image = ImageOps.exif_transpose(image)
-    return np.asarray(image.convert("RGB"), dtype=np.int16)
-
-
-def sources() -> dict[str, bytes]:
-    plain = photograph(HEIGHT, WIDTH)
-    found = {f"{v} {order}": tagged(plain, v, order) for v in range(1, 9) for order in ("II", "MM")}
-    for name, block in BROKEN.items():
-        size = (len(block) + 2).to_bytes(2, "big")
-        found[name] = plain[:2] + b"\xff\xe1" + size + block + plain[2:]
-    return found
+from tests.kit.photographs import (
+    BROKEN,
+    HEIGHT,
+    WIDTH,
+    exif,
+    photograph,
+    pixels,
+    shown,
+    sources,
+    tagged,
+)
 
 
 @pytest.mark.parametrize("codec", [PLANES, PORTABLE])

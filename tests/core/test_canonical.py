@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagenet_prep.core import canonical
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.recursive(
@@ -60,56 +60,6 @@ def test_what_json_cannot_say_is_refused(value: float) -> None:
 def test_json_that_cannot_be_read_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="."):
         canonical.loads(data)
-
-
-@pytest.mark.parametrize(
-    ("value", "shape"),
-    [
-        (5, int),
-        (-5, int),
-        ("", str),
-        (5, float),
-        (0.5, float),
-        ([], [int]),
-        ([1, 2], [int]),
-        (["a", 1], [str, int]),
-        ({"a": 1, "more": None}, {"a": int}),
-        ({}, {}),
-        ({}, {int: int}),
-        ({"17": 1}, {int: int}),
-        ({"any": [1]}, {str: [int]}),
-        ({"b": 1}, ({"a": int}, {"b": int})),
-    ],
-    ids=str,
-)
-def test_a_value_of_its_shape_fits(value: object, shape: object) -> None:
-    assert canonical.fits(value, shape)
-
-
-@pytest.mark.parametrize(
-    ("value", "shape"),
-    [
-        (True, int),
-        (2**63, int),
-        (0.5, int),
-        (None, str),
-        ("5", float),
-        ({}, [int]),
-        ([1, "2"], [int]),
-        (["a"], [str, int]),
-        (["a", 1, 1], [str, int]),
-        ([], {"a": int}),
-        ({}, {"a": int}),
-        ({"a": "1"}, {"a": int}),
-        ({"x": 1}, {int: int}),
-        ({"-1": 1}, {int: int}),
-        ({"9" * 19: 1}, {int: int}),
-        ({"c": 1}, ({"a": int}, {"b": int})),
-    ],
-    ids=str,
-)
-def test_a_value_of_another_shape_does_not(value: object, shape: object) -> None:
-    assert not canonical.fits(value, shape)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from imagenet_prep.read.order import Order
 from tests.conftest import REPOSITORY
 from tests.kit import command
-from tests.read.conftest import TRAIN, colours, scenes
-from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, shades
+from tests.kit.photographs import shown, stored
+from tests.kit.reading import TRAIN, colours, scenes
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, shades
 
 __all__ = ["colours", "scenes", "shades"]
 
@@ -214,3 +216,13 @@ def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -
     assert len(blocks) == 3
     # Two epochs of whole steps twice, and one of all examples.
     assert int(seen) == 2 * 2 * steps * 8 + NUM_TRAIN
+
+
+@pytest.mark.long
+def test_decoders_that_obey_the_tag_show_what_all_others_show(python: Path, tmp_path: Path) -> None:
+    for number, data in enumerate(stored()):
+        (tmp_path / f"{number}.jpg").write_bytes(data)
+        np.save(tmp_path / f"{number}.npy", shown(data, obeys=False).astype(np.uint8))
+
+    (said,) = rows(ended(python, PROGRAMS / "orientation.py", tmp_path))
+    assert "torchvision True" in said["decoders"]

@@ -14,6 +14,8 @@ from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 
+READ = "tests.hostile.readers:read"
+
 
 def read() -> None:
     """Reads an epoch of a folder's or an address's train split; never returns."""
@@ -55,7 +57,7 @@ def _train(data: str, log_dir: str, epochs: str) -> int:
     """Does what `train` does, but for the framework, which takes seconds to import."""
     from imagenet_prep.trainer import loop
     from imagenet_prep.trainer.config import Config
-    from tests.trainer.numpy_learner import NumpyLearner
+    from tests.kit.numpy_learner import NumpyLearner
 
     sizes: Any = {"model": "tiny", "image_size": 16, "batch_size": 8, "lr": 0.05}
     how: Any = {"framework": "mxnet", "backend": "native", "num_epochs": float(epochs)}

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
+
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.transform import transform
+from imagenet_prep.dataset.orientation import APPLY, NEUTRAL
 
 SHORT = 3
 _ORIENTATION = 0x0112
@@ -53,3 +58,33 @@ def tagged(jpeg: bytes, value: int, order: str = "II", **odd: int) -> bytes:
     """Returns a JPEG with an EXIF block of this orientation."""
     block = exif(value, order, **odd)
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
+
+
+HEIGHT, WIDTH = 96, 160
+BROKEN = {"broken": exif(6, "MM", kind=2), "cut": exif(6, "II")[:-14], "zero": exif(0, "MM")}
+
+
+def shown(data: bytes, *, obeys: bool) -> np.ndarray:
+    """Returns pixels as a decoder shows them that obeys the tag, or that does not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damaged EXIF
+        image = Image.open(io.BytesIO(data))
+        if obeys:
+            image = ImageOps.exif_transpose(image)
+    return np.asarray(image.convert("RGB"), dtype=np.int16)
+
+
+def sources() -> dict[str, bytes]:
+    """Returns a photograph with each orientation in both byte orders, and with broken EXIF."""
+    plain = photograph(HEIGHT, WIDTH)
+    found = {f"{v} {order}": tagged(plain, v, order) for v in range(1, 9) for order in ("II", "MM")}
+    for name, block in BROKEN.items():
+        size = (len(block) + 2).to_bytes(2, "big")
+        found[name] = plain[:2] + b"\xff\xe1" + size + block + plain[2:]
+    return found
+
+
+def stored() -> list[bytes]:
+    """Returns every image with a tag as it is stored under each rule, kept or shrunk."""
+    policies = [Policy(side, orientation=rule) for rule in (APPLY, NEUTRAL) for side in (None, 48)]
+    return [transform(data, policy).encoded for data in sources().values() for policy in policies]

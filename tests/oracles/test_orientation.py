@@ -7,22 +7,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from imagenet_prep.codec.policy import Policy
-from imagenet_prep.codec.transform import transform
-from imagenet_prep.dataset.orientation import APPLY, NEUTRAL
-from tests.codec.test_orientation import shown, sources
-from tests.read.conftest import dali
+from tests.kit.photographs import shown, stored
+from tests.kit.reading import dali
 
 __all__ = ["dali"]
 
 pytestmark = pytest.mark.slow
-
-_POLICIES = [Policy(side, orientation=rule) for rule in (APPLY, NEUTRAL) for side in (None, 48)]
-
-
-def stored() -> list[bytes]:
-    """Returns every image with a tag, under each rule, kept or shrunk."""
-    return [transform(data, policy).encoded for data in sources().values() for policy in _POLICIES]
 
 
 @pytest.mark.tf

@@ -19,7 +19,7 @@ from imagenet_prep.preparation.shared_plan import SharedPlan, share_of, smallest
 from imagenet_prep.preparation.tasks import member_list, plan_name
 from imagenet_prep.sources.source import IndexTask, Part
 from imagenet_prep.storage.folder import LocalStore
-from tests.preparation.test_inventory import CLASSES, WORKERS, Listed, Mixed, excluding, selection
+from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
 
 PARTS = (Part("train.tar", 90, 1),)
 FIRST = f"{CLASSES.wnids[0]}/1.JPEG"
@@ -42,7 +42,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
     for key, pieces in mixed.items():
         classes[key].append(steps.gather(key, pieces))
     ranks = [r for key, lists in classes.items() for r in steps.ranks(key, lists)]
-    counts = steps.count(tasks, receipts)
+    counts = steps.count(tasks, [receipt.content for receipt in receipts])
     census = steps.census(counts, smallest(ranks, wanted.holdout))
     shares = defaultdict(list)
     # In any order, as they come from workers.

@@ -16,7 +16,7 @@ import simplejpeg
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import Policy
-from tests.codec import corpus
+from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
 HARNESS = Path(__file__).with_name("harness.c")

@@ -11,7 +11,7 @@
  */
 #include <dlfcn.h>
 
-#include "../../imagenet_prep/codec/planes.c"
+#include "../../../imagenet_prep/codec/planes.c"
 
 static const char *const names[] = {
     "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_CreateCompress", "jpeg_destroy",

@@ -106,7 +106,7 @@ static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
 
 static void fuzz(const libjpeg *api, const corpus *files, long count) {
   workspace *all[NEON + 1] = {NULL}, *w;
-  for (int simd = PLAIN; simd <= NEON; simd++) all[simd] = planes_new(api, simd);
+  for (int simd = PLAIN; simd <= NEON; simd++) all[simd] = planes_new(api, simd, 1);
   long counts[3] = {0};
   for (; count; count--) {
     const file *from = files->files + below(files->num);
@@ -191,7 +191,7 @@ int main(int argc, char **argv) {
   if (!whole && !(argc == 3 && !strcmp(argv[1], "resize"))) return 2;
   libjpeg api = {0};
   if (whole) api = load(argv[2]);
-  workspace *w = planes_new(&api, atoi(argv[argc - 1]));
+  workspace *w = planes_new(&api, atoi(argv[argc - 1]), 1);
   if (!w) fail("this processor lacks that");
   if (whole) {
     corpus files = read_corpus(argv[3]);

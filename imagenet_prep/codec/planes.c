@@ -407,6 +407,10 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
     p->samples[i] = room_for_blocks(w, i, c->width_in_blocks, c->height_in_blocks, side);
     starts[i] = p->samples[i].samples, strides[i] = p->samples[i].stride;
   }
+  /* libjpeg decodes and judges whole rows of its MCUs. A component that is alone has MCUs of one
+   * block here; there, it has as many rows of blocks at once as its factor says. */
+  int rows = f->num_components == 1 ? f->max_v_samp : 1;
+  reached.bottom = smaller((int)round_up(reached.bottom, rows), f->mcus_down);
   p->num_components = f->num_components;
   enum answer answer = decoder_read(w->own, &reached, halved, starts, strides);
   if (answer == SHORT_OF_MEMORY) give_up(w, NO_MEMORY, "out of memory");

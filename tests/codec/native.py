@@ -19,11 +19,10 @@ from imagenet_prep.codec.policy import Policy
 from tests.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
-# What is compiled together; the harness includes planes.c.
-HARNESS = (
-    Path(__file__).with_name("harness.c"),
-    REPOSITORY / "imagenet_prep" / "codec" / "decoder.c",
-)
+# What is compiled together; both harnesses include planes.c.
+_DECODER = REPOSITORY / "imagenet_prep" / "codec" / "decoder.c"
+HARNESS = (Path(__file__).with_name("harness.c"), _DECODER)
+DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), _DECODER)
 GCC = ("cc",)
 SANITIZED = ("cc", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -50,9 +50,9 @@ gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU
 	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)
 
 picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them
-	@$(BIN)/python -m pytest -q -m "browser and long" -k screenshots tests/report
+	@$(BIN)/python -m pytest -q -m "browser and long" -k screenshots tests/commands/report
 	@cp build/report/report-1200-light.png docs/report.png
-	@$(BIN)/python -m pytest -q -m airflow -k picture tests/airflow
+	@$(BIN)/python -m pytest -q -m airflow -k picture tests/commands/airflow
 	@cp build/airflow/dag.svg docs/airflow.svg
 
 quick: lint ## lint and the tests of single rooms, without frameworks: a minute

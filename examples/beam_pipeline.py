@@ -13,7 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 
-from imagenet_prep.core import cli
+from imagenet_prep.core.flags import parse
 from imagenet_prep.preparation.config import Config
 from pipelines.graph import Archives, Commit, Deal, Index, Preparation, Shard
 
@@ -25,7 +25,7 @@ def tell(line: Any) -> None:
 
 def main(argv: list[str]) -> None:
     """Takes the flags of prepare, and Beam's options after --."""
-    config = cli.parse(Config, argv, verb="prepare", description="", examples="")
+    config = parse(Config, argv, verb="prepare", description="", examples="")
     preparation = Preparation.of(config)
     options = beam.options.pipeline_options.PipelineOptions([*config.beam_args])
     with beam.Pipeline(options=options) as pipeline:

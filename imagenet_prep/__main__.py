@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 import imagenet_prep
-from imagenet_prep.core import cli, errors
+from imagenet_prep.core import errors, program, terminal
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
@@ -51,9 +51,9 @@ def main() -> NoReturn:
         if verb in _WITHOUT_BLAS:
             # NumPy would start a thread a core, in each worker process; each spins for 20 ms.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        cli.main(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
+        program.main(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"), arguments[1:])
     else:
-        cli.finish(lambda: _without_verb(arguments))
+        program.finish(lambda: _without_verb(arguments))
 
 
 def _without_verb(arguments: list[str]) -> int:
@@ -65,7 +65,7 @@ def _without_verb(arguments: list[str]) -> int:
         print(f"imagenet-prep {imagenet_prep.__version__}")
         return errors.EXIT_DONE
     print(f"{_usage()}\n", file=sys.stderr)
-    cli.say(f"unknown verb {arguments[0]!r}, see the list")
+    terminal.say(f"unknown verb {arguments[0]!r}, see the list")
     return errors.UsageError.exit_code
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep import verify
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -21,6 +21,8 @@ from imagenet_prep.core.errors import (
     SourceError,
     UsageError,
 )
+from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming, schema
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ EXAMPLES = """\
   imagenet-prep adopt /data/imagenet2012/5.1.0 --rewrite --out /data/imagenet
   imagenet-prep adopt s3://bucket/imagenet-tfrecords --out s3://bucket/imagenet"""
 
-# Of a list in one sentence.
+# The most items of a list that a message shows.
 _SHOWN = 5
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
@@ -44,34 +46,32 @@ _STALE = dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Config(cli.WorkerFlags):
+class Config(WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
-    folder: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    folder: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
         positional=True,
         metavar="DIR|URL",
     )
-    out: str | None = cli.flag(
+    out: str | None = flag(
         None,
-        place=cli.Place.FOLDER_OR_BUCKET,
+        place=Place.FOLDER_OR_BUCKET,
         help="leave the shards where they are and make the data set here: from folder to folder of "
         "hard links, from or to s3:// of copies",
         metavar="DIR|URL",
     )
-    rewrite: bool = cli.flag(
+    rewrite: bool = flag(
         False,
         help="write the shards again to --out, with all keys, true sizes and labels from 1; the "
         "images stay byte for byte",
     )
-    allow_subset: bool = cli.flag(
-        False, help="accept other numbers of images than those of ILSVRC2012"
-    )
-    dry_run: bool = cli.flag(
+    allow_subset: bool = flag(False, help="accept other numbers of images than those of ILSVRC2012")
+    dry_run: bool = flag(
         False, help="read everything, print what was found and would be done; change nothing"
     )
-    json: bool = cli.flag(False, help="print the result as JSON")
+    json: bool = flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that contradict each other."""
@@ -125,7 +125,7 @@ def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
                 store, found, seen, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
-        # What `resize --keep-original` does, of a set that was found without a fault.
+        # The set was found without a fault; it is rewritten as by `resize --keep-original`.
         job = rewrite.Job(
             found=found,
             splits=tuple(found.splits),
@@ -222,7 +222,7 @@ def _summary(
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="adopt",
@@ -246,7 +246,7 @@ def _render(summary: dict[str, Any]) -> str:
             "do. imagenet-prep verify proves it."
         )
     lines = [
-        f"{name}: {s['examples']:,} examples in {s['shards']} shards, {cli.human_bytes(s['bytes'])}"
+        f"{name}: {s['examples']:,} examples in {s['shards']} shards, {human_bytes(s['bytes'])}"
         for name, s in summary["splits"].items()
     ]
     lines += [f"found: {finding}" for finding in summary["findings"]]
@@ -261,4 +261,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.adopt")
+    program.main("imagenet_prep.adopt")

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
+from imagenet_prep.core.flags import Settings, flag, parse
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 
@@ -28,29 +29,29 @@ _WARM_UP_STEPS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
-    dataset: str = cli.flag(help="folder of the data set", positional=True)
-    split: str = cli.flag("train", choices=schema.SPLITS, help="the split that is read")
-    backend: str = cli.flag(
+    dataset: str = flag(help="folder of the data set", positional=True)
+    split: str = flag("train", choices=schema.SPLITS, help="the split that is read")
+    backend: str = flag(
         "auto",
         choices=("auto", "tfdata", "dali", "native"),
         help="the library that decodes the images",
     )
-    device: str = cli.flag("cpu", choices=("cpu", "gpu"), help="where DALI decodes")
-    batch_size: int = cli.flag(128, above=0, help="images in a batch")
-    image_size: int = cli.flag(224, above=0, help="height and width of the crops", metavar="PX")
-    seconds: float = cli.flag(10.0, above=0, help="how long to read", metavar="S")
-    threads: int = cli.flag(0, least=0, help="images decoded at once; 0 is one for each core")
-    gpus: int = cli.flag(8, above=0, help="number of GPUs that the host has to feed")
-    images_per_gpu: float = cli.flag(
+    device: str = flag("cpu", choices=("cpu", "gpu"), help="where DALI decodes")
+    batch_size: int = flag(128, above=0, help="images in a batch")
+    image_size: int = flag(224, above=0, help="height and width of the crops", metavar="PX")
+    seconds: float = flag(10.0, above=0, help="how long to read", metavar="S")
+    threads: int = flag(0, least=0, help="images decoded at once; 0 is one for each core")
+    gpus: int = flag(8, above=0, help="number of GPUs that the host has to feed")
+    images_per_gpu: float = flag(
         1200.0,
         above=0,
         help="images that one GPU trains on in a second; the default is that of ResNet-50 in fp16 "
         "on a V100",
     )
-    json: bool = cli.flag(False, help="print the result as JSON")
+    json: bool = flag(False, help="print the result as JSON")
 
 
 def measure(config: Config) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _cost_of_reading(reader: Reader, steps: int) -> float:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="bench-read",
@@ -167,4 +168,4 @@ def _render(config: Config, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.bench_read")
+    program.main("imagenet_prep.bench_read")

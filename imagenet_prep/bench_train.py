@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep import train
-from imagenet_prep.core import canonical, children, cli, errors
+from imagenet_prep.core import canonical, children, errors, program
+from imagenet_prep.core.flags import (
+    Place,
+    Settings,
+    absolute,
+    after_dashes,
+    flag,
+    parse,
+    with_absolute,
+)
 from imagenet_prep.dataset import schema
 from imagenet_prep.hosts import process
 from imagenet_prep.hosts.hosts_file import where_ranks_run
@@ -31,7 +40,7 @@ EXAMPLES = """\
   imagenet-prep bench-train -np 1,2 -- train --synthetic --model tiny"""
 
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
-# What is forecast: the tutorial's run.
+# The forecast is about the tutorial's run.
 _EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 # The first step compiles, the second is alone in its row, in the third row queues still fill.
 _UNSETTLED_ROWS = 3
@@ -40,33 +49,33 @@ _ANSWER_S = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
-    num_processes: tuple[str, ...] = cli.flag(
+    num_processes: tuple[str, ...] = flag(
         help="numbers of ranks to measure, each larger than the one before: 1,2,4,8. Efficiency is "
         "relative to the first",
         aliases=("-np",),
         metavar="N,N",
     )
-    hosts: str | None = cli.flag(
+    hosts: str | None = flag(
         None, help="the hosts file, as of launch; without it, this machine", metavar="FILE"
     )
-    servers: int = cli.flag(
+    servers: int = flag(
         0, least=0, help="MXNet's parameter servers of each run, as of launch; 0: none"
     )
-    price: float | None = cli.flag(
+    price: float | None = flag(
         None, above=0, help="dollars that one host costs in an hour", metavar="DOLLARS"
     )
-    steps: int = cli.flag(100, least=_ROWS, help="steps of each run")
-    out: str = cli.flag(
+    steps: int = flag(100, least=_ROWS, help="steps of each run")
+    out: str = flag(
         "bench-train",
-        place=cli.Place.FOLDER,
+        place=Place.FOLDER,
         help=f"folder that gets {FIGURES}, which `report --training` shows, and {PICTURE}",
         metavar="DIR",
     )
-    json: bool = cli.flag(False, help="print the figures as JSON")
-    command: tuple[str, ...] = cli.after_dashes()
+    json: bool = flag(False, help="print the figures as JSON")
+    command: tuple[str, ...] = after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses numbers of ranks that are none, or that do not grow."""
@@ -211,14 +220,14 @@ def bench(config: Config) -> list[Any]:
     asked = train.parse(config.command[1:])
     examples = None
     if asked.data_dir is not None:
-        asked = cli.with_absolute(asked, "data_dir")
+        asked = with_absolute(asked, "data_dir")
         splits = load(open_store(str(asked.data_dir))).splits
         if schema.TRAIN not in splits:
             raise errors.UsageError(f"{asked.data_dir}: there is no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples
     hosts = where_ranks_run(config.hosts, config.ranks[-1])
     slots = [host.slots for host in hosts]
-    out = Path(cli.absolute(config.out))
+    out = Path(absolute(config.out))
     out.mkdir(parents=True, exist_ok=True)
     measured: list[Measured] = []
     rows: list[Any] = []
@@ -289,7 +298,7 @@ def _keep(out: Path, config: Config, rows: list[Any]) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="bench-train",
@@ -318,4 +327,4 @@ def _table(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.bench_train")
+    program.main("imagenet_prep.bench_train")

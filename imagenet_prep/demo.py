@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import children, cli
+from imagenet_prep.core import children, program
 from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.flags import Settings, flag, parse
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
 
@@ -22,18 +24,18 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of the demo; see the help of each flag."""
 
-    folder: str = cli.flag(
+    folder: str = flag(
         "imagenet-prep-demo", help="folder for everything that is made", positional=True
     )
     # With fewer there is no room for the miniature's damaged and unusual images.
-    images: int = cli.flag(400, least=40, help="images of the train split")
-    short_side: int = cli.flag(
+    images: int = flag(400, least=40, help="images of the train split")
+    short_side: int = flag(
         256, least=1, help="pixels of the shorter edge after resizing", metavar="PX"
     )
-    no_training: bool = cli.flag(False, help="leave out the training of a small network")
+    no_training: bool = flag(False, help="leave out the training of a small network")
 
 
 def demo(config: Config) -> None:
@@ -53,7 +55,7 @@ def demo(config: Config) -> None:
         make_miniature(partial, num_train=config.images, num_validation=config.images // 4)
         partial.rename(archives)
     for path in sorted(archives.iterdir()):
-        print(f"   {cli.human_bytes(path.stat().st_size):>9}  {path.name}")
+        print(f"   {human_bytes(path.stat().st_size):>9}  {path.name}")
 
     command = ["--source", str(archives), "--out", str(dataset)]
     command += ["--short-side", str(config.short_side)]
@@ -111,7 +113,7 @@ def _train(dataset: Path, log_dir: Path) -> None:
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
     demo(
-        cli.parse(
+        parse(
             Config,
             argv,
             verb="demo",
@@ -127,4 +129,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.demo")
+    program.main("imagenet_prep.demo")

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
 from imagenet_prep.storage.credentials import COOKIES_VARIABLE, TOKEN_VARIABLE
 
@@ -31,7 +33,7 @@ ARCHIVES = {
     "bbox": published.TRAIN_BOXES,
 }
 
-# Of the 2018 tutorial's preprocess_imagenet.py.
+# Flags of the 2018 tutorial's preprocess_imagenet.py that have no meaning any more.
 _DEAD_FLAGS = {"__imagenet_username", "__imagenet_access_key"}
 DEAD_FLAGS = (
     "--imagenet_username and --imagenet_access_key belong to addresses that image-net.org closed "
@@ -40,35 +42,33 @@ DEAD_FLAGS = (
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one download; see the help of each flag."""
 
-    into: str = cli.flag(
-        place=cli.Place.FOLDER, help="folder for the archives, made if absent", metavar="DIR"
+    into: str = flag(
+        place=Place.FOLDER, help="folder for the archives, made if absent", metavar="DIR"
     )
-    what: tuple[str, ...] = cli.flag(
+    what: tuple[str, ...] = flag(
         ("train", "validation", "devkit"),
         choices=tuple(ARCHIVES),
         help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
         metavar="NAMES",
     )
-    base_url: str = cli.flag(
+    base_url: str = flag(
         DEFAULT_BASE_URL,
-        place=cli.Place.ANYWHERE,
+        place=Place.ANYWHERE,
         help="where they lie: http(s)://…, s3://bucket/prefix, or a folder",
         metavar="URL",
     )
-    allow_other: bool = cli.flag(
+    allow_other: bool = flag(
         False, help="accept other archives than the official ones, e.g. repacked; tells their md5"
     )
-    connections: int = cli.flag(8, least=1, help="ranges fetched at a time", metavar="N")
-    part_size: int = cli.flag(32, least=1, help="size of a range in MiB", metavar="MIB")
-    retries: int = cli.flag(20, least=0, help="failed attempts allowed for each range", metavar="N")
-    timeout: int = cli.flag(
-        60, least=1, help="seconds without a byte that are a failure", metavar="S"
-    )
-    dry_run: bool = cli.flag(False, help="print names, sizes and free space; write nothing")
-    json: bool = cli.flag(False, help="print the result as JSON")
+    connections: int = flag(8, least=1, help="ranges fetched at a time", metavar="N")
+    part_size: int = flag(32, least=1, help="size of a range in MiB", metavar="MIB")
+    retries: int = flag(20, least=0, help="failed attempts allowed for each range", metavar="N")
+    timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
+    dry_run: bool = flag(False, help="print names, sizes and free space; write nothing")
+    json: bool = flag(False, help="print the result as JSON")
 
 
 def download(config: Config) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def download(config: Config) -> dict[str, Any]:
     Raises:
       ImagenetPrepError: the class says with which exit code the command ends.
     """
-    # What computes and stores takes a while to import: not for --help.
+    # These modules take a while to import, and --help does not need them.
     from imagenet_prep.preparation.archives import Archives
     from imagenet_prep.storage import store
     from imagenet_prep.storage.folder import LocalStore
@@ -111,7 +111,7 @@ def run(argv: Sequence[str]) -> int:
             f"the browser's cookies as cookies.txt that {COOKIES_VARIABLE} names, or put "
             "login and password into ~/.netrc. A mirror is given by --base-url."
         )
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="download",
@@ -133,25 +133,24 @@ def _render(summary: dict[str, Any]) -> str:
     if "free_bytes" in summary:
         for archive in summary["archives"]:
             state = "there" if archive["there"] else f"from {archive['from']}"
-            lines.append(f"{archive['name']}: {cli.human_bytes(archive['bytes'])}, {state}")
+            lines.append(f"{archive['name']}: {human_bytes(archive['bytes'])}, {state}")
         missing = sum(a["bytes"] for a in summary["archives"] if not a["there"])
         lines.append(
-            f"disk: {cli.human_bytes(missing)} to fetch, {cli.human_bytes(summary['free_bytes'])} "
+            f"disk: {human_bytes(missing)} to fetch, {human_bytes(summary['free_bytes'])} "
             f"free at {summary['into']}; nothing was written"
         )
         return "\n".join(lines)
     for archive in summary["archives"]:
         official = "official" if archive["official"] else "NOT the official archive"
         lines.append(
-            f"{archive['name']}: {cli.human_bytes(archive['bytes'])}, md5 {archive['md5']} "
-            f"({official})"
+            f"{archive['name']}: {human_bytes(archive['bytes'])}, md5 {archive['md5']} ({official})"
         )
     fetched = sum(archive["fetched_bytes"] for archive in summary["archives"])
     if fetched:
         seconds = summary["seconds"]
         lines.append(
-            f"this run: {cli.human_bytes(fetched)} in {seconds:,.1f} s, "
-            f"{cli.human_bytes(fetched / seconds)}/s"
+            f"this run: {human_bytes(fetched)} in {seconds:,.1f} s, "
+            f"{human_bytes(fetched / seconds)}/s"
         )
     else:
         lines.append("this run: nothing was left to fetch")
@@ -159,4 +158,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.download")
+    program.main("imagenet_prep.download")

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
+from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema
 
 EXAMPLES = """\
@@ -21,20 +23,20 @@ _EVERY = 1000
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one export; see the help of each flag."""
 
-    dataset: str = cli.flag(place=cli.Place.FOLDER, help="folder of the data set", positional=True)
-    out: str = cli.flag(
-        place=cli.Place.FOLDER,
+    dataset: str = flag(place=Place.FOLDER, help="folder of the data set", positional=True)
+    out: str = flag(
+        place=Place.FOLDER,
         help="path of the files without their endings: PREFIX.rec, PREFIX.idx and PREFIX.lst",
         metavar="PREFIX",
     )
-    format: str = cli.flag(
+    format: str = flag(
         RECORDIO, choices=(RECORDIO,), help="recordio is MXNet's, as im2rec.py writes it"
     )
-    split: str = cli.flag(schema.TRAIN, choices=schema.SPLITS, help="the split to export")
-    json: bool = cli.flag(False, help="print the summary as JSON, and no progress")
+    split: str = flag(schema.TRAIN, choices=schema.SPLITS, help="the split to export")
+    json: bool = flag(False, help="print the summary as JSON, and no progress")
 
 
 def export(config: Config) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="export",
@@ -122,10 +124,10 @@ def run(argv: Sequence[str]) -> int:
     else:
         print(
             f"{config.out}.rec: {summary['examples']:,} examples of {config.split}, "
-            f"{cli.human_bytes(summary['bytes'])}; .idx and .lst beside it"
+            f"{human_bytes(summary['bytes'])}; .idx and .lst beside it"
         )
     return 0
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.export")
+    program.main("imagenet_prep.export")

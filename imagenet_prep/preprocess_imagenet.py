@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep import download
-from imagenet_prep.core import cli
+from imagenet_prep.core import program, terminal
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.dataset import naming
 
 # Where the archives are downloaded to, below the data set.
@@ -26,27 +27,25 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
-    local_scratch_dir: str = cli.flag(
-        place=cli.Place.FOLDER, help="folder of the data set, made if absent", metavar="DIR"
+    local_scratch_dir: str = flag(
+        place=Place.FOLDER, help="folder of the data set, made if absent", metavar="DIR"
     )
-    raw_data_dir: str | None = cli.flag(
+    raw_data_dir: str | None = flag(
         None,
-        place=cli.Place.FOLDER,
+        place=Place.FOLDER,
         help="folder with the archives, or with train/, validation/ and synset_labels.txt "
         "(default: the archives are downloaded into DIR/.work/archives)",
         metavar="DIR",
     )
-    allow_subset: bool = cli.flag(
-        False, help="accept other numbers of images than those of ILSVRC2012"
-    )
-    imagenet_username: str | None = cli.flag(None, help="accepted, without effect", metavar="NAME")
-    imagenet_access_key: str | None = cli.flag(None, help="accepted, without effect", metavar="KEY")
-    nogcs_upload: bool = cli.flag(False, help="accepted: nothing is uploaded")
-    project: str | None = cli.flag(None, help="refused: there is no upload to Google Cloud")
-    gcs_output_path: str | None = cli.flag(None, help="refused, likewise", metavar="URL")
+    allow_subset: bool = flag(False, help="accept other numbers of images than those of ILSVRC2012")
+    imagenet_username: str | None = flag(None, help="accepted, without effect", metavar="NAME")
+    imagenet_access_key: str | None = flag(None, help="accepted, without effect", metavar="KEY")
+    nogcs_upload: bool = flag(False, help="accepted: nothing is uploaded")
+    project: str | None = flag(None, help="refused: there is no upload to Google Cloud")
+    gcs_output_path: str | None = flag(None, help="refused, likewise", metavar="URL")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and an upload to Google Cloud."""
@@ -61,7 +60,7 @@ class Config(cli.Settings):
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="preprocess-imagenet",
@@ -73,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
     from pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
-        cli.say(
+        terminal.say(
             f"{download.DEAD_FLAGS}. They have no effect here: a login is taken from where "
             "imagenet-prep download takes it."
         )
@@ -105,4 +104,4 @@ def _downloaded(config: Config) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.preprocess_imagenet")
+    program.main("imagenet_prep.preprocess_imagenet")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -20,6 +20,8 @@ from imagenet_prep.core.errors import (
     UsageError,
     by_name,
 )
+from imagenet_prep.core.flags import parse
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
@@ -204,7 +206,7 @@ def _bring(config: Config, source: Source, target: Replica | Bucket) -> dict[str
         source.check_unchanged()
         target.commit()
     moved = sum(file.num_bytes for file in lacking)
-    # What was mended is no problem any more.
+    # A mended file is no problem any more.
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}
 
 
@@ -253,7 +255,7 @@ def _report(
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="replicate",
@@ -272,17 +274,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _sentences(config: Config, replica: dict[str, Any]) -> list[str]:
-    where, size = replica["where"], cli.human_bytes(replica["bytes"])
+    where, size = replica["where"], human_bytes(replica["bytes"])
     if config.dry_run and "error" not in replica:
         lacking = replica["lacking_bytes"]
         rates = [config.bandwidth_limit * 8 / 1000] if config.bandwidth_limit else [1, 10, 25]
         times = ", ".join(f"{lacking * 8e-9 / rate:,.0f} s at {rate:g} Gbit/s" for rate in rates)
-        return [f"{where}: {cli.human_bytes(lacking)} of {size} to move: {times}"]
+        return [f"{where}: {human_bytes(lacking)} of {size} to move: {times}"]
     if replica["problems"]:
         return [f"{where}: {problem}" for problem in replica["problems"]]
     if config.check:
         return [f"{where}: whole: {replica['files']} files, {size}"]
-    moved = cli.human_bytes(replica["moved_bytes"])
+    moved = human_bytes(replica["moved_bytes"])
     return [f"{where}: whole: {replica['files']} files, {size}; {moved} moved"]
 
 
@@ -308,4 +310,4 @@ def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.replicate")
+    program.main("imagenet_prep.replicate")

@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import ManifestError, UsageError
+from imagenet_prep.core.flags import Place, Settings, absolute, flag, parse
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.schema import LEVELS
 
@@ -32,47 +34,47 @@ _PACKAGES = ("jinja2", "matplotlib", "skimage")
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one report; see the help of each flag."""
 
-    dataset: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    dataset: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, or s3://bucket/prefix",
         positional=True,
         metavar="DIR|URL",
     )
-    other: str | None = cli.flag(
+    other: str | None = flag(
         None,
-        place=cli.Place.FOLDER_OR_BUCKET,
+        place=Place.FOLDER_OR_BUCKET,
         help="the other data set, with --compare",
         positional=True,
         metavar="DIR|URL",
     )
-    compare: bool = cli.flag(False, help="show two data sets side by side")
-    out: str | None = cli.flag(
+    compare: bool = flag(False, help="show two data sets side by side")
+    out: str | None = flag(
         None,
-        place=cli.Place.FILE,
+        place=Place.FILE,
         help=f"file to write (default: DATASET/{naming.REPORT}; of one in s3:// "
         f"{naming.REPORT} here, where a browser can open it; with --compare {_COMPARISON})",
         metavar="FILE",
     )
-    level: str = cli.flag(
+    level: str = flag(
         "manifest",
         choices=tuple(LEVELS),
         help="how thoroughly to verify first; crc and decode read the whole data set",
     )
-    source: str | None = cli.flag(
+    source: str | None = flag(
         None,
-        place=cli.Place.FOLDER_OR_BUCKET,
+        place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix of the archives, to show images before and after "
         "(default: where prepare or resize has read them, if you ran it on this machine)",
         metavar="DIR|URL",
     )
-    training: str | None = cli.flag(
+    training: str | None = flag(
         None, help="figures of bench-train to show as well: its bench-train.json", metavar="FILE"
     )
-    seed: int = cli.flag(0, help="decides which images are shown")
-    workers: int = cli.flag(0, least=0, help="shards verified at a time; 0 is one for each core")
+    seed: int = flag(0, help="decides which images are shown")
+    workers: int = flag(0, least=0, help="shards verified at a time; 0 is one for each core")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and half a comparison."""
@@ -98,10 +100,10 @@ def report(config: Config) -> Path:
 
     require_packages()
     # Pages name the whole path.
-    store = open_store(cli.absolute(config.dataset))
+    store = open_store(absolute(config.dataset))
     folder, default = store.as_folder, naming.REPORT
     if config.other is not None:
-        content = _comparison(config, store, open_store(cli.absolute(config.other)))
+        content = _comparison(config, store, open_store(absolute(config.other)))
         folder, default = None, _COMPARISON
     else:
         content = _page(config, store)
@@ -194,7 +196,7 @@ def _facts(config: Config, dataset: str, store: Store) -> Facts:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="report",
@@ -204,9 +206,9 @@ def run(argv: Sequence[str]) -> int:
     )
     _refuse_folder_of_others(config)
     out = report(config)
-    print(f"{out}: {cli.human_bytes(out.stat().st_size)}")
+    print(f"{out}: {human_bytes(out.stat().st_size)}")
     return 0
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.report")
+    program.main("imagenet_prep.report")

@@ -14,7 +14,9 @@ from typing import Any
 
 from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
-from imagenet_prep.core import cli
+from imagenet_prep.core import program, terminal
+from imagenet_prep.core.flags import Place, flag, parse, with_absolute
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.preparation.config import RunFlags
 from imagenet_prep.shards.summary import render
@@ -38,41 +40,41 @@ _TUTORIAL_FLAGS = (
 class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
-    input_dir: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    input_dir: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
         metavar="DIR|URL",
         aliases=("-i",),
     )
-    output_dir: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    output_dir: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, made if absent, or s3://bucket/prefix; a second run may add "
         "a split",
         metavar="DIR|URL",
         aliases=("-o",),
     )
-    splits: tuple[str, ...] = cli.flag(
+    splits: tuple[str, ...] = flag(
         (schema.TRAIN,),
         choices=schema.SPLITS,
         help="splits to make, separated by commas",
         metavar="NAMES",
         aliases=("-s", "--subset-name"),
     )
-    dataset_name: str | None = cli.flag(
+    dataset_name: str | None = flag(
         None,
         choices=("imagenet", "flowers"),
         help="imagenet: refuse a set without WNIDs; flowers: take the class list from the records "
         "(default: by what the records hold)",
         aliases=("-d",),
     )
-    short_side: int = cli.flag(
+    short_side: int = flag(
         480,
         least=1,
         help="shrink images whose shorter edge is longer than this many pixels",
         metavar="PX",
         aliases=("-r", "--size"),
     )
-    quality: int = cli.flag(
+    quality: int = flag(
         85,
         least=1,
         most=100,
@@ -80,34 +82,32 @@ class Config(RunFlags):
         metavar="1-100",
         aliases=("-Q",),
     )
-    codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
-    stretch: bool = cli.flag(
+    codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
+    stretch: bool = flag(
         False,
         help="make every image a square of --short-side pixels: proportions are lost, and small "
         "images are enlarged",
         aliases=("-R",),
     )
-    keep_original: bool = cli.flag(
+    keep_original: bool = flag(
         False,
         help="keep every image byte for byte, whatever its size; only what the records lack is "
         "added",
     )
-    force: bool = cli.flag(
+    force: bool = flag(
         False,
         help="replace a split that resize made in OUTPUT with other settings or another codec, and "
         "nothing else",
         aliases=("-f",),
     )
-    start_offset: int = cli.flag(
-        0, help="only 0: finished shards are found without it", metavar="0"
-    )
-    num_preprocess_threads: int = cli.flag(
+    start_offset: int = flag(0, help="only 0: finished shards are found without it", metavar="0")
+    num_preprocess_threads: int = flag(
         0, least=0, help="the number of workers if --workers is not given, but not more than cores"
     )
-    num_intra_threads: int = cli.flag(
+    num_intra_threads: int = flag(
         0, least=0, help="accepted, without effect: an image is resized by one thread"
     )
-    num_inter_threads: int = cli.flag(0, least=0, help="accepted, without effect")
+    num_inter_threads: int = flag(0, least=0, help="accepted, without effect")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that contradict each other."""
@@ -170,7 +170,7 @@ def resize(config: Config) -> dict[str, Any]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         _spelled_out(argv),
         verb="resize",
@@ -181,9 +181,9 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     if config.beam_args:
-        config = cli.with_absolute(config, "input_dir", "output_dir")
+        config = with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:
-        cli.say(
+        terminal.say(
             "--num_intra_threads and --num_inter_threads have no effect here; "
             "--workers says how many shards are in work."
         )
@@ -213,7 +213,7 @@ def _render(summary: dict[str, Any]) -> str:
     """Returns the summary for a person."""
     if "workers" in summary:
         lines = [
-            f"{name}: {s['shards']} shards, {cli.human_bytes(s['source_bytes'])}, "
+            f"{name}: {s['shards']} shards, {human_bytes(s['source_bytes'])}, "
             f"{s['first_file']} ... -> {s['first_shard']} ..."
             for name, s in summary["splits"].items()
         ]
@@ -228,4 +228,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.resize")
+    program.main("imagenet_prep.resize")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.flags import Settings, after_dashes, flag, parse
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.hosts.process import Ending, command_on, run_all
@@ -20,25 +21,25 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one round; see the help of each flag."""
 
-    hosts: str = cli.flag(
+    hosts: str = flag(
         help="the hosts file: on each line one host, as ADDRESS slots=N", positional=True
     )
-    timeout: float = cli.flag(
+    timeout: float = flag(
         60.0,
         above=0,
         help="seconds after which a host that has not finished is given up",
         metavar="S",
     )
-    show_keys: bool = cli.flag(
+    show_keys: bool = flag(
         False,
         help="in place of a command: show the key of each host, ask, and add the new keys to "
         "known_hosts; a key that has changed is never replaced",
     )
-    yes: bool = cli.flag(False, help="with --show-keys: add the new keys without asking")
-    command: tuple[str, ...] = cli.after_dashes()
+    yes: bool = flag(False, help="with --show-keys: add the new keys without asking")
+    command: tuple[str, ...] = after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and --yes alone."""
@@ -99,7 +100,7 @@ def _render(outcomes: Sequence[tuple[Host, Ending]]) -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="run-on-hosts",
@@ -127,4 +128,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.run_on_hosts")
+    program.main("imagenet_prep.run_on_hosts")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from imagenet_prep.core import cli, regular_file
+from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.storage.os_errors import storage_errors
 
 EXAMPLES = """\
@@ -21,18 +22,20 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one look; see the help of each flag."""
 
-    shard: str = cli.flag(
-        place=cli.Place.FILE_OR_OBJECT, help="a TFRecord file, or s3://bucket/key", positional=True
+    shard: str = flag(
+        place=Place.FILE_OR_OBJECT,
+        help="a TFRecord file, or s3://bucket/key",
+        positional=True,
     )
-    limit: int | None = cli.flag(None, least=0, help="show only the first N records")
-    image: int | None = cli.flag(
+    limit: int | None = flag(None, least=0, help="show only the first N records")
+    image: int | None = flag(
         None, help="number of the record whose image is written to --out", metavar="RECORD"
     )
-    out: str | None = cli.flag(None, help="the file to which --image writes", metavar="FILE")
-    json: bool = cli.flag(False, help="print one JSON object a line")
+    out: str | None = flag(None, help="the file to which --image writes", metavar="FILE")
+    json: bool = flag(False, help="print one JSON object a line")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and --image without --out."""
@@ -83,7 +86,7 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="show",
@@ -101,9 +104,9 @@ def run(argv: Sequence[str]) -> int:
         else:
             print(
                 f"{row['record']:>6} @{row['offset']:<12,} {row['stored_label']:>4} "
-                f"{cli.printable(row['wnid'])} {row['width']:>5}x{row['height']:<5} "
-                f"{len(image):>9,} B  {cli.printable(row['filename'])}  "
-                f"{cli.printable(row['text'])}"
+                f"{terminal.printable(row['wnid'])} {row['width']:>5}x{row['height']:<5} "
+                f"{len(image):>9,} B  {terminal.printable(row['filename'])}  "
+                f"{terminal.printable(row['text'])}"
             )
     return 0
 
@@ -115,11 +118,11 @@ def _write_image(shard: str, number: int, out: Path) -> int:
         if last == number:
             with storage_errors("write", out):
                 out.write_bytes(row["encoded"])
-            what = cli.printable(f"{row['wnid']} {row['text']}")
+            what = terminal.printable(f"{row['wnid']} {row['text']}")
             print(f"{out}: {row['width']}x{row['height']} {what}")
             return 0
     raise UsageError(f"{shard.rpartition('/')[2]}: no record {number}; it has records 0 to {last}")
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.show")
+    program.main("imagenet_prep.show")

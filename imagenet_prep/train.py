@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import flags, program
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer.config import Config
 
@@ -26,14 +26,14 @@ EXAMPLES = """\
   imagenet-prep launch -np 8 --servers 8 -- train --data-dir /data/imagenet-480 \\
       --framework mxnet --comm dist_sync"""
 
-# What the AWS tutorial's train_imagenet_resnet_hvd.py called by another word. Other spellings are
-# aliases of the flags.
+# The switches that the AWS tutorial's train_imagenet_resnet_hvd.py calls by another word. Its other
+# spellings are aliases of the flags.
 _SWITCHES = {
     "--fp16": ("--precision", "float16"),
     "--nofp16": ("--precision", "float32"),
     "--use_larc": ("--optimizer", "larc"),
 }
-# An evaluation there had to be told on how many GPUs the checkpoint was trained.
+# The tutorial's evaluation needed the number of GPUs that the checkpoint was trained on.
 _NEEDLESS = "--num_gpus"
 _DECAY = "--lr_decay_mode"
 _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-restarts"}
@@ -79,15 +79,15 @@ def train(config: Config) -> Score | None:
 
 
 def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns flags for what a container of SageMaker is told by SM_… variables."""
-    flags = []
+    """Returns flags for the SM_… variables of a container of SageMaker."""
+    words = []
     for channel in ("SM_CHANNEL_TRAINING", "SM_CHANNEL_TRAIN"):
         if channel in environment and "--synthetic" not in argv:
-            flags = ["--data-dir", environment[channel]]
+            words = ["--data-dir", environment[channel]]
             break
     if "SM_MODEL_DIR" in environment:
-        flags += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
-    return flags
+        words += ["--export", f"{environment['SM_MODEL_DIR']}/model.keras"]
+    return words
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
@@ -112,9 +112,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> C
       argv: flags, ours or those of the tutorial's script.
       environment: tells where data and model lie in a container of SageMaker.
     """
-    return cli.parse(
+    return flags.parse(
         Config,
-        # What is given goes before it.
+        # The user's own flags come last, so that they win.
         [*_sagemaker_flags(argv, environment), *_translated(argv)],
         verb="train",
         description="Train a network on a prepared data set. Run again, it resumes. The flags of "
@@ -130,4 +130,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.train")
+    program.main("imagenet_prep.train")

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program, terminal
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, parse, with_absolute
 from imagenet_prep.dataset import naming, schema, settings
 
 if TYPE_CHECKING:
@@ -32,27 +33,27 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config(cli.WorkerFlags):
+class Config(WorkerFlags):
     """Settings of one check; see the help of each flag."""
 
-    dataset: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    dataset: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, or s3://bucket/prefix",
         positional=True,
     )
-    level: str = cli.flag(
+    level: str = flag(
         "crc",
         choices=tuple(schema.LEVELS),
         help="manifest: every file is there with its size; crc: every byte of every file; "
         "decode: also every image, label and class count",
     )
-    if_changed: bool = cli.flag(
+    if_changed: bool = flag(
         False,
         help="read no shard where --if-changed has proven them all before, at this level or a "
         "higher one, and none was touched since; what rots on the disk is not seen",
     )
-    json: bool = cli.flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = cli.after_dashes()
+    json: bool = flag(False, help="print the result as JSON")
+    beam_args: tuple[str, ...] = after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
@@ -90,7 +91,7 @@ def verify(config: Config) -> dict[str, Any]:
         expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
         receipts = _check_shards(config, store, expectation, shards)
         problems += [problem for receipt in receipts for problem in receipt["problems"]]
-        # What a part holds of a class says nothing of the whole.
+        # A part of the set need not hold all images of a class, so counts are not compared.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
         if config.if_changed and folder and not problems:
@@ -245,7 +246,7 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[dict[str, Any]]) 
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="verify",
@@ -254,13 +255,13 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     if config.beam_args:
-        config = cli.with_absolute(config, "dataset")
+        config = with_absolute(config, "dataset")
     result = verify(config)
     problems = result["problems"]
     if config.json:
         print(json.dumps(result, indent=1))
     elif problems:
-        print("\n".join(map(cli.printable, problems)))
+        print("\n".join(map(terminal.printable, problems)))
     what = f"{result['examples']:,} examples in {result['shards']} shards"
     if result["part"]:
         what += f" ({result['part']})"
@@ -278,11 +279,13 @@ def run(argv: Sequence[str]) -> int:
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
         if result["excluded"]:
-            print(f"excluded: {result['excluded']:,} images, which prepare was told to leave out")
+            print(
+                f"excluded: {result['excluded']:,} images, which prepare left out as it was asked"
+            )
         if result["unchanged_since"]:
             print(f"nothing was touched since it was proven at {result['unchanged_since']}")
     return 0
 
 
 if __name__ == "__main__":
-    cli.main("imagenet_prep.verify")
+    program.main("imagenet_prep.verify")

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import Settings, absolute, after_dashes, flag, parse
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew
@@ -38,112 +39,112 @@ EXAMPLES = """\
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one launch; see the help of each flag."""
 
-    num_processes: int | None = cli.flag(
+    num_processes: int | None = flag(
         None,
         least=1,
         help="number of ranks on all hosts together, one for each GPU",
         aliases=("-np",),
     )
-    hosts: str | None = cli.flag(
+    hosts: str | None = flag(
         None,
         help="the hosts file: on each line one host, as ADDRESS slots=N; without it, all ranks run "
         "on this machine",
         metavar="FILE",
     )
-    servers: int = cli.flag(
+    servers: int = flag(
         0,
         least=0,
         help="start so many of MXNet's parameter servers, on the hosts in turn, for train "
         "--comm dist_sync or a script of your own; 0: none, ranks use Horovod",
     )
-    mpi: bool = cli.flag(
+    mpi: bool = flag(
         False, help="use Open MPI instead of Gloo; Horovod must be built by install-horovod --mpi"
     )
-    network_interface: str | None = cli.flag(
+    network_interface: str | None = flag(
         None,
         help="the network interface by which hosts reach each other, of the same name on all of "
         "them, e.g. ens5 (default: on each host the one that ssh connects to)",
         metavar="NAME",
     )
-    mpi_args: str = cli.flag(
+    mpi_args: str = flag(
         "", help="with --mpi: more options of mpirun, in one word", metavar="='OPTIONS'"
     )
-    fusion_threshold_mb: int | None = cli.flag(
+    fusion_threshold_mb: int | None = flag(
         None,
         least=0,
         help="Horovod sends gradients together up to so many MiB; 0: each alone. Horovod's own "
         "value is 128; the tutorial took 16",
         metavar="MIB",
     )
-    cycle_time_ms: float | None = cli.flag(
+    cycle_time_ms: float | None = flag(
         None,
         least=0,
         help="how often Horovod looks for gradients that are ready; Horovod's own value is 1; in "
         "2018, for the tutorial, it was 5",
         metavar="MS",
     )
-    autotune: bool = cli.flag(
+    autotune: bool = flag(
         False, help="let Horovod try values of both while it trains, and keep the best"
     )
-    timeline: str | None = cli.flag(
+    timeline: str | None = flag(
         None,
         help="rank 0 writes here when each gradient was ready, sent, and reduced; for "
         "chrome://tracing",
         metavar="FILE",
     )
-    torus_allreduce: bool = cli.flag(
+    torus_allreduce: bool = flag(
         False,
         help="sum within each host first, then among hosts; for Horovod with NCCL on several "
         "hosts, ignored elsewhere",
     )
-    rank_logs: str | None = cli.flag(
+    rank_logs: str | None = flag(
         None,
         help="also write all that each rank prints to rank-NUMBER.log in this folder of its host",
         metavar="DIR",
     )
-    env: tuple[str, ...] = cli.flag(
+    env: tuple[str, ...] = flag(
         (),
         help="environment variables of this machine to pass to ranks on other hosts, in addition "
         "to those of Python, TensorFlow, Horovod, NCCL, AWS and this program",
         metavar="NAMES",
     )
-    stall_timeout: int = cli.flag(
+    stall_timeout: int = flag(
         600,
         above=variables.STALL_WARNING_S,
         help="end the job when the other ranks have waited so many seconds for one",
         metavar="S",
     )
-    check_timeout: int = cli.flag(
+    check_timeout: int = flag(
         60, least=1, help="seconds that a host has to answer the check", metavar="S"
     )
-    grace: int = cli.flag(
+    grace: int = flag(
         60,
         least=1,
         help="seconds that ranks have to save a checkpoint when they are asked to end",
         metavar="S",
     )
-    dry_run: bool = cli.flag(False, help="check the hosts and print the commands; start nothing")
-    detach: bool = cli.flag(
+    dry_run: bool = flag(False, help="check the hosts and print the commands; start nothing")
+    detach: bool = flag(
         False,
         help="once the hosts are checked, go on in the background; the output goes to launch.log "
         "in the --log-dir of what trains, or in --rank-logs",
     )
-    status: str | None = cli.flag(
+    status: str | None = flag(
         None,
         help="print whether the launch that was detached with this folder still runs; exit code "
         "0 if so, and its own exit code when it has ended",
         metavar="DIR",
     )
-    stop: str | None = cli.flag(
+    stop: str | None = flag(
         None,
         help="let the launch that was detached with this folder save a checkpoint and end, and "
         "wait for its end",
         metavar="DIR",
     )
-    command: tuple[str, ...] = cli.after_dashes()
+    command: tuple[str, ...] = after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that contradict each other."""
@@ -168,7 +169,7 @@ class Config(cli.Settings):
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,
             "AUTOTUNE": int(self.autotune) or None,
-            "TIMELINE": self.timeline and cli.absolute(self.timeline),
+            "TIMELINE": self.timeline and absolute(self.timeline),
             "TORUS_ALLREDUCE": int(self.torus_allreduce) or None,
         }
         return {f"HOROVOD_{name}": str(value) for name, value in asked.items() if value is not None}
@@ -290,7 +291,7 @@ class _Job:
         return variables.travelling(os.environ, self.config.env, private=private)
 
     def _logs(self) -> str | None:
-        return self.config.rank_logs and cli.absolute(self.config.rank_logs)
+        return self.config.rank_logs and absolute(self.config.rank_logs)
 
     def _limits(self) -> dict[str, str]:
         return self.config.horovod() | variables.of_horovod(self.config.stall_timeout)
@@ -342,7 +343,7 @@ class _Job:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="launch",
@@ -365,4 +366,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("pipelines.launch")
+    program.main("pipelines.launch")

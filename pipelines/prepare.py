@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from imagenet_prep import report
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
+from imagenet_prep.core.flags import parse, with_absolute
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.summary import render
 
@@ -77,7 +79,7 @@ def prepare(config: Config) -> dict[str, Any]:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="prepare",
@@ -87,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     if config.beam_args:
-        config = cli.with_absolute(config, "source", "out")
+        config = with_absolute(config, "source", "out")
     if config.report:
         report.require_packages()
     summary = prepare(config)
@@ -101,19 +103,19 @@ def _render(summary: dict[str, Any]) -> str:
     """Returns the summary for a person."""
     if "free_bytes" in summary:
         lines = [
-            f"{name}: {s['examples']:,} images, {cli.human_bytes(s['source_bytes'])} -> "
-            f"{s['shards']} shards, about {cli.human_bytes(s['estimated_bytes'])}"
+            f"{name}: {s['examples']:,} images, {human_bytes(s['source_bytes'])} -> "
+            f"{s['shards']} shards, about {human_bytes(s['estimated_bytes'])}"
             for name, s in summary["splits"].items()
         ]
         if summary["unpacked_bytes"]:
-            unpacked = cli.human_bytes(summary["unpacked_bytes"])
+            unpacked = human_bytes(summary["unpacked_bytes"])
             lines.append(f"unpacked while it runs: about {unpacked}")
         if summary["disk"] != summary["out"]:
             shards = sum(split["estimated_bytes"] for split in summary["splits"].values())
-            lines.append(f"{summary['out']}: about {cli.human_bytes(shards)}")
+            lines.append(f"{summary['out']}: about {human_bytes(shards)}")
         lines.append(
-            f"disk: about {cli.human_bytes(summary['disk_bytes'])} needed, "
-            f"{cli.human_bytes(summary['free_bytes'])} free at {summary['disk']}"
+            f"disk: about {human_bytes(summary['disk_bytes'])} needed, "
+            f"{human_bytes(summary['free_bytes'])} free at {summary['disk']}"
         )
         lines.append(f"would run on {summary['workers']}; nothing was written")
         return "\n".join(lines)
@@ -121,4 +123,4 @@ def _render(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main("pipelines.prepare")
+    program.main("pipelines.prepare")

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep import train
-from imagenet_prep.core import cli, regular_file
+from imagenet_prep.core import program, regular_file
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse
 from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.storage.remote import UnavailableError
@@ -60,81 +61,81 @@ _METRICS = {
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one job; see the help of each flag."""
 
-    image: str = cli.flag(
+    image: str = flag(
         help="the container image: target sagemaker of docker/Dockerfile, pushed to Amazon ECR",
         metavar="URI",
     )
-    role: str = cli.flag(help="the IAM role under which the job runs", metavar="ARN")
-    output: str = cli.flag(
-        place=cli.Place.BUCKET,
+    role: str = flag(help="the IAM role under which the job runs", metavar="ARN")
+    output: str = flag(
+        place=Place.BUCKET,
         help="where model, TensorBoard's files and checkpoints go: s3://bucket/prefix",
         metavar="URL",
     )
-    instance_type: str = cli.flag(
+    instance_type: str = flag(
         help="the type of instance, e.g. ml.p4d.24xlarge, which has 8 GPUs", metavar="TYPE"
     )
-    instances: int = cli.flag(1, least=1, help="number of instances")
-    processes: int = cli.flag(
+    instances: int = flag(1, least=1, help="number of instances")
+    processes: int = flag(
         0, least=0, help="ranks on each instance; 0: one for each GPU, or one without a GPU"
     )
-    data: tuple[str, ...] = cli.flag(
+    data: tuple[str, ...] = flag(
         (),
         help="the data set: s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
         "with train --synthetic or --data-dir s3://…. In several places, one for each channel: "
         "train=WHERE,validation=WHERE,eval=WHERE",
         metavar="WHERE",
     )
-    input_mode: str = cli.flag(
+    input_mode: str = flag(
         "File",
         choices=("File", "FastFile"),
         help="how instances read --data in S3. File: copy all of it to every instance first; "
         "FastFile: fetch what is read, which is slow for shuffled reads",
     )
-    volume_size: int = cli.flag(
+    volume_size: int = flag(
         300, least=1, help="size of the disk of instances that have none of their own", metavar="GB"
     )
-    name: str | None = cli.flag(
+    name: str | None = flag(
         None, help="name of the job, not used before (default: imagenet-prep-DATE-TIME)"
     )
-    checkpoints: str | None = cli.flag(
+    checkpoints: str | None = flag(
         None,
-        place=cli.Place.BUCKET,
+        place=Place.BUCKET,
         help="where checkpoints are kept: s3://bucket/prefix. A job resumes from the last one "
         "there, so give that of an ended job to continue it (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
     )
-    spot: bool = cli.flag(
+    spot: bool = flag(
         False, help="use spot instances; after an interruption the job resumes from its checkpoint"
     )
-    max_runtime: int = cli.flag(
+    max_runtime: int = flag(
         86_400, least=1, help="seconds of training after which the job is stopped", metavar="S"
     )
-    max_wait: int = cli.flag(
+    max_wait: int = flag(
         0,
         least=0,
         help="with --spot: seconds of waiting for instances and training together; 0: twice "
         "--max-runtime",
         metavar="S",
     )
-    subnets: tuple[str, ...] = cli.flag(
+    subnets: tuple[str, ...] = flag(
         (), help="subnets of the VPC for the instances; needed for fsx and efs", metavar="ID,…"
     )
-    security_groups: tuple[str, ...] = cli.flag(
+    security_groups: tuple[str, ...] = flag(
         (),
         help="security groups of the instances, with --subnets; they must let instances reach each "
         "other",
         metavar="ID,…",
     )
-    tags: tuple[str, ...] = cli.flag((), help="tags of the job", metavar="KEY=VALUE,…")
-    wait: bool = cli.flag(False, help="print each state of the job until it has ended")
-    follow: bool = cli.flag(
+    tags: tuple[str, ...] = flag((), help="tags of the job", metavar="KEY=VALUE,…")
+    wait: bool = flag(False, help="print each state of the job until it has ended")
+    follow: bool = flag(
         False, help="the same, and each line that the job prints; Ctrl-C leaves the job running"
     )
-    dry_run: bool = cli.flag(False, help="print the request, submit nothing")
-    command: tuple[str, ...] = cli.after_dashes()
+    dry_run: bool = flag(False, help="print the request, submit nothing")
+    command: tuple[str, ...] = after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses what SageMaker would refuse, before it costs anything."""
@@ -362,7 +363,7 @@ def submit(config: Config) -> int:
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="sagemaker",
@@ -374,4 +375,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("pipelines.sagemaker")
+    program.main("pipelines.sagemaker")

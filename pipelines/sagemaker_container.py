@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical, children, cli, regular_file, signals
+from imagenet_prep.core import canonical, children, program, regular_file, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse, refuse_logins
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import variables, work
@@ -53,16 +54,16 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one container; see the help of each flag."""
 
-    root: str = cli.flag(
-        "/opt/ml", place=cli.Place.FOLDER, help="the folder that SageMaker fills", metavar="DIR"
+    root: str = flag(
+        "/opt/ml", place=Place.FOLDER, help="the folder that SageMaker fills", metavar="DIR"
     )
-    processes: int = cli.flag(
+    processes: int = flag(
         0, least=0, help="ranks on each host; 0: one for each GPU, or one without a GPU"
     )
-    command: tuple[str, ...] = cli.after_dashes()
+    command: tuple[str, ...] = after_dashes()
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
             words += [flag]
         elif value.lower() not in ("false", "0"):
             raise UsageError(f"hyperparameter {key}: {value!r}, expected true or false")
-    cli.refuse_logins(words)
+    refuse_logins(words)
     return words
 
 
@@ -312,7 +313,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
 
 def run(argv: Sequence[str]) -> int:
     """Runs the verb and returns its exit code; errors are raised."""
-    config = cli.parse(
+    config = parse(
         Config,
         argv,
         verb="sagemaker-container",
@@ -331,4 +332,4 @@ def run(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.main("pipelines.sagemaker_container")
+    program.main("pipelines.sagemaker_container")

@@ -19,13 +19,13 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# Folders of tests that run whole commands; those of rooms call functions.
-_COMMANDS = {
-    *("adopt", "airflow", "benchmarks", "campaign", "download", "e2e", "flink", "golden"),
-    *("hostile", "oracles", "replicate", "report", "resize"),
-}
+# Rooms of tests that run whole commands; the tests of other rooms call functions.
+_COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles")
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
-_MINUTES = ("flink", "airflow", "trainer", "report", "launching", "benchmarks")
+_MINUTES = (
+    *("commands/flink", "commands/airflow", "trainer"),
+    *("commands/report", "launching", "benchmarks"),
+)
 
 set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 # Time is pytest-timeout's business: a deadline an example fails on a busy machine. With CI
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(
     that import TensorFlow, which takes seconds.
     """
     for item in items:
-        if _room(item) in _COMMANDS:
+        if _room(item).split("/")[0] in _COMMANDS:
             item.add_marker(pytest.mark.slow)
     if "long" not in config.option.markexpr:
         left = [item for item in items if item.get_closest_marker("long")]
@@ -84,7 +84,9 @@ def _begin_with_minutes(items: list[pytest.Item], num_workers: int) -> None:
 
 
 def _room(item: pytest.Item) -> str:
-    return item.path.relative_to(REPOSITORY / "tests").parts[0]
+    """Returns the name of a test's folder; below `commands`, with that of the verb's folder."""
+    parts = item.path.relative_to(REPOSITORY / "tests").parts
+    return "/".join(parts[: 2 if parts[0] == "commands" else 1])
 
 
 def _leaks(name: str) -> bool:

@@ -13,7 +13,7 @@ CHECK_HEADER = "header"
 # the libraries below it. Other bytes are another number.
 PLANES = "planes-1"
 PORTABLE = "portable-1"
-# By what `--codec` says.
+# The codec for each value of `--codec`.
 CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
 CODEC_HELP = (
     "planes: fast, in C; portable: slower, other bytes, where planes cannot be had; auto is planes"

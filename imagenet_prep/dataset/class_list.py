@@ -9,7 +9,8 @@ from imagenet_prep.core.errors import DataDamagedError
 
 # ImageNet-21K has 21,841.
 MOST_CLASSES = 1 << 20
-# Of an id, and of the words: ImageNet's longest has 130. Messages repeat both.
+# The most characters of a class's id, and of its words. ImageNet's longest words have 130.
+# Messages repeat both.
 MOST_CHARACTERS = 4096
 
 

@@ -29,7 +29,7 @@ NO_BOXES = Boxes((), (), (), ())
 MAX_IMAGE_BYTES = 128 << 20
 
 
-# Of all offsets and sizes.
+# Offsets and sizes are below this.
 _END = 1 << 63
 
 
@@ -62,7 +62,7 @@ def dump_member(member: Member) -> bytes:
     """Returns a member as one line of JSON; most have no boxes, and then none are written."""
     if member.boxes.xmin:
         return canonical.dumps(member) + b"\n"
-    # What canonical.dumps returns, in a fifth of the time: there may be 14 million.
+    # The same line as canonical.dumps makes, in a fifth of the time: there may be 14 million.
     key, archive, offset, size, class_index, _ = member
     line = f"[{_quoted(key)},{_quoted(archive)},{offset},{size},{class_index}]\n"
     return line.encode()

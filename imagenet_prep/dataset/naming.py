@@ -17,7 +17,7 @@ TFDS_INFO = "dataset_info.json"
 WORK = ".work"
 # A line for each place that `replicate` has proven a replica at, for `report`.
 REPLICAS = f"{WORK}/replicas.jsonl"
-# What `verify --if-changed` has proven, for the next one.
+# The file in which `verify --if-changed` notes what it has proven.
 PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
 INDEX = "index"

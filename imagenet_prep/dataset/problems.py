@@ -1,4 +1,4 @@
-"""What is wrong with the records of one shard, told up to where the shard is given up.
+"""Lists the problems of the records of one shard, up to where the shard is given up.
 
 A shard of some megabytes may hold millions of damaged records, and each takes as long as ten sound
 ones. After the first thousand it is plain that the shard must be fetched again.
@@ -26,7 +26,7 @@ class Problems:
         """Adds a sentence, or the error that says it.
 
         Raises:
-          GivenUpError: this was the last one that is told.
+          GivenUpError: this was the last problem that is listed.
         """
         self._kept.append(str(problem))
         if len(self._kept) == MOST:

@@ -16,7 +16,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
 
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
-# What a list may hold, and what its message is called.
+# The types of values that a list may hold, and the names of their messages.
 KINDS: dict[type, str] = {bytes: "bytes", float: "float", int: "int64"}
 _CALLED = {bytes: "byte string", int: "integer"}
 _Kind = TypeVar("_Kind", bytes, int)

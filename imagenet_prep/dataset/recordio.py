@@ -52,7 +52,7 @@ def frame(number: int, class_index: int, image: bytes) -> bytes:
       image: its bytes.
     """
     payload = _HEADER.pack(0, class_index, number, 0) + image
-    # What is left behind the last multiple of four cannot hold a magic number.
+    # The bytes behind the last multiple of four are too few for a magic number.
     whole = len(payload) // _ALIGNMENT * _ALIGNMENT
     cuts = list(_aligned_magics(payload[:whole]))
     starts = [0, *(cut + len(_MAGIC) for cut in cuts)]

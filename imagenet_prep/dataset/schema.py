@@ -27,7 +27,7 @@ INT64_KEYS = (HEIGHT, WIDTH, CHANNELS, LABEL, BBOX_LABEL)
 # In the order of `member.Boxes`.
 FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
-# What the lists of a key hold.
+# The type of the values of each key.
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
     **dict.fromkeys(FLOAT_KEYS, float),
@@ -36,7 +36,7 @@ TYPES: dict[str, type] = {
 
 TRAIN = "train"
 VALIDATION = "validation"
-# What sources have; the holdout is taken out of train.
+# The splits that a source may have. The holdout is taken out of train.
 SOURCE_SPLITS = (TRAIN, VALIDATION)
 HOLDOUT = "holdout"
 SPLITS = (*SOURCE_SPLITS, HOLDOUT)

@@ -6,63 +6,61 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from imagenet_prep.core import cli
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 _HOSTS = "hosts:"
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
-    dataset: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    dataset: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, or s3://bucket/prefix",
         positional=True,
     )
-    to: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    to: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "
         "every host of the file",
         metavar="TARGET",
     )
-    mode: str = cli.flag(
+    mode: str = flag(
         "full",
         choices=("full", "partition"),
         help="full: every host gets all; partition: the part that its own ranks will read",
     )
-    copies: int = cli.flag(1, help="of a partition: how many hosts get each shard", metavar="R")
-    part: str | None = cli.flag(
+    copies: int = flag(1, help="of a partition: how many hosts get each shard", metavar="R")
+    part: str | None = flag(
         None, help="of a partition, into a folder: the part of host K (from 0) of N", metavar="K/N"
     )
-    check: bool = cli.flag(False, help="read every byte of the replicas and report; move nothing")
-    repair: bool = cli.flag(False, help="read every byte first, then move what is wrong or missing")
-    dry_run: bool = cli.flag(False, help="print what would be moved and how long it takes")
-    bandwidth_limit: float = cli.flag(
+    check: bool = flag(False, help="read every byte of the replicas and report; move nothing")
+    repair: bool = flag(False, help="read every byte first, then move what is wrong or missing")
+    dry_run: bool = flag(False, help="print what would be moved and how long it takes")
+    bandwidth_limit: float = flag(
         0.0,
         least=0,
         help="MB/s at most: for all files together, to hosts for each stream; 0: no limit",
         metavar="MB/S",
     )
-    connections: int = cli.flag(
+    connections: int = flag(
         8, least=1, help="files moved at a time, to folders and S3", metavar="N"
     )
-    python: str = cli.flag(
+    python: str = flag(
         sys.executable, help="on hosts: the Python that has imagenet-prep", metavar="PATH"
     )
-    wait: int = cli.flag(
+    wait: int = flag(
         60,
         least=0,
         help="seconds that lost hosts are waited for when all others are done",
         metavar="S",
     )
-    retries: int = cli.flag(20, least=0, help="failed attempts allowed for each file", metavar="N")
-    timeout: int = cli.flag(
-        60, least=1, help="seconds without a byte that are a failure", metavar="S"
-    )
-    json: bool = cli.flag(False, help="print the result as JSON")
+    retries: int = flag(20, least=0, help="failed attempts allowed for each file", metavar="N")
+    timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
+    json: bool = flag(False, help="print the result as JSON")
 
     def __post_init__(self) -> None:
         """Refuses what cannot be combined, and impossible numbers."""

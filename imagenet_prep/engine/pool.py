@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# What docs and images give as --environment_config=localhost:50000.
+# The port that docs and images give as --environment_config=localhost:50000.
 _PORT = 50_000
 _ADDRESS = "127.0.0.1"
 

@@ -12,7 +12,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, cli, errors, turns
+from imagenet_prep.core import children, errors, program, turns
 from imagenet_prep.engine.stage import AnyTask, Result, Stage
 
 THREADS = "threads"
@@ -139,7 +139,7 @@ def run_process() -> NoReturn:
         run_worker(stage, tasks)
         return 0
 
-    cli.finish(work)
+    program.finish(work)
 
 
 def run_worker(stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:

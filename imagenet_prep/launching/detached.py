@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagenet_prep.core import canonical, cli, errors, regular_file
+from imagenet_prep.core import canonical, errors, program, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -192,7 +192,7 @@ def _there(folder: Path, log: int, parent: int, work: Callable[[Callable[[], Non
         os.write(parent, b"+")
         os.close(parent)
 
-    code = cli.outcome(lambda: work(under_way))
+    code = program.outcome(lambda: work(under_way))
     dataclasses.replace(record, exit=code, ended=_now()).save(folder)
     return code
 

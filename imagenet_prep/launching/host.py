@@ -26,7 +26,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
-from imagenet_prep.core import cli, regular_file, signals
+from imagenet_prep.core import regular_file, signals, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.placement import WHOLE, Placement
@@ -176,7 +176,7 @@ def _tell_failed(mark: str, rank: Rank) -> None:
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
         # It says nothing itself, and ranks that wait for a server wait for ever.
         with contextlib.suppress(OSError):
-            cli.say(rank.reason())
+            terminal.say(rank.reason())
     _tell(mark, {"rank": rank.number, "code": code, "left": rank.left})
 
 
@@ -224,5 +224,5 @@ if __name__ == "__main__":
         try:
             run(sys.stdin)
         except ImagenetPrepError as error:
-            cli.say(error)
+            terminal.say(error)
             sys.exit(error.exit_code)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import children, cli
+from imagenet_prep.core import children
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import absolute
 
 EXPECTED = (
     "after -- comes what every rank runs: -- train --data-dir DIR ..., or a script of your own: "
@@ -84,7 +85,7 @@ def own(words: Sequence[str]) -> Work:
         raise UsageError(EXPECTED)
     script = None
     if rest[place] not in ("-m", "-c"):
-        script = Path(cli.absolute(rest[place]))
+        script = Path(absolute(rest[place]))
         rest[place] = str(script)
         if not script.is_file():
             raise UsageError(f"{script}: there is no such script")
@@ -95,7 +96,7 @@ def own(words: Sequence[str]) -> Work:
 
 
 def _folder(data_dir: str | None) -> str | None:
-    return None if data_dir is None or "://" in data_dir else cli.absolute(data_dir)
+    return None if data_dir is None or "://" in data_dir else absolute(data_dir)
 
 
 def _value(words: Sequence[str], flag: str) -> str | None:

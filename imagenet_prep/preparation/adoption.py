@@ -165,7 +165,7 @@ def _link(source: LocalStore, store: Store, shard: ShardFile, target: Path) -> N
     try:
         with storage_errors("link", target):
             target.hardlink_to(source.path(shard.path))
-            # What wrote it may have done so a moment ago, and not have synced it.
+            # Another program may have written it a moment ago, and not have synced it.
             with open(target, "rb") as file:
                 os.fsync(file.fileno())
     except StoreError as error:
@@ -261,7 +261,7 @@ def _commit(store: Store, seen: ExistingSet) -> None:
         label_offset=seen.labelling.offset,
         subset=bool(seen.count_problems),
     )
-    # What the shards were made from, nobody knows any more: the manifest names no sources.
+    # Nobody knows what the shards were made from, so the manifest names no sources.
     Output(store, wanted).commit(
         splits,
         classes,

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical, cli
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, StoreError
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.sources.published import Archive
 from imagenet_prep.storage import proven
@@ -209,8 +210,8 @@ class Archives:
         free = self.store.free_bytes()
         if needed > free:
             raise StoreError(
-                f"{self.store.root}: {cli.human_bytes(needed)} are still to be fetched, "
-                f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, or "
+                f"{self.store.root}: {human_bytes(needed)} are still to be fetched, "
+                f"{human_bytes(free)} are free. Free {human_bytes(needed - free)}, or "
                 "choose another --into."
             )
 

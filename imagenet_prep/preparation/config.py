@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
-from imagenet_prep.core import address, cli
+from imagenet_prep.core import address
+from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag
 from imagenet_prep.dataset import naming, schema
 
 # Kinds of sources that may lie on a server.
@@ -14,28 +15,26 @@ _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFlags(cli.WorkerFlags):
+class RunFlags(WorkerFlags):
     """The flags of prepare and resize alike."""
 
-    on_bad_image: str = cli.flag(
+    on_bad_image: str = flag(
         "quarantine",
         choices=("quarantine", "fail"),
         help="leave out an image that cannot be used and list it in quarantine.jsonl, or end the "
         "run with exit code 3",
     )
-    max_bad: int | None = cli.flag(
+    max_bad: int | None = flag(
         None, least=0, help="stop when more images than this cannot be used (default: no limit)"
     )
-    report: bool = cli.flag(
+    report: bool = flag(
         False,
         help=f"at the end make a page of pictures, {naming.REPORT} in the data set; in the current "
         "folder where that lies in s3://",
     )
-    dry_run: bool = cli.flag(
-        False, help="print what was found and what would be made; write nothing"
-    )
-    json: bool = cli.flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = cli.after_dashes()
+    dry_run: bool = flag(False, help="print what was found and what would be made; write nothing")
+    json: bool = flag(False, help="print the result as JSON")
+    beam_args: tuple[str, ...] = after_dashes()
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and --report without a data set."""
@@ -53,101 +52,101 @@ class RunFlags(cli.WorkerFlags):
 class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
-    source: str = cli.flag(
-        place=cli.Place.ANYWHERE,
+    source: str = flag(
+        place=Place.ANYWHERE,
         help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
         "archives of ILSVRC2012 or ImageNet-21K, which are read there and not copied",
         metavar="DIR|URL",
     )
-    out: str = cli.flag(
-        place=cli.Place.FOLDER_OR_BUCKET,
+    out: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
         help="the data set: a folder, made if absent, or s3://bucket/prefix",
         metavar="DIR|URL",
     )
-    source_kind: str = cli.flag(
+    source_kind: str = flag(
         "auto",
         choices=(*_ON_SERVERS, "folder", "parquet", "recordio", "cifar10", "mnist"),
         help="layout of the source; auto recognises it and prints what it found",
     )
-    follow_links: bool = cli.flag(
+    follow_links: bool = flag(
         False,
         help="take images also where links in a folder of images lead out of it; else these are "
         "refused, since a source from elsewhere could name private pictures",
     )
-    splits: tuple[str, ...] = cli.flag(
+    splits: tuple[str, ...] = flag(
         schema.SOURCE_SPLITS,
         choices=schema.SOURCE_SPLITS,
         help="splits to make, separated by commas",
         metavar="NAMES",
     )
-    holdout: int = cli.flag(
+    holdout: int = flag(
         0,
         least=0,
         help="take this many images out of train, chosen by the seed, and make them a third split, "
         "holdout",
     )
-    holdout_per_class: int = cli.flag(
+    holdout_per_class: int = flag(
         0,
         least=0,
         help="make validation of this many images of each class of train, chosen by the seed, at "
         "most half of a class; for sources without a validation split, such as ImageNet-21K",
     )
-    exclude: str | None = cli.flag(
+    exclude: str | None = flag(
         None,
         help="leave out the images whose keys this file lists, one a line: "
         "n01440764/n01440764_10026.JPEG. Their places stay empty, so only their shards change",
         metavar="FILE",
     )
-    train_shards: int | None = cli.flag(
+    train_shards: int | None = flag(
         None, least=1, help="shards of train (default: 1024, fewer for a subset)"
     )
-    validation_shards: int | None = cli.flag(
+    validation_shards: int | None = flag(
         None, least=1, help="shards of validation (default: 128, fewer for a subset)"
     )
-    short_side: int = cli.flag(
+    short_side: int = flag(
         480,
         least=1,
         help="shrink images whose shorter edge is longer than this many pixels",
         metavar="PX",
     )
-    quality: int = cli.flag(
+    quality: int = flag(
         90, least=1, most=100, help="JPEG quality of images that are encoded", metavar="1-100"
     )
-    codec: str = cli.flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
-    keep_original: bool = cli.flag(
+    codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
+    keep_original: bool = flag(
         False, help="keep the size of every image, and the bytes of sound RGB JPEGs"
     )
-    check: str = cli.flag(
+    check: str = flag(
         "decode",
         choices=("decode", "header"),
         help="decode: decode every image and compute the md5 of the archives; header: read only "
         "the headers of images, for archives whose md5 was checked before",
     )
-    rehash: bool = cli.flag(
+    rehash: bool = flag(
         False,
         help="read archives for their md5 even if imagenet-prep download has proven it and they "
         "are untouched since; list those on a server anew, whatever an earlier run has kept",
     )
-    no_boxes: bool = cli.flag(False, help="leave out bounding boxes that lie beside the source")
-    seed: int = cli.flag(
+    no_boxes: bool = flag(False, help="leave out bounding boxes that lie beside the source")
+    seed: int = flag(
         0, least=-(2**63), most=2**63 - 1, help="decides which image lies in which shard"
     )
-    label_offset: int = cli.flag(
+    label_offset: int = flag(
         schema.DEFAULT_LABEL_OFFSET,
         least=0,
         most=1,
         help="stored label = class index + this",
         metavar="0|1",
     )
-    allow_subset: bool = cli.flag(
+    allow_subset: bool = flag(
         False, help="accept other numbers of images than those of a published edition"
     )
-    subset_classes: tuple[str, ...] = cli.flag(
+    subset_classes: tuple[str, ...] = flag(
         (),
         help="only these WNIDs, or the first N classes; labels stay as in the whole set",
         metavar="N|WNIDS",
     )
-    subset_per_class: int | None = cli.flag(
+    subset_per_class: int | None = flag(
         None, least=1, help="at most this many images of each class, chosen by the seed"
     )
 

@@ -28,7 +28,7 @@ from imagenet_prep.storage.store import Store
 
 _READ_AT_ONCE = 64
 
-# What decides who is held out, and the class index.
+# The keyed hash and key that decide which images are held out, and the class index.
 Rank = tuple[int, str, int]
 # It is smaller than any `plan.rank`.
 _BELOW_ALL = (-1, "")

@@ -284,6 +284,8 @@ def write_stage(
         label_offset=wanted.label_offset,
         fail_on_bad_image=job.fail_on_bad_image,
     )
+    # A shard that was made from an archive which its server has replaced since does not count.
+    stamps = [part.stamp for part in selection.parts] if address.is_remote(selection.where) else []
     digest = canonical.digest(
         [
             wanted.settings.config,
@@ -291,8 +293,7 @@ def write_stage(
             [split.digest for split in inventory.plans],
             classes.render().decode(),
             sorted(wanted.source_sizes.items()),
-            # What was made of an archive that was replaced on its server counts no more.
-            *([part.stamp for part in selection.parts] * address.is_remote(selection.where)),
+            *stamps,
         ]
     )
     function = partial(
@@ -313,7 +314,7 @@ def commit(
       SourceError: a proven archive was touched while it was read.
       ImagenetPrepError: as for `Output.commit`.
     """
-    # What was read of a proven archive is of its md5 if it is still that file.
+    # The members of a proven archive have its md5 if it is still the file that was proven.
     for part in job.selection.parts:
         proof = job.proven_md5.get(part.name)
         if proof and isinstance(part.path, Path) and proven.find(part.path) != proof:

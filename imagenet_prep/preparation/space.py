@@ -10,8 +10,8 @@ from typing import Any
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.core import cli
 from imagenet_prep.core.errors import BadImageError, StoreError
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
@@ -29,7 +29,7 @@ _MARGIN = 1.15
 _PLENTY = 2
 # Measured size of a record without its image: 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
-# What an image takes in a run beside its line: its shard, and its place there.
+# The bytes that an image takes in a sorted run beside its line: its shard, and its place there.
 _ENTRY_OVERHEAD_BYTES = 24
 
 
@@ -88,7 +88,8 @@ class Forecast:
         if not pending or free > (1 + _PLENTY) * share * sum(map(source.unpacked_bytes, tasks)):
             return
         shards = 0.0
-        # Of shards that go to a bucket, only a few are here at a time; `check_shards` counts them.
+        # Only a few of the shards that go to a bucket are on this disk at a time; `check_shards`
+        # counts them.
         if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
@@ -186,8 +187,8 @@ def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str 
     if not elsewhere and out.as_folder:
         elsewhere = "choose another --out or a smaller --short-side"
     raise StoreError(
-        f"{out.local.root}: about {cli.human_bytes(needed)} are still to be written{why}, "
-        f"{cli.human_bytes(free)} are free. Free {cli.human_bytes(needed - free)}, "
+        f"{out.local.root}: about {human_bytes(needed)} are still to be written{why}, "
+        f"{human_bytes(free)} are free. Free {human_bytes(needed - free)}, "
         f"{elsewhere or 'or set TMPDIR to a folder on a larger disk'}."
     )
 

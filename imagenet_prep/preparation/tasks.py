@@ -187,8 +187,8 @@ def planned_images(
       folder: of the plan.
     """
     members = parse_members(plans.read(plan_name(task.name, folder), most=plan.MOST_BYTES))
-    # Records are in hash order, and a disk is fast in offset order. So the kernel, or whoever
-    # reads from a server, is told all ranges beforehand, and nothing has to be copied.
+    # Records are in hash order, and a disk is fast in offset order. So all ranges
+    # are announced to the kernel, or to the reader of a server, beforehand; nothing is copied.
     reader.will_need(members)
     for member in members:
         yield member, reader.read(member)

@@ -32,7 +32,8 @@ from imagenet_prep.storage.store import Store
 _MAX_JSON_BYTES = 16 << 20
 # A list of quarantined images has 300 bytes a line.
 _MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
-# Of an image, or of a record with one: several are in memory at once. ImageNet's largest has 16 MB.
+# The largest image, or record with an image, that the page shows: several are in memory at once.
+# ImageNet's largest image has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
 # Larger values in a receipt would make a plot without end: no task takes a year, none began after
 # the year 2099, and measured values lie between 2^-16 and 2^63. Shorter times would be lost beside

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import imagenet_prep
-from imagenet_prep.core.cli import human_bytes
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training

@@ -41,7 +41,7 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
         try:
             jpeg.refuse_bombs(data)
             with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-                # What was left out for its size is not decoded here either.
+                # An image that was left out for its size is not decoded here either.
                 if opened.width * opened.height > jpeg.MAX_PIXELS:
                     return None
                 if smallest is not None:

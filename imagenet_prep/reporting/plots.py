@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from imagenet_prep.core.cli import human_bytes
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import measures, schema
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task

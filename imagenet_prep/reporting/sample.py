@@ -129,10 +129,10 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
             facts.problems.append(f"{record.where}: its image cannot be decoded")
             continue
         picture = pictures.thumbnail(image, side, quality)
-        told, num_bytes = found._replace(encoded=b""), len(found.encoded)
+        shown, num_bytes = found._replace(encoded=b""), len(found.encoded)
         used += len(picture)
         left[class_index] -= 1
-        tiles.append(Tile(record, class_index, told, num_bytes, picture))
+        tiles.append(Tile(record, class_index, shown, num_bytes, picture))
     _compare_with_source(facts, tiles)
     return sorted(tiles, key=lambda tile: (tile.class_index, tile.record[:2]))
 

@@ -140,7 +140,7 @@ def _check_records(
             records = shard.examples  # as far as anybody has counted
         except DataDamagedError as error:
             damage = str(error)
-        # What lies behind the damage belongs to the sha256 too.
+        # The bytes behind the damage belong to the sha256, too.
         collections.deque(chunks, maxlen=0)
     found = [*problems.listed(shard.name), *filter(None, [damage])]
     report.problems += found

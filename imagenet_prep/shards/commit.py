@@ -20,7 +20,7 @@ from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
 from imagenet_prep.shards import tfds
 from imagenet_prep.storage.store import Store
 
-# Of a receipt, what a manifest says too.
+# The fields that a receipt and the manifest share.
 _OF_A_SHARD = ("examples", "num_bytes", "sha256", "index_bytes", "index_sha256")
 
 

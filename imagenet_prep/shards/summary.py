@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import settings
 from imagenet_prep.dataset.manifest import Manifest
 
@@ -51,7 +51,7 @@ def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
     """Returns a result for a person; `notes` are more lines of the verb."""
     lines = [
         f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
-        f"{cli.human_bytes(s['bytes'])}, {s['resized']:,} resized"
+        f"{human_bytes(s['bytes'])}, {s['resized']:,} resized"
         for name, s in summary["splits"].items()
     ]
     for action in ("repaired", "quarantined"):
@@ -64,8 +64,8 @@ def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
         lines.append(
             f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "
             f"{summary['images_per_s']:,.0f} images/s, "
-            f"{cli.human_bytes(summary['read_bytes'])} in, "
-            f"{cli.human_bytes(summary['written_bytes'])} out"
+            f"{human_bytes(summary['read_bytes'])} in, "
+            f"{human_bytes(summary['written_bytes'])} out"
         )
     else:
         lines.append("this run: nothing was left to do")

@@ -21,7 +21,7 @@ from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 WHOLE = "fall11_whole.tar"
-# What winter21_whole.tar.gz and fall11_whole.tar are unpacked into.
+# The folders that winter21_whole.tar.gz and fall11_whole.tar unpack into.
 _FOLDERS = ("winter21_whole", "fall11_whole")
 
 

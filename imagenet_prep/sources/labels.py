@@ -33,7 +33,7 @@ _MAX_FILE_BYTES = 8 << 20
 
 # The largest ILSVRC2012_ID is 1860. int() raises another error for more than 4,300 digits.
 _MAX_DIGITS = 10
-# What a file raises that is no such meta.mat.
+# The errors that reading raises for a file that is not such a meta.mat.
 _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
 
 WNID = re.compile(r"n\d{8}")

@@ -23,7 +23,7 @@ _PREFIX = {schema.TRAIN: "train", schema.VALIDATION: "t10k"}
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 _SIDE = 28
 _NUM_CLASSES = 10
-# Of a digit as a JPEG at quality 100, on average; its pixels have 784.
+# The average size of a digit as a JPEG at quality 100. Its pixels take 784 bytes.
 _ENCODED_BYTES = 1_100
 # Type 8 is uint8; the number of dimensions is added.
 _MAGIC = 0x0800

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
-# What unpacking raises where bytes are not what they should be.
+# The errors that unpacking raises for damaged bytes.
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # Python's gzip reads the zeros behind a packed file one by one, however many there are.
 _MAX_PADDING_BYTES = 1 << 20

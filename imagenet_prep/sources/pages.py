@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # Mostly the first is enough; the least and the largest value of a page may be long.
 _READ_BYTES = (1 << 10, 1 << 20)
-# Of a column in a group of rows. Writers begin a new page after a megabyte, or 20,000 rows.
+# The most pages that a column may have in a group of rows. Writers begin a new page after a
+# megabyte, or after 20,000 rows.
 _MAX_PAGES = 1 << 16
 # A header has half as many, in structs in structs.
 _MAX_FIELDS = 64

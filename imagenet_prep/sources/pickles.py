@@ -129,7 +129,8 @@ class _Reader:
         return self._stack[-1]
 
 
-# What arrays and bytes are made by, and our stand-ins. None of numpy's is called.
+# The functions that pickles of arrays and bytes name, and our stand-ins for them. No function of
+# numpy is called.
 _NAMES: dict[str, Any] = {
     "numpy.core.multiarray _reconstruct": Array,
     "numpy._core.multiarray _reconstruct": Array,
@@ -138,7 +139,8 @@ _NAMES: dict[str, Any] = {
     "_codecs encode": str.encode,
 }
 
-# By the names that pickletools gives them; the second argument is what follows in the file.
+# Each operation has the name that pickletools gives it. The second argument of its function is
+# the operand that follows it in the file.
 _OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _reader, _: None),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), _Reader.push),

@@ -31,7 +31,8 @@ _PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val"}
 _PIECE_BYTES = 256 << 20
 # A line may name several labels, and a path. What is longer is cut, and then refused.
 _MAX_LINE_BYTES = 1 << 13
-# Of one list; ImageNet-21K has 14,197,122. Each takes 42 bytes while the list is sorted.
+# The most images that one list may name; ImageNet-21K has 14,197,122. Each takes 42 bytes of
+# memory while the list is sorted.
 _MAX_IMAGES = 16_000_000
 _MAX_CLASSES = 1 << 20
 # Numbers of this many digits fit 63 bits.

@@ -34,7 +34,7 @@ Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 # Kaggle's solution has 2 MB, the words of all of WordNet 3 MB, other lists less.
 _MAX_LIST_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
-# Of a file name, as file systems have it (NAME_MAX). Each is in the memory of whoever lists.
+# The length of the longest file name on Linux (NAME_MAX). A listing holds every name in memory.
 _MAX_BASE_BYTES = 255
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 

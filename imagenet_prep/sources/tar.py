@@ -20,7 +20,7 @@ from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _BLOCK = 512
-# Of a file whose name fits into it.
+# The size of the header of a file whose name fits into one block.
 HEADER_BYTES = _BLOCK
 # All that lies in front of a file whose name does not; Linux has no path of more than 4 kB.
 MOST_HEADER_BYTES = 16 * _BLOCK

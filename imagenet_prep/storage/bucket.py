@@ -189,8 +189,8 @@ class BucketStore:
 
     def take(self, name: str) -> bool:
         """As for `Store`."""
-        mine = uuid.uuid4().bytes
-        return self.claim(name, mine) == mine
+        token = uuid.uuid4().bytes
+        return self.claim(name, token) == token
 
     def verify_published(self, files: Iterable[File]) -> None:
         """As for `Store`: asks the server for each, its sha256 and its CRC32C.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Enough to see what a body is; a server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
-# Of one file, from one server to another: a mirror sends on once or twice.
+# The most requests that redirects may cause for one file. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
 
 
@@ -143,7 +143,7 @@ class Http:
             session.headers["User-Agent"] = f"imagenet-prep/{imagenet_prep.__version__}"
             session.headers["Accept-Encoding"] = "identity"
             session.auth = self._credentials
-            # What a server wants to be told again would also be told to others.
+            # A cookie that one server sets would be sent to other servers, too.
             session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
             # To follow a redirect, requests would first read its body, however long that is.
             session.get_redirect_target = lambda _: None  # type: ignore[assignment]

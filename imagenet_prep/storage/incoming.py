@@ -64,7 +64,7 @@ def incoming(
             try:
                 yield arriving
             except kept:
-                # Who goes on from it reads it from memory, which the disk may not have got.
+                # The next run would read these bytes from memory, though the disk may lack them.
                 arriving.sync()
                 raise
             if arriving.sha256 != file.sha256:

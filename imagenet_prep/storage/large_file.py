@@ -103,7 +103,7 @@ class LargeFile:
         # The last bytes fill no block.
         self._use_cache()
         self._write(self._buffer, self._filled)
-        # Here, since a descriptor that is opened later may not be told of an error.
+        # The sync is here, since a descriptor that is opened later may not learn of an error.
         os.fsync(self._descriptor)
         self.sha256 = self._hash.hexdigest()
 

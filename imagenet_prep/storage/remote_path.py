@@ -20,11 +20,12 @@ from imagenet_prep.storage.remote import AbsentError, Remote, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.storage.store import open_remote
 
-# Of all workers of a process together; threads that are not needed are not started.
+# The most connections of all workers of a process together. Their threads are started when they
+# are needed.
 MOST_CONNECTIONS = 128
 _TIMEOUT_S = 60.0
 _RETRIES = 20
-# While somebody waits to be told of a wrong address: about ten seconds.
+# Fewer retries before the first answer: somebody who mistyped the address waits ten seconds.
 _RETRIES_AT_FIRST = 6
 _REMEDY = "Finished work is kept: run the same command again to resume."
 
@@ -66,7 +67,7 @@ class RemotePath:
     Attributes:
       site: where it lies.
       relative: its name there, parts separated by "/"; "" is the folder itself.
-      known: what a listing has told of it.
+      known: its size and time as a listing showed them.
     """
 
     site: Site
@@ -176,7 +177,7 @@ class RemotePath:
         return with_retries(lambda: self.site.remote.files(self.relative), budget)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What was seen goes along: all workers must read the same file.
+        # The size and time that were seen travel along: all workers must read the same file.
         return RemotePath, (self.site, self.relative, self.__dict__.get("stat", self.known))
 
 

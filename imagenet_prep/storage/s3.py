@@ -33,7 +33,8 @@ from imagenet_prep.storage.remote import (
 # How long a signature is used: S3 takes one for 15 minutes around its date, by S3's own clock.
 _SIGNED_FOR_S = 300
 
-# Of one listing. A data set in 65,536 shards has a quarter of this, with its receipts.
+# The most objects in one listing. A data set in 65,536 shards has a quarter of this, with its
+# receipts.
 _MOST_LISTED = 1 << 20
 
 # S3's own words for what arrived otherwise than it was sent, or too slowly.
@@ -93,8 +94,8 @@ class S3:
             retries={"total_max_attempts": 1},
             # Addresses would be signed in an older way that some buckets refuse.
             signature_version="s3v4",
-            # What is sent has a CRC32C, which is signed; hashing it once more for the signature
-            # costs both sides a third of the speed. Whoever fetches it proves its sha256.
+            # Each body has a CRC32C, and the signature covers that. Another hash of the body would
+            # cost both sides a third of the speed. Whoever fetches the object proves its sha256.
             s3={"payload_signing_enabled": False},
         )
         try:
@@ -133,8 +134,8 @@ class S3:
                     changed(self.where(name))
                 if found != expected:
                     raise UnavailableError(f"the server sends {found!r}, asked for {expected!r}")
-                # Of an answer in one piece, nothing is put together: a third of a pass's CPU time,
-                # without the md5.
+                # An answer in one piece is passed on in pieces and never joined: joining would take
+                # a third of the CPU time of a pass, without the md5.
                 yield from exactly(size, body.read, REQUEST_BYTES)
 
     def files(self, folder: str) -> dict[str, Stat]:

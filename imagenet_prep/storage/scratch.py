@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage.lock import try_lock
 from imagenet_prep.storage.os_errors import storage_errors
@@ -114,4 +114,4 @@ def _sweep(parent: Path) -> None:
             os.close(descriptor)
 
 
-cli.before_ending(leave)
+program.before_ending(leave)

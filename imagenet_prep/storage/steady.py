@@ -16,7 +16,7 @@ from typing import Any
 
 # A hundred connections at once over a link of 1 Mbit/s still have more each.
 LEAST_BYTES_PER_S = 1000
-# What a server says that is no file: a list of 1,000 objects has 1 MB.
+# The most bytes of an answer that is not a file. A list of 1,000 objects has 1 MB.
 _MOST_ANSWER_BYTES = 32 << 20
 
 # For tests.
@@ -62,7 +62,7 @@ class SteadyReader(io.RawIOBase):
         if self._window_s is None:
             return size
         if self._answers:
-            # What its caller does meanwhile is no fault of the server.
+            # Only the time of waiting counts: the caller's own work is no fault of the server.
             self._waited_s += _clock() - start
         self._answers = True
         self._num_bytes += size or 0

@@ -76,7 +76,7 @@ class Store(Protocol):
 
         Args:
           name: of the file.
-          stat: as `stats` has told; where it is another file by now, IncompleteError is raised.
+          stat: the file that `stats` saw; if it is another one by now, IncompleteError is raised.
         """
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
@@ -149,8 +149,8 @@ class FolderRemote:
         try:
             yield
         except OSError as error:
-            # What the consumer of `read` raises does not pass through here: generators end
-            # by GeneratorExit where their consumer fails.
+            # An error of the code that consumes `read` does not pass through here: a generator
+            # ends by GeneratorExit where its consumer fails.
             said = f"{self.where(name)}: {error.strerror}."
             if error.errno == errno.ENOENT:
                 raise AbsentError(f"{said} Check the path.") from error

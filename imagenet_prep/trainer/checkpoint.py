@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from imagenet_prep.core import canonical, cli
+from imagenet_prep.core import canonical, terminal
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.storage.folder import LocalStore
 
@@ -146,7 +146,7 @@ def load_latest(
         try:
             found = load(path, shapes, accept)
         except DataDamagedError as error:
-            cli.say(f"{error} Trying the one before.")
+            terminal.say(f"{error} Trying the one before.")
             damaged.append(path)
             continue
         for path in damaged:
@@ -260,7 +260,7 @@ def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:
     try:
         load(path, shapes)
     except (DataDamagedError, StoreError) as error:
-        cli.say(error)
+        terminal.say(error)
         if isinstance(error, DataDamagedError):  # else it may be sound: kept, but not counted
             _set_aside(path)
         return False
@@ -270,4 +270,4 @@ def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:
 def _set_aside(path: Path) -> None:
     aside = path.name + _DAMAGED
     LocalStore(path.parent).rename(path.name, aside)
-    cli.say(f"{path}: set aside as {aside}.")
+    terminal.say(f"{path}: set aside as {aside}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
 
 # Of the models, what Gluon's model zoo has, and a small net of our own.
@@ -29,7 +29,7 @@ _LEAST_CIFAR = 22
 
 
 @dataclass(frozen=True)
-class Config(cli.Settings):
+class Config(Settings):
     """Settings of one run; see the help of each flag. None: the recipe decides.
 
     Aliases are flags of the tutorial's script (the verb `train` has those that
@@ -37,19 +37,19 @@ class Config(cli.Settings):
     SageMaker guide.
     """
 
-    data_dir: str | None = cli.flag(None, help="the data set: a folder, s3:// or http(s)://")
-    framework: str = cli.flag(
+    data_dir: str | None = flag(None, help="the data set: a folder, s3:// or http(s)://")
+    framework: str = flag(
         "tensorflow", choices=FRAMEWORKS, help="what trains; mxnet has an environment of its own"
     )
-    comm: str = cli.flag(
+    comm: str = flag(
         "horovod",
         choices=("horovod", "dist_sync", "dist_device_sync"),
         help="how ranks sum gradients: by Horovod's ring, or, with --framework mxnet, by the "
         "parameter servers that `launch --servers` starts; dist_device_sync adds up the GPUs of a "
         "process on a GPU",
     )
-    synthetic: bool = cli.flag(False, help="train on random images; this needs no data set")
-    model: str | None = cli.flag(
+    synthetic: bool = flag(False, help="train on random images; this needs no data set")
+    model: str | None = flag(
         None,
         choices=(
             *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
@@ -59,180 +59,176 @@ class Config(cli.Settings):
         "tiny is for tests and demos; default: resnet50, or the recipe's",
         aliases=("-m",),
     )
-    batch_size: int = cli.flag(
+    batch_size: int = flag(
         256,
         least=1,
         help="images that each process trains on in a step",
         aliases=("-b",),
     )
-    num_epochs: float | None = cli.flag(
+    num_epochs: float | None = flag(
         None,
         above=0,
         help="how often every image is used; default: 90, or the recipe's",
         aliases=("--epochs",),
     )
-    num_batches: int | None = cli.flag(
-        None, least=1, help="steps of the run, instead of --num-epochs"
-    )
-    image_size: int | None = cli.flag(
+    num_batches: int | None = flag(None, least=1, help="steps of the run, instead of --num-epochs")
+    image_size: int | None = flag(
         None,
         least=16,
         help="height and width of the crops; default: 224, or the recipe's",
         metavar="PX",
     )
-    log_dir: str = cli.flag(
+    log_dir: str = flag(
         "imagenet_resnet",
         help="folder of checkpoints, log and TensorBoard's scalars; a run resumes from it",
     )
-    clear_log: bool = cli.flag(
+    clear_log: bool = flag(
         False,
         help="begin anew: remove the checkpoints, the log and the scalars of an earlier run first",
     )
-    local_ckpt: bool = cli.flag(
+    local_ckpt: bool = flag(
         False,
         help="accepted, without effect: rank 0 saves checkpoints, and gives them to all when the "
         "run resumes",
     )
-    tensorboard_dir: str | None = cli.flag(
+    tensorboard_dir: str | None = flag(
         None, help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)", metavar="DIR"
     )
-    mirror: str | None = cli.flag(
+    mirror: str | None = flag(
         None,
-        place=cli.Place.BUCKET,
+        place=Place.BUCKET,
         help="s3://bucket/prefix where a copy of log, scalars, checkpoints and exported model is "
         "kept in the background; a new machine resumes from it",
         metavar="URL",
     )
-    recipe: str = cli.flag(
+    recipe: str = flag(
         None,
         choices=tuple(RECIPES),
         help="defaults of many flags, and crops; tutorial: AWS's tutorial of 2018; v1.5: NVIDIA's; "
         "article: AWS's article of 2019 on MXNet; cifar10: the SageMaker guide's; mnist: an epoch "
         "in seconds; default: v1.5, of mxnet article",
     )
-    optimizer: str | None = cli.flag(
+    optimizer: str | None = flag(
         None, choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
     )
-    nesterov: bool = cli.flag(False, help="use Nesterov momentum, as recipe tutorial does anyway")
-    lr: float | None = cli.flag(
+    nesterov: bool = flag(False, help="use Nesterov momentum, as recipe tutorial does anyway")
+    lr: float | None = flag(
         None,
         above=0,
         help="peak learning rate; default: the recipe's for the global batch",
         aliases=("--learning-rate",),
     )
-    momentum: float | None = cli.flag(
+    momentum: float | None = flag(
         None,
         least=0,
         below=1,
         help="momentum of sgd, lars and larc; default: the recipe's",
         aliases=("--mom",),
     )
-    weight_decay: float | None = cli.flag(
+    weight_decay: float | None = flag(
         None,
         least=0,
         below=1,
         help="L2 of kernels, not of batch norms and biases; default: the recipe's",
         aliases=("--wdecay",),
     )
-    trust_coefficient: float | None = cli.flag(
+    trust_coefficient: float | None = flag(
         None,
         above=0,
         below=1,
         help="eta of lars and larc (default: 0.013 for larc, 0.001 for lars)",
         aliases=("--leta",),
     )
-    label_smoothing: float | None = cli.flag(
+    label_smoothing: float | None = flag(
         None,
         least=0,
         below=1,
         help="share of the label that goes to the other classes; default: the recipe's",
     )
-    schedule: str | None = cli.flag(
+    schedule: str | None = flag(
         None,
         choices=KINDS,
         help="how the rate decays; default: the recipe's",
         aliases=("--lr-decay-mode",),
     )
-    lr_decay_steps: str | None = cli.flag(
+    lr_decay_steps: str | None = flag(
         None,
         help="epochs at which schedule steps lowers the rate (default: 30,60,80, in proportion "
         "for fewer than 90 epochs)",
         metavar="EPOCHS",
     )
-    lr_decay_lrs: str | None = cli.flag(
+    lr_decay_lrs: str | None = flag(
         None,
         help="rates of schedule steps, one more than --lr-decay-steps: the first is that before "
         "the first of them (default: a tenth at each)",
         metavar="RATES",
     )
-    plateau_patience: int = cli.flag(
+    plateau_patience: int = flag(
         10, least=1, help="evaluations without a lower loss after which schedule plateau falls"
     )
-    plateau_factor: float = cli.flag(
+    plateau_factor: float = flag(
         0.1, above=0, below=1, help="to what share of its rate schedule plateau falls"
     )
-    warmup_epochs: float | None = cli.flag(
+    warmup_epochs: float | None = flag(
         None, least=0, help="epochs in which the rate rises; default: the recipe's"
     )
-    warmup_lr: float | None = cli.flag(
+    warmup_lr: float | None = flag(
         None,
         least=0,
         help=f"learning rate at which the warm-up begins (default: {WARMUP_START}, of recipe "
         "article 0.1)",
     )
-    increased_aug: bool = cli.flag(
+    increased_aug: bool = flag(
         False, help="change colours at random too, as recipe tutorial does from 128 ranks on"
     )
-    precision: str | None = cli.flag(
+    precision: str | None = flag(
         None,
         choices=("float32", "bfloat16", "float16"),
         help="type of activations; weights stay float32 (default: float32; of recipes tutorial "
         "and article float16 on a GPU that is fast at it)",
     )
-    loss_scale: float | None = cli.flag(
+    loss_scale: float | None = flag(
         None,
         least=1,
         help="factor of the loss with float16, so that gradients do not vanish (default: 1024, "
         "with larc 256)",
     )
-    fp16_compression: bool = cli.flag(False, help="send gradients between processes as float16")
-    jit: bool = cli.flag(False, help="compile forward and backward pass with XLA")
-    display_every: int = cli.flag(50, least=1, help="steps between two lines of output")
-    eval_every: float | None = cli.flag(
+    fp16_compression: bool = flag(False, help="send gradients between processes as float16")
+    jit: bool = flag(False, help="compile forward and backward pass with XLA")
+    display_every: int = flag(50, least=1, help="steps between two lines of output")
+    eval_every: float | None = flag(
         None,
         least=0,
         help="epochs between evaluations, of the split holdout where the set has one; 0: evaluate "
         "only at the end; default: 0, or the recipe's",
         aliases=("--eval-interval",),
     )
-    checkpoint_every: int = cli.flag(
+    checkpoint_every: int = flag(
         1000,
         least=1,
         help="steps between checkpoints; there is always one at the end",
         aliases=("--save-interval", "--save-checkpoints-steps"),
     )
-    keep: int = cli.flag(3, least=1, help="how many checkpoints are kept")
-    evaluate: bool = cli.flag(
-        False, help="evaluate the last checkpoint and end", aliases=("--eval",)
-    )
-    no_evaluation: bool = cli.flag(False, help="do not evaluate; for a set without validation")
-    export: str | None = cli.flag(
+    keep: int = flag(3, least=1, help="how many checkpoints are kept")
+    evaluate: bool = flag(False, help="evaluate the last checkpoint and end", aliases=("--eval",))
+    no_evaluation: bool = flag(False, help="do not evaluate; for a set without validation")
+    export: str | None = flag(
         None,
         help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
         "the two files of Gluon",
         metavar="PATH",
     )
-    seed: int = cli.flag(0, least=0, help="decides first weights, order and crops")
-    fraction: float = cli.flag(
+    seed: int = flag(0, least=0, help="decides first weights, order and crops")
+    fraction: float = flag(
         1.0,
         above=0,
         most=1,
         help="train on this share of the images, chosen by their keys: 0.1 is a part of 0.2",
     )
-    keys: str | None = cli.flag(
+    keys: str | None = flag(
         None, help="train on the images whose keys this file lists, one a line", metavar="FILE"
     )
-    backend: str = cli.flag(
+    backend: str = flag(
         "auto", choices=("auto", "tfdata", "dali", "native"), help="what decodes the JPEGs"
     )
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import terminal
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -122,7 +122,7 @@ class Mirror:
         ]
         if absent:
             names = ", ".join(absent[:4])
-            cli.say(f"mirror: {self._base} lacks {len(absent)} files of this run: {names}")
+            terminal.say(f"mirror: {self._base} lacks {len(absent)} files of this run: {names}")
         return not absent
 
     def _files(self) -> list[tuple[str, _Place]]:
@@ -157,7 +157,7 @@ class Mirror:
                 try:
                     store.bring(File(name, found.num_bytes, found.sha256), folder)
                 except DataDamagedError as error:
-                    cli.say(f"mirror: {error} Going on without it.")
+                    terminal.say(f"mirror: {error} Going on without it.")
         if _is_own(self._folder, name):
             with open(folder.open(name, os.O_RDONLY), "rb") as opened:
                 sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -186,11 +186,11 @@ class Mirror:
             if not self._in_trouble:
                 where = "" if self._base in str(error) else f"{self._base}: "
                 said = str(error).rstrip(". ")
-                cli.say(f"mirror: {where}{said}. Training goes on, this is tried again.")
+                terminal.say(f"mirror: {where}{said}. Training goes on, this is tried again.")
             self._in_trouble = True
             raise UnavailableError(str(error)) from error
         if self._in_trouble:
-            cli.say(f"mirror: {self._base}: all has arrived after all.")
+            terminal.say(f"mirror: {self._base}: all has arrived after all.")
         self._in_trouble = False
 
     def _upload(self) -> None:

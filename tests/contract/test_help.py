@@ -12,7 +12,7 @@ import pytest
 
 import imagenet_prep
 from imagenet_prep.__main__ import VERBS, main
-from imagenet_prep.core import cli, errors
+from imagenet_prep.core import errors, program
 from tests.kit.command import PATIENCE_S
 
 # Each costs 0.04 s to 4 s to import; help needs none of them.
@@ -121,7 +121,9 @@ def test_numpy_starts_no_threads_where_nobody_uses_them(
     seen = []
     monkeypatch.setattr(os, "environ", before)
     monkeypatch.setattr(sys, "argv", ["imagenet-prep", verb])
-    monkeypatch.setattr(cli, "main", lambda *_: seen.append(os.environ.get("OPENBLAS_NUM_THREADS")))
+    monkeypatch.setattr(
+        program, "main", lambda *_: seen.append(os.environ.get("OPENBLAS_NUM_THREADS"))
+    )
 
     main()
 

@@ -9,38 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import flags, terminal
 from tests.kit.command import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared(cli.Settings):
+class Shared(flags.Settings):
     """A flag that several verbs have."""
 
-    verbose: bool = cli.flag(False, help="say more")
+    verbose: bool = flags.flag(False, help="say more")
 
 
 @dataclass(frozen=True)
 class Settings(Shared):
     """One field of each kind."""
 
-    folder: str = cli.flag(help="where", positional=True)
-    source: str = cli.flag(help="what", metavar="DIR", place=cli.Place.FOLDER)
-    short_side: int = cli.flag(480, least=1, help="at 100 % or less", metavar="PX")
-    num_shards: int | None = cli.flag(None, least=1, most=99, help="how many")
-    keep_original: bool = cli.flag(False, help="keep")
-    splits: tuple[str, ...] = cli.flag(
+    folder: str = flags.flag(help="where", positional=True)
+    source: str = flags.flag(help="what", metavar="DIR", place=flags.Place.FOLDER)
+    short_side: int = flags.flag(480, least=1, help="at 100 % or less", metavar="PX")
+    num_shards: int | None = flags.flag(None, least=1, most=99, help="how many")
+    keep_original: bool = flags.flag(False, help="keep")
+    splits: tuple[str, ...] = flags.flag(
         ("train", "validation"), choices=("train", "validation"), help="which", metavar="NAMES"
     )
-    level: str = cli.flag(
+    level: str = flags.flag(
         "crc", choices=("crc", "decode"), help="how deep", aliases=("--how-deep",)
     )
-    ratio: float = cli.flag(0.5, above=0, below=1, help="how much")
-    speed: float = cli.flag(0.0, help="how fast")
+    ratio: float = flags.flag(0.5, above=0, below=1, help="how much")
+    speed: float = flags.flag(0.0, help="how fast")
     internal: tuple[str, ...] = ()
-    more: tuple[str, ...] = cli.after_dashes()
+    more: tuple[str, ...] = flags.after_dashes()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class Settings(Shared):
 
 
 def parse(*argv: str) -> Settings:
-    return cli.parse(
+    return flags.parse(
         Settings, argv, verb="try", description="Tries.", examples="  imagenet-prep try it"
     )
 
@@ -189,13 +189,13 @@ def test_words_after_dashes_are_kept_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("place", "right", "wrong"),
     [
-        (cli.Place.FOLDER, ["/data", "a:b"], ["s3://b/p", "https://h/p"]),
-        (cli.Place.BUCKET, ["s3://b", "s3://b/p"], ["/data", "gs://b/p", "s3://", "s3://b?x"]),
-        (cli.Place.FOLDER_OR_BUCKET, ["/data", "s3://b/p"], ["https://h/p", "gs://b/p"]),
-        (cli.Place.ANYWHERE, ["/data", "s3://b/p", "https://h/p"], ["gs://b/p", "https://h/p?x"]),
+        (flags.Place.FOLDER, ["/data", "a:b"], ["s3://b/p", "https://h/p"]),
+        (flags.Place.BUCKET, ["s3://b", "s3://b/p"], ["/data", "gs://b/p", "s3://", "s3://b?x"]),
+        (flags.Place.FOLDER_OR_BUCKET, ["/data", "s3://b/p"], ["https://h/p", "gs://b/p"]),
+        (flags.Place.ANYWHERE, ["/data", "s3://b/p", "https://h/p"], ["gs://b/p", "https://h/p?x"]),
     ],
 )
-def test_a_place_takes_what_it_says(place: cli.Place, right: list[str], wrong: list[str]) -> None:
+def test_a_place_takes_what_it_says(place: flags.Place, right: list[str], wrong: list[str]) -> None:
     for text in right:
         place.check("--out", text)
     for text in wrong:
@@ -243,9 +243,9 @@ def test_help_shows_defaults_and_ends_with_the_examples(
 def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says: str) -> None:
     program = (
         "import os, signal, sys, time\n"
-        "from imagenet_prep.core import cli, errors\n"
+        "from imagenet_prep.core import errors, flags, program, terminal\n"
         f"def main():\n    print('so far')\n    {body}\n"
-        "cli.finish(main)"
+        "program.finish(main)"
     )
     done = ended(program)
 
@@ -259,7 +259,7 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, says:
 def test_a_lost_terminal_interrupts_and_what_is_still_said_harms_nothing(tmp_path: Path) -> None:
     program = """
 import os, signal, sys, time
-from imagenet_prep.core import cli
+from imagenet_prep.core import flags, program, terminal
 def main():
     try:
         print("ready", flush=True)
@@ -267,7 +267,7 @@ def main():
     finally:
         print("to a terminal that is gone", flush=True)
         open(sys.argv[1], "w").close()
-cli.finish(main)
+program.finish(main)
 """
     ours, theirs = os.openpty()
     # setsid gives the program a session whose terminal this is.
@@ -284,7 +284,7 @@ cli.finish(main)
 def test_more_ctrl_c_while_the_first_is_being_told_change_nothing() -> None:
     program = """
 import os, signal, sys, threading, time
-from imagenet_prep.core import cli
+from imagenet_prep.core import flags, program, terminal
 class Impatient:
     def write(self, text):
         os.kill(os.getpid(), signal.SIGINT)
@@ -296,7 +296,7 @@ def main():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # As Beam's: Python waits for it where it ends by itself.
 threading.Thread(target=time.sleep, args=(30,)).start()
-cli.finish(main)
+program.finish(main)
 """
     done = ended(program)
 
@@ -307,7 +307,7 @@ cli.finish(main)
 def test_an_interrupt_while_an_object_is_deleted_is_not_lost(name: str) -> None:
     program = f"""
 import os, signal, time
-from imagenet_prep.core import cli
+from imagenet_prep.core import flags, program, terminal
 class Deleted:
     def __del__(self):
         os.kill(os.getpid(), signal.{name})
@@ -316,7 +316,7 @@ def main():
     Deleted()
     time.sleep(40)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-cli.finish(main)
+program.finish(main)
 """
     done = ended(program)
 
@@ -338,19 +338,19 @@ cli.finish(main)
     ids=str,
 )
 def test_sizes_are_in_powers_of_a_thousand(count: float, expected: str) -> None:
-    assert cli.human_bytes(count) == expected
+    assert terminal.human_bytes(count) == expected
 
 
 @dataclass(frozen=True)
 class Aliased:
     """A flag with other spellings."""
 
-    short_side: int = cli.flag(480, help="how small", metavar="PX", aliases=("-r", "--size"))
+    short_side: int = flags.flag(480, help="how small", metavar="PX", aliases=("-r", "--size"))
 
 
 @pytest.mark.parametrize("argv", ["-r 9", "-r9", "--size 9", "--size=9", "--short-side 9"])
 def test_all_spellings_of_a_flag_are_the_same_field(argv: str) -> None:
-    config = cli.parse(Aliased, argv.split(), verb="try", description="Tries.", examples="  try")
+    config = flags.parse(Aliased, argv.split(), verb="try", description="Tries.", examples="  try")
 
     assert config == Aliased(9)
 
@@ -360,15 +360,15 @@ SHOWN = r"\x1b]0;title\x07 \u009b31m \u202ereversed\u2069 \u007f\x08\x0d\x00 é 
 
 
 def test_names_from_data_become_one_line_that_no_terminal_obeys() -> None:
-    assert cli.printable(OBEYED) == SHOWN
-    assert cli.printable("a\nb\tc") == r"a\x0ab\x09c"
-    assert cli.printable("C:\\n 100 %") == "C:\\n 100 %"
+    assert terminal.printable(OBEYED) == SHOWN
+    assert terminal.printable("a\nb\tc") == r"a\x0ab\x09c"
+    assert terminal.printable("C:\\n 100 %") == "C:\\n 100 %"
 
 
 def test_whatever_a_command_prints_is_escaped() -> None:
     program = (
         "import json, sys\n"
-        "from imagenet_prep.core import cli, errors\n"
+        "from imagenet_prep.core import errors, flags, program, terminal\n"
         f"TEXT = {OBEYED!r}\n"
         "def main():\n"
         "    print(f'a\\tb\\n{TEXT}')\n"
@@ -376,7 +376,7 @@ def test_whatever_a_command_prints_is_escaped() -> None:
         "    print('\\udcff')\n"
         "    sys.stderr.write('\\r 50 %')\n"
         "    raise errors.SourceError(TEXT)\n"
-        "cli.finish(main)"
+        "program.finish(main)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=PATIENCE_S

@@ -153,7 +153,7 @@ def test_a_verb_that_is_run_as_a_module_has_worker_processes(
         "from pathlib import Path\n"
         "from typing import NamedTuple\n"
         "from imagenet_prep import engine\n"
-        "from imagenet_prep.core import cli\n"
+        "from imagenet_prep.core import program\n"
         "from imagenet_prep.storage.folder import LocalStore\n"
         "class Task(NamedTuple):\n"
         "    name: str\n"
@@ -169,7 +169,7 @@ def test_a_verb_that_is_run_as_a_module_has_worker_processes(
         "    print(len(engine.run(stage, tasks, workers, title='', quiet=True)))\n"
         "    return 0\n"
         "if __name__ == '__main__':\n"
-        "    cli.main('program')\n"
+        "    program.main('program')\n"
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     ended = subprocess.run(

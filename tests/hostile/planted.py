@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError
 
 
 def read() -> None:
     """Reads the file that it is told as nobody should; never returns."""
-    cli.finish(lambda: _read(Path(sys.argv[2]), Path(sys.argv[3])))
+    program.finish(lambda: _read(Path(sys.argv[2]), Path(sys.argv[3])))
 
 
 def _read(path: Path, left: Path) -> int:

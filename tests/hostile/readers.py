@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset, reader
 from imagenet_prep.read.choice import Choice
@@ -17,7 +17,7 @@ from imagenet_prep.read.order import Order
 
 def read() -> None:
     """Reads an epoch of a folder's or an address's train split; never returns."""
-    cli.finish(lambda: _read(sys.argv[1]))
+    program.finish(lambda: _read(sys.argv[1]))
 
 
 def _read(place: str) -> int:
@@ -34,7 +34,7 @@ def _read(place: str) -> int:
 
 def read_keys() -> None:
     """Chooses the examples of a list of keys, as a trainer does; never returns."""
-    cli.finish(lambda: _read_keys(*sys.argv[1:3]))
+    program.finish(lambda: _read_keys(*sys.argv[1:3]))
 
 
 def _read_keys(place: str, keys: str) -> int:
@@ -47,7 +47,7 @@ def _read_keys(place: str, keys: str) -> int:
 
 def train() -> None:
     """Trains for some epochs by NumPy, with a folder for its log; never returns."""
-    cli.finish(lambda: _train(*sys.argv[1:4]))
+    program.finish(lambda: _train(*sys.argv[1:4]))
 
 
 def _train(data: str, log_dir: str, epochs: str) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tests.commands.replicate.conftest import make_hosts
 from tests.hostile import peers
 from tests.hostile.arena import Arena
 from tests.kit.replicas import make_dataset
-from tests.replicate.conftest import make_hosts
 
 # Each is a host that is lost, and lost hosts are waited for: seconds a case, so few of them. The
 # others are in tests/replicate.

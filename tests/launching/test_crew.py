@@ -68,7 +68,7 @@ time.sleep(600)
 
 LAUNCHER = """\
 import json, os, sys
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.variables import travelling
@@ -79,7 +79,7 @@ orders = [
      "shared": shared, "ranks": [{"HOROVOD_RANK": str(rank)}]}
     for rank, shared in enumerate([{}, sent])
 ]
-cli.finish(lambda: Crew(hosts, "mark-of-this-launch", float(sys.argv[2])).run(orders))
+program.finish(lambda: Crew(hosts, "mark-of-this-launch", float(sys.argv[2])).run(orders))
 """
 
 

@@ -22,7 +22,7 @@ from tests.kit.command import Finished, Running, run, started, wait_until
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from imagenet_prep.core import cli, errors
+from imagenet_prep.core import errors, program
 from imagenet_prep.launching import detached
 def work(under_way):
     if "unfit" in sys.argv:
@@ -34,7 +34,7 @@ def work(under_way):
     except KeyboardInterrupt:
         time.sleep(0.3)
         raise errors.IncompleteError("step 7 is saved \\x1b[31m")
-cli.finish(lambda: detached.start(Path(sys.argv[1]), work))
+program.finish(lambda: detached.start(Path(sys.argv[1]), work))
 """
 
 

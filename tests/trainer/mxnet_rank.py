@@ -13,7 +13,7 @@ from typing import Any
 import mxnet as mx  # of a server, or of the scheduler, this is the whole life
 import numpy as np
 
-from imagenet_prep.core import cli
+from imagenet_prep.core import program
 from imagenet_prep.trainer import loop
 from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 
@@ -56,4 +56,4 @@ def closed(self: loop._Training) -> bool:
 mx.gluon.Block.__call__ = counted
 MxnetLearner.share, MxnetLearner.step = shared, fatal  # type: ignore[method-assign]
 loop._Training.close = closed  # type: ignore[method-assign]
-cli.main("imagenet_prep.train", sys.argv[3:])
+program.main("imagenet_prep.train", sys.argv[3:])

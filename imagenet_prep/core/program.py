@@ -1,0 +1,118 @@
+"""A verb as a program: what ends it, which exit code it has, and what it prints last."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from imagenet_prep.core import errors, imports, signals, terminal
+
+# Functions that `finish` calls last.
+_LAST_ACTS: list[Callable[[], None]] = []
+
+
+def before_ending(act: Callable[[], None]) -> None:
+    """Lets `finish` call `act` last: it ends the process without Python's exit handlers."""
+    _LAST_ACTS.append(act)
+
+
+def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs the verb of a module, which is its function `run`, and ends the process.
+
+    The module is imported by its own name, also where it is the program itself: worker processes
+    import by this name what they are sent.
+
+    Args:
+      module: e.g. "imagenet_prep.verify".
+      argv: what follows the verb; None: the command line of this process.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    finish(lambda: importlib.import_module(module).run(words))
+
+
+def finish(main: Callable[[], int]) -> NoReturn:
+    """Runs a command and ends the process with its exit code; the one place errors surface.
+
+    Ends by os._exit after flushing: Beam's threads are not daemons and would hold an
+    interrupted process until their shard is done. Nothing is lost, since a shard is
+    published whole or not at all. SIGTERM and a lost terminal interrupt it as Ctrl-C does.
+    """
+    signals.handle(_interrupt, signal.SIGALRM)
+    sys.unraisablehook = _unraisable
+    imports.guard()
+    terminal.escape_output()
+    # The exit code where the error itself cannot be printed: stderr is closed.
+    code = errors.ImagenetPrepError.exit_code
+    try:
+        code = outcome(main)
+    except KeyboardInterrupt:
+        # A second Ctrl-C came while the first one, or an error, was being reported.
+        code = errors.EXIT_INTERRUPTED
+    finally:
+        try:
+            signals.handle(_ignore, signal.SIGINT, signal.SIGALRM)
+            code = _flushed(code)
+            for act in _LAST_ACTS:
+                act()
+        finally:
+            os._exit(code)
+
+
+def outcome(main: Callable[[], int]) -> int:
+    """Returns the exit code of a command; its error, if it has one, is printed first."""
+    try:
+        return main()
+    except errors.ImagenetPrepError as error:
+        terminal.say(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        terminal.say("interrupted. Finished work is kept; run the same command to resume.")
+        return errors.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) has seen enough; what was left to do is not done.
+        os._exit(errors.EXIT_UNREAD)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else errors.EXIT_DONE
+    except OSError as error:
+        # Storage has errors of its own; this is anything else, e.g. a full stdout or /tmp.
+        terminal.say(f"{error}. Mend that, then run the same command again.")
+        return errors.ImagenetPrepError.exit_code
+    except Exception:  # noqa: BLE001 - the last stop: what nobody foresaw is a bug
+        traceback.print_exc()
+        terminal.say("this is a bug; please report the lines above.")
+        return errors.EXIT_BUG
+
+
+def _flushed(code: int) -> int:
+    """Writes out what was printed; returns the exit code, or another one where that failed."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        terminal.say(f"cannot write the result: {error}")
+        return errors.ImagenetPrepError.exit_code
+    return code
+
+
+def _interrupt(_signum: int, _frame: types.FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """Interrupts again, soon, where Python drops what was raised: an object was being deleted."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def _ignore(_signum: int, _frame: types.FrameType | None) -> None:
+    """Does nothing: SIG_IGN would make Python complain of a signal that is on its way."""

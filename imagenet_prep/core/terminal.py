@@ -1,0 +1,63 @@
+"""What a command prints: messages, sizes, and text that no terminal obeys."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+# Characters that a terminal obeys, or that change the order in which others are shown.
+_OBEYED = [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F]
+_OBEYED += [*range(0x2028, 0x202F), *range(0x2066, 0x206A)]
+# Characters beyond ASCII are escaped as in JSON, so that JSON that is printed stays JSON.
+_ESCAPES = {code: f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}" for code in _OBEYED}
+_ESCAPES_BUT_LINES = {code: text for code, text in _ESCAPES.items() if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    r"""Returns text from data as one line that no terminal obeys: "\x1b" for an escape.
+
+    `escape_output` escapes all that is printed, but it must keep the ends of lines. Only the code
+    that puts a name into a line can tell the name's ends of lines from its own.
+    """
+    return text.translate(_ESCAPES)
+
+
+class _Printed(io.TextIOWrapper):
+    """stdout or stderr, on which names and messages from elsewhere cannot play tricks."""
+
+    def write(self, text: str) -> int:
+        # A progress bar begins with a return to the start of its line.
+        start = "\r" if text.startswith("\r") else ""
+        super().write(start + text[len(start) :].translate(_ESCAPES_BUT_LINES))
+        return len(text)
+
+
+def escape_output() -> None:
+    """Escapes from now on what this process prints, as `printable` does, but keeps lines."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, _Printed):
+            continue  # It is closed, or a test has replaced it.
+        stream.flush()
+        printed = _Printed(
+            stream.buffer,
+            stream.encoding,
+            "backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, printed)
+
+
+def say(text: object) -> None:
+    """Prints a message to the user on stderr, under the name of this program."""
+    print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
+
+
+def human_bytes(count: float) -> str:
+    """Returns a size in powers of 1000, e.g. "147.9 GB"."""
+    for unit in ("B", "kB", "MB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

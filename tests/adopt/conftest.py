@@ -1,5 +1,0 @@
-"""The same foreign sets as for resize."""
-
-from tests.resize.conftest import foreign_set, mini, stored
-
-__all__ = ["foreign_set", "mini", "stored"]

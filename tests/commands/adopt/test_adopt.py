@@ -1,0 +1,464 @@
+"""An existing set gets what it lacks: no image encoded again, no file replaced, no fault unsaid."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.preparation import adoption
+from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.storage.folder import LocalStore
+from tests.commands.resize.conftest import NUM_SHARDS, ForeignSet
+from tests.kit import command, foreign
+from tests.kit.dataset import SMALL_FILES, contents, everything
+from tests.kit.faults import DYING, flip_bit
+from tests.kit.lengths import long_but
+
+IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")
+LACKS = {
+    "slim": {},
+    "slim-own-classes": {},
+    "slim-from-0": {},
+    "tpu-in-folders": {
+        **dict.fromkeys(
+            (schema.TEXT, *schema.FLOAT_KEYS, schema.BBOX_LABEL),
+            "absent",
+        ),
+    },
+    "aws-from-1": {
+        schema.BBOX_LABEL: "absent",
+        schema.TEXT: "empty",
+        schema.HEIGHT: "untrue",
+        schema.WIDTH: "untrue",
+    },
+    "flowers": {
+        **dict.fromkeys(
+            (schema.SYNSET, *schema.FLOAT_KEYS, schema.BBOX_LABEL),
+            "absent",
+        ),
+    },
+}
+NAMES = [
+    f"{split}-{i:05d}-of-{total:05d}" for split, total in NUM_SHARDS.items() for i in range(total)
+]
+
+
+# Runs a command for which the disk cannot read a file of another data set.
+UNREADABLE = (
+    "-c",
+    """
+import errno, os
+from imagenet_prep.__main__ import main
+from imagenet_prep.storage.folder import LocalStore
+def opened(self, name, stat=None):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+LocalStore.opened = opened
+main()
+""",
+)
+
+
+@pytest.fixture
+def copy(foreign_set: Callable[[str], ForeignSet], tmp_path: Path) -> Callable[[str], ForeignSet]:
+    """Returns a copy of a set, to be changed."""
+
+    def make(layout: str) -> ForeignSet:
+        source = foreign_set(layout)
+        root = Path(shutil.copytree(source.root, tmp_path / "set"))
+        return ForeignSet(root, source.placed)
+
+    return make
+
+
+def adopt(root: Path, *flags: str | Path) -> command.Finished:
+    return command.run("adopt", root, "--allow-subset", *flags)
+
+
+def payloads(root: Path) -> dict[str, bytes]:
+    """Returns the bytes of all shards, in order, under the names they should have."""
+    folders = (root, root / "train", root / "validation")
+    paths = sorted(path for folder in folders for path in folder.glob("*-of-*"))
+    assert len(paths) == len(NAMES)
+    return {name: path.read_bytes() for name, path in zip(NAMES, paths, strict=True)}
+
+
+@pytest.mark.parametrize("layout", IN_PLACE)
+def test_a_set_becomes_a_data_set_where_it_lies(
+    copy: Callable[[str], ForeignSet], layout: str
+) -> None:
+    source = copy(layout)
+    before = payloads(source.root)
+    result = adopt(source.root)
+    proven = command.run("verify", source.root, "--level", "decode")
+
+    assert result.code == 0, result
+    assert proven.code == 0, proven
+    made = contents(source.root)
+    assert {name: made[name] for name in NAMES} == before
+    assert set(made) == {*NAMES, *(f"index/{name}" for name in NAMES)} | SMALL_FILES
+    assert sorted(p.name for p in source.root.iterdir() if p.is_dir()) == [".work", "index"]
+    manifest = json.loads(made["dataset.json"])
+    grey = {} if layout == "aws-from-1" else {schema.COLORSPACE: "untrue"}
+    assert manifest.get("lacks", {}) == LACKS[layout] | grey
+    assert manifest["label_offset"] == (0 if layout == "slim-from-0" else 1)
+    assert manifest["classes"]["official"] is (layout not in ("slim-own-classes", "flowers"))
+    for name, index in ((n, made[f"index/{n}"].decode()) for n in NAMES):
+        lines = [tuple(map(int, line.split())) for line in index.splitlines()]
+        stream = io.BytesIO(made[name])
+        assert lines == [
+            (r.offset, len(r.payload) + tfrecord.FRAMING_BYTES)
+            for r in tfrecord.read_records(stream, name)
+        ]
+
+
+@pytest.mark.parametrize("layout", [*IN_PLACE, "tfds"])
+def test_rewritten_records_are_the_truth_and_images_untouched(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+) -> None:
+    source, out = foreign_set(layout), tmp_path / "out"
+    before = everything(source.root)
+    result = adopt(source.root, "--rewrite", "--out", out)
+    proven = command.run("verify", out, "--level", "decode")
+
+    assert result.code == 0, result
+    assert proven.code == 0, proven
+    assert everything(source.root) == before
+    words = dict(zip(official_classes().wnids, official_classes().words, strict=True))
+    wnids = [line.split()[0] for line in (out / "labels.txt").read_text().splitlines()]
+    for split, shards in source.placed.items():
+        for number, shard in enumerate(shards):
+            found = whole_records(out / f"{split}-{number:05d}-of-{len(shards):05d}")
+            for record, image in zip(found, shard, strict=True):
+                data = foreign.aws(image, 0)["image/encoded"][0] if "aws" in layout else image.data
+                assert record.encoded == data
+                assert (record.width, record.height) == foreign.look(data)[0]
+                assert record.filename == image.filename
+                assert wnids[record.stored_label - 1] == record.wnid
+                if layout != "flowers":
+                    assert (record.wnid, record.text) == (image.wnid, words[image.wnid])
+                boxes = image.boxes if layout.startswith("slim") else []
+                assert list(record.boxes.xmax) == [box[2] for box in boxes]
+    lacks = json.loads((out / "dataset.json").read_text()).get("lacks", {})
+    assert lacks == ({} if "aws" in layout else {schema.COLORSPACE: "untrue"})
+
+
+def whole_records(path: Path) -> list[example.ImageExample]:
+    with path.open("rb") as stream:
+        return [example.decode(r.payload) for r in tfrecord.read_records(stream, path.name)]
+
+
+def test_linked_shards_take_no_space_and_leave_the_set_alone(
+    foreign_set: Callable[[str], ForeignSet], copy: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    source, out = copy("aws-from-1").root, tmp_path / "out"
+    before = contents(source)
+    result = adopt(source, "--out", out)
+
+    assert result.code == 0, result
+    assert contents(source) == before
+    assert not (source / ".work").exists()
+    for number in range(6):
+        old, new = source / f"train-{number + 1:05d}-of-00006", out / NAMES[number]
+        assert old.samefile(new)
+    assert command.run("verify", out, "--level", "decode").code == 0
+    assert adopt(source, "--out", out).code == 0
+
+
+@pytest.mark.parametrize("layout", ["slim", "tpu-in-folders", "aws-from-1", "tfds"])
+def test_dry_run_changes_nothing_and_shows_names_and_findings(
+    copy: Callable[[str], ForeignSet], layout: str
+) -> None:
+    source = copy(layout).root
+    before = everything(source)
+    result = adopt(source, "--dry-run")
+
+    assert everything(source) == before
+    assert "nothing was changed" in result.out
+    says = {
+        "slim": ["labels: 1 ... 1000", "train has 118 images, expected 1,281,167"],
+        "tpu-in-folders": [
+            "train: lies in train/",
+            "image/class/text: absent in 149 of 149 records",
+            "train/train-00000-of-00006 would be named train-00000-of-00006",
+        ],
+        "aws-from-1": [
+            "train-00000-of-00006 is missing, train-00006-of-00006 is there",
+            "image/height: untrue in 146 of 149 records: from before a resize",
+            "image/class/text: empty in 149",
+            "train-00001-of-00006 would be named train-00000-of-00006",
+        ],
+        "tfds": ["named as TensorFlow Datasets does", "labels: 0 ... 999"],
+    }[layout]
+    for sentence in says:
+        assert sentence in result.out
+    assert result.code == (2 if layout == "tfds" else 0)
+    assert "--rewrite" in result.err if layout == "tfds" else result.err == ""
+
+
+def test_counts_are_held_against_the_official_ones(copy: Callable[[str], ForeignSet]) -> None:
+    source = copy("slim").root
+    before = contents(source)
+    result = command.run("adopt", source)
+
+    assert result.code == 3
+    assert "train has 118 images, expected 1,281,167" in result.err
+    assert "--allow-subset" in result.err
+    assert contents(source) == before
+
+
+def test_all_damage_is_named_and_nothing_is_changed(copy: Callable[[str], ForeignSet]) -> None:
+    source = copy("aws-from-1").root
+    expected = []
+    for name in ("train-00002-of-00006", "train-00005-of-00006"):
+        with (source / name).open("rb") as stream:
+            places = [(r.number, r.offset) for r in tfrecord.read_records(stream, name)]
+        for number, offset in (places[3], places[7]):
+            flip_bit(source / name, offset + 400)
+            expected.append(f"{name}: record {number} at byte {offset:,}: data CRC")
+    before = contents(source)
+    result = adopt(source)
+    as_json = adopt(source, "--json")
+
+    assert result.code == as_json.code == 3
+    for damage in expected:
+        assert damage in result.out
+        assert any(problem.startswith(damage) for problem in as_json.json["problems"])
+    assert len(as_json.json["problems"]) == 4
+    assert contents(source) == before
+
+
+def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_path: Path) -> None:
+    def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
+        return foreign.slim(image._replace(data=b"\x89PNG\r\n\x1a\n" + image.data), label)
+
+    foreign.write(tmp_path / "in", stored, odd, num_shards={"validation": 1})
+    result = adopt(tmp_path / "in")
+
+    assert result.code == 3
+    assert "validation-00000-of-00001: record 0 at byte 0: unknown_format" in result.err
+
+
+def test_the_same_shard_twice_is_found(copy: Callable[[str], ForeignSet]) -> None:
+    source = copy("slim").root
+    shutil.copy(source / NAMES[1], source / NAMES[4])
+    result = adopt(source)
+
+    assert result.code == 3
+    assert f"{NAMES[4]}: holds the same bytes as {NAMES[1]}" in result.err
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["labels.txt", "features.json", "index/train-00000-of-00006", "index/more", "train.txt"],
+)
+def test_files_in_the_way_are_never_replaced(copy: Callable[[str], ForeignSet], name: str) -> None:
+    source = copy("aws-from-1").root
+    (source / name).parent.mkdir(exist_ok=True)
+    (source / name).write_bytes(b"precious")
+    before = contents(source)
+    result = adopt(source)
+
+    assert result.code == 2
+    assert name in result.err
+    assert contents(source) == before
+
+
+def test_an_index_that_is_right_already_is_welcome(
+    copy: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    source = copy("slim").root
+    linked = tmp_path / "linked"
+    assert adopt(source, "--out", linked).code == 0
+    shutil.copytree(linked / "index", source / "index")
+    result = adopt(source)
+
+    assert result.code == 0, result
+    assert command.run("verify", source).code == 0
+
+
+def test_a_folder_with_other_files_is_not_dissolved(copy: Callable[[str], ForeignSet]) -> None:
+    source = copy("tpu-in-folders").root
+    (source / "train" / "README").write_bytes(b"precious")
+    result = adopt(source)
+
+    assert result.code == 2
+    assert "train/README" in result.err
+    assert (source / "train" / NAMES[0]).is_file()
+
+
+def test_shards_of_another_folder_are_not_moved_out_of_it(
+    copy: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    """A link that leads there would make `adopt` empty that folder."""
+    source = copy("tpu-in-folders")
+    (source.root / "train").rename(tmp_path / "other")
+    (source.root / "train").symlink_to(tmp_path / "other")
+    before = everything(tmp_path / "other")
+    result = adopt(source.root)
+
+    assert result.code == 2, result
+    assert "train is a link: shards of another folder are not moved. Give --out" in result.err
+    assert everything(tmp_path / "other") == before
+    assert adopt(source.root, "--out", tmp_path / "out").code == 0
+
+
+def test_two_sets_do_not_meet_in_one_folder(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert adopt(foreign_set("slim").root, "--rewrite", "--out", out).code == 0
+    before = contents(out)
+    for flags in ((), ("--rewrite",)):
+        result = adopt(foreign_set("aws-from-1").root, "--out", out, *flags)
+        assert result.code == 2, result
+    assert contents(out) == before
+
+
+def test_a_finished_set_is_left_alone(copy: Callable[[str], ForeignSet]) -> None:
+    source = copy("aws-from-1").root
+    assert adopt(source).code == 0
+    before = everything(source)
+    result = adopt(source)
+
+    assert result.code == 0
+    assert "nothing to do" in result.out
+    assert everything(source) == before
+
+
+@pytest.mark.parametrize("level", ["crc", "decode"])
+def test_verify_finds_every_damaged_bit_of_an_adopted_set(
+    copy: Callable[[str], ForeignSet], level: str
+) -> None:
+    source = copy("aws-from-1").root
+    assert adopt(source).code == 0
+    rng = random.Random(level)
+    for _ in range(6):
+        path = source / rng.choice(NAMES)
+        position = rng.randrange(path.stat().st_size)
+        flip_bit(path, position)
+        result = command.run("verify", source, "--level", level)
+        flip_bit(path, position)
+        assert result.code == 3, (path.name, position)
+        assert path.name in result.out
+    assert command.run("verify", source, "--level", level).code == 0
+
+
+def test_what_is_not_declared_is_still_a_problem(copy: Callable[[str], ForeignSet]) -> None:
+    """Sizes of an AWS set are known to be untrue; its labels are not."""
+    source = copy("aws-from-1").root
+    assert adopt(source).code == 0
+    labels = (source / "labels.txt").read_text().splitlines()
+    (source / "labels.txt").write_text("\n".join(reversed(labels)) + "\n")
+
+    assert command.run("verify", source, "--level", "decode").code == 3
+
+
+def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    for flags in (("--rewrite",), ("--workers", "-1"), ("--out", tmp_path), ("--no-such",)):
+        result = command.run("adopt", tmp_path, *flags)
+        assert (result.code, result.out) == (2, ""), flags
+
+
+def test_workers_and_runs_do_not_show(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    digests = set()
+    for number, flags in enumerate(
+        [("--workers", "1"), ("--workers", "2"), ("--workers", "2", "--worker-kind", "processes")]
+    ):
+        for how in ((), ("--rewrite",)):
+            out = tmp_path / f"{number}{''.join(how)}"
+            result = adopt(foreign_set("tpu-in-folders").root, "--out", out, *how, *flags)
+            assert result.code == 0, result
+            digests.add(
+                (how, hashlib.sha256(repr(sorted(contents(out).items())).encode()).digest())
+            )
+    assert len(digests) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "every"),
+    long_but([("aws-from-1", 14)], [("aws-from-1", 14), ("aws-from-1", 3), ("tpu-in-folders", 3)]),
+)
+def test_a_run_that_dies_between_any_two_steps_is_finished_by_the_next(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str, every: int
+) -> None:
+    """Each run is let some changes further than the last one; all shards stay all the time."""
+    source = foreign_set(layout).root
+    whole = tmp_path / "whole"
+    shutil.copytree(source, whole)
+    assert adopt(whole).code == 0
+    expected = payloads(source)
+    for steps in range(0, 70, every):
+        root = tmp_path / f"after-{steps}"
+        shutil.copytree(source, root)
+        arguments = ("adopt", root, "--allow-subset", "--workers", "1")
+        for more in (0, 1):  # and the run that resumes dies, too
+            died = command.run(str(steps + more), *arguments, program=DYING)
+            assert died.code in (9, 0), died
+            left = sorted(hashlib.sha256(data).digest() for data in payloads(root).values())
+            assert left == sorted(hashlib.sha256(data).digest() for data in expected.values())
+        result = command.run(*arguments)
+        assert result.code == 0, result
+        assert contents(root) == contents(whole)
+        shutil.rmtree(root)
+
+
+def test_a_shard_that_a_crash_has_left_with_both_names_loses_the_old_one(tmp_path: Path) -> None:
+    name = "train-00000-of-00001"
+    begun = {"renames": [[f"train/{name}", name]], "shards": [[name, "0" * 64]]}
+    for folder in ("train", ".work"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / ".work" / "adopt.json").write_text(json.dumps(begun))
+    (tmp_path / "train" / name).write_bytes(b"records")
+    # The rename is on the disk of the one folder, and its end not yet on that of the other.
+    (tmp_path / name).hardlink_to(tmp_path / "train" / name)
+    adoption.finish_renames(LocalStore(tmp_path))
+
+    assert (tmp_path / name).read_bytes() == b"records"
+    assert not (tmp_path / "train").exists()
+
+
+def test_a_shard_that_the_disk_cannot_read_once_is_no_damaged_one_for_ever(
+    copy: Callable[[str], ForeignSet],
+) -> None:
+    source = copy("slim").root
+    failed = command.run("adopt", source, "--allow-subset", program=UNREADABLE)
+    result = adopt(source)
+
+    assert failed.code == 1, failed
+    assert "cannot read" in failed.err
+    assert "Input/output error. Check the disk" in failed.err
+    assert result.code == 0, result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", long_but([3], [3, 12]))
+def test_a_killed_rewrite_is_finished_by_the_next_run(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, kills: int
+) -> None:
+    source = foreign_set("tfds").root
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert adopt(source, "--rewrite", "--out", whole).code == 0
+    rng = random.Random(1)
+    for _ in range(kills):
+        arguments = ("adopt", source, "--rewrite", "--out", out, "--allow-subset")
+        with command.started(*arguments) as run:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(rng.uniform(0, 1.5))
+            run.send(signal.SIGKILL)
+            run.process.wait()
+    assert adopt(source, "--rewrite", "--out", out).code == 0
+    assert contents(out) == contents(whole)

@@ -1,0 +1,370 @@
+"""The DAG under a real Airflow: it works, resumes, gives up when it should, loads little."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.airflow.conftest import Airflow
+from tests.kit import command, faults
+from tests.kit.dataset import contents, everything, receipts
+from tests.kit.miniature import Miniature, miniature_for_tests
+
+pytestmark = [pytest.mark.airflow, pytest.mark.slow]
+
+TASKS = ["download", "prepare", "verify", "replicate", "report", "train"]
+FLAGS = ["--train-shards=4", "--validation-shards=2"]
+SECRET = "open-sesame-7f3a"
+HOSTILE = '/data/it\'s "one" $(touch owned); rm -rf `pwd` {{ params.out }} --json\n数据'
+
+
+@pytest.fixture(scope="session")
+def mini(shared_cache: Path) -> Miniature:
+    """120 + 32 images with all odd kinds; read-only."""
+    return miniature_for_tests(shared_cache, num_train=120, num_validation=32, size=(160, 120))
+
+
+class Fake:
+    """What stands for `imagenet-prep` where its work is not the question."""
+
+    def __init__(self, airflow: Airflow, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "out"
+        self.out.mkdir(parents=True)
+        (self.out / "dataset.json").write_text('{"digest": "d1ge57"}')
+        (self.out / "report.html").touch()
+        airflow.use(sys.executable, Path(__file__).with_name("fake.py"), folder)
+
+    def ends(self, **codes: list[int]) -> None:
+        (self.folder / "plan.json").write_text(json.dumps(codes))
+
+    @property
+    def calls(self) -> list[list[str]]:
+        lines = (self.folder / "calls.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def fake(airflow: Airflow, tmp_path: Path) -> Fake:
+    return Fake(airflow, tmp_path / "fake")
+
+
+def without_page(out: Path) -> dict[str, bytes]:
+    return {name: data for name, data in contents(out).items() if name != "report.html"}
+
+
+def reference(source: Path, out: Path, *flags: str) -> dict[str, bytes]:
+    """Returns the files that `prepare` makes by itself."""
+    places = ("--source", source, "--out", out, "--short-side=100", "--allow-subset")
+    result = command.run("prepare", *places, *flags)
+    assert result.code == 0, result
+    return contents(out)
+
+
+def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
+    airflow: Airflow, mini: Miniature, weird_tmp_path: Path, tmp_path: Path
+) -> None:
+    out, replica = weird_tmp_path / "out", weird_tmp_path / "replica"
+    conf = {
+        "download_from": str(mini.root),
+        "source": str(weird_tmp_path / "archives"),
+        "allow_subset": True,
+        "out": str(out),
+        "short_side": 100,
+        "prepare_flags": FLAGS,
+        "verify_level": "decode",
+        "replicate_to": str(replica),
+    }
+    ended = airflow.test(**conf)
+
+    assert ended.state == "success", ended.log
+    assert ended.tasks == {
+        **dict.fromkeys(TASKS, ("success", 1)),
+        "train": ("skipped", 1),
+    }
+    digest = json.loads((out / "dataset.json").read_bytes())["digest"]
+    for task in ("prepare", "verify", "replicate"):
+        assert ended.xcoms[f"{task}.digest"] == digest
+    page = out / "report.html"
+    assert ended.xcoms["report.report"] == str(page)
+    assert ended.xcoms["report.bytes"] == page.stat().st_size > 100_000
+    whole = reference(mini.root, tmp_path / "reference", *FLAGS)
+    assert without_page(out) == whole
+    assert contents(replica) == whole
+
+    before = {folder: everything(folder) for folder in (out, replica, weird_tmp_path / "archives")}
+    again = airflow.cli("dags", "test", "imagenet_prep", "--conf", json.dumps(conf))
+
+    assert again.code == 0, again
+    assert "state=success" in again.out + again.err
+    assert "nothing was touched since it was proven at " in again.out + again.err
+    locks = {".work", ".work/lock"}  # they say who held them last
+    for folder, files in before.items():
+        assert {n for n, now in everything(folder).items() if now != files.get(n)} <= locks
+
+
+# In short: the stand-in that a signal ends.
+@pytest.mark.long
+def test_a_killed_command_is_tried_again_and_ends_with_the_same_bytes(
+    airflow: Airflow, tmp_path: Path, shared_cache: Path
+) -> None:
+    many = miniature_for_tests(shared_cache, num_train=300, num_validation=60, size=(160, 120))
+    flags = ["--train-shards=24", "--validation-shards=4"]
+    out = tmp_path / "out"
+    conf = {"source": str(many.root), "allow_subset": True, "out": str(out), "short_side": 100}
+    for _ in range(5):
+        with airflow.running(**conf, workers=1, prepare_flags=flags) as running:
+            command.wait_until(lambda r=running: receipts(out) or r.ended, "the first shard")
+            pids = [pid for pid in running.workers() if b"\0prepare\0" in cmdline(pid)]
+            running.send(signal.SIGKILL, pids)
+            done = len(receipts(out))
+            ended = airflow.finish(running)
+        if ended.tasks["prepare"] != ("success", 1):
+            break
+        shutil.rmtree(out)  # it was over before this machine came to the kill
+
+    assert 0 < done < 28
+    assert ended.state == "success", ended.log
+    assert ended.tasks["prepare"] == ("success", 2)
+    assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
+    assert without_page(out) == reference(many.root, tmp_path / "reference", *flags)
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+# In short: the stand-in whose exit code is 3.
+@pytest.mark.long
+def test_a_damaged_archive_fails_at_once_with_our_message(
+    airflow: Airflow, mini: Miniature, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(mini.root, source)
+    archive = source / "ILSVRC2012_img_val.tar"
+    faults.cut(archive, archive.stat().st_size // 2)
+
+    ended = airflow.test(source=str(source), out=str(tmp_path / "out"), allow_subset=True)
+
+    assert ended.state == "failed"
+    assert ended.tasks["prepare"] == ("failed", 1)
+    assert {ended.tasks[task][0] for task in TASKS[2:]} == {"upstream_failed"}
+    (line,) = [line for line in ended.log.splitlines() if "AirflowFailException: " in line]
+    assert f"imagenet-prep: {archive.name}: byte " in line
+    assert line.endswith("(exit code 3)")
+
+
+def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake: Fake) -> None:
+    out = str(fake.out)
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "1", "IMAGENET_PREP_AIRFLOW_FILES": "/data"}
+    ended = airflow.test(
+        source=HOSTILE,
+        download_from=HOSTILE,
+        out=out,
+        allow_subset=True,
+        keep_original=True,
+        max_bad=0,
+        prepare_flags=["--", HOSTILE],
+        replicate_to=HOSTILE,
+        train_ranks=2,
+        train_hosts=HOSTILE,
+        log_dir=HOSTILE,
+        train_flags=["--recipe=tutorial", HOSTILE],
+    )
+
+    assert ended.state == "success", ended.log
+    assert fake.calls == [
+        ["download", f"--into={HOSTILE}", f"--base-url={HOSTILE}", "--allow-other"],
+        [
+            *("prepare", f"--source={HOSTILE}", f"--out={out}"),
+            *("--short-side=480", "--quality=90", "--keep-original", "--allow-subset"),
+            *("--max-bad=0", "--workers=0", "--", HOSTILE),
+        ],
+        ["verify", out, "--level=crc", "--if-changed", "--workers=0"],
+        ["replicate", out, f"--to={HOSTILE}"],
+        [
+            *("launch", "--num-processes=2", f"--hosts={HOSTILE}", "--"),
+            *("train", f"--data-dir={out}", f"--log-dir={HOSTILE}"),
+            *("--recipe=tutorial", HOSTILE),
+        ],
+    ]
+    assert ended.xcoms["train.digest"] == "d1ge57"
+
+
+def test_options_that_start_programs_need_the_administrators_word(
+    airflow: Airflow, fake: Fake
+) -> None:
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "0"}
+    flags = ["--train-shards=4", "--", "--environment_type=PROCESS"]
+    ended = airflow.test(out=str(fake.out), prepare_flags=flags)
+
+    assert ended.state == "failed"
+    assert ended.tasks["prepare"] == ("failed", 1)
+    assert "AirflowFailException: prepare_flags: -- begins options for Apache Beam" in ended.log
+    assert not (fake.folder / "calls.jsonl").exists()
+
+
+def test_files_are_named_in_the_administrators_folder_alone(
+    airflow: Airflow, fake: Fake, tmp_path: Path
+) -> None:
+    files, out = tmp_path / "files", {"out": str(fake.out)}
+    files.mkdir()
+    (files / "link").symlink_to("/proc/self/environ")
+    elsewhere = ["/proc/self/environ", f"{files}/../x", f"{files}/link", "hosts", f"{files}2/x"]
+    confs: list[dict[str, Any]] = [
+        {"prepare_flags": [f"--exclude={elsewhere[0]}"]},
+        {"prepare_flags": ["--exclude", elsewhere[1]]},
+        {"replicate_to": f"hosts:{elsewhere[2]}:/x"},
+        {"train_ranks": 1, "train_hosts": elsewhere[3]},
+        {"train_ranks": 1, "train_flags": ["--keys", elsewhere[4]]},
+    ]
+    for conf, file in zip(confs, elsewhere, strict=True):
+        airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}
+        ended = airflow.test(**out, **conf)
+
+        assert ended.state == "failed"
+        assert f"AirflowFailException: {list(conf)[-1]}: {file}: hosts files and" in ended.log
+    airflow.env = {}
+    ended = airflow.test(**out, prepare_flags=[f"--exclude={files}/keys"])
+    assert "IMAGENET_PREP_AIRFLOW_FILES in the environment of the workers. It is not" in ended.log
+
+    before = len(fake.calls)
+    airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}
+    ended = airflow.test(
+        **out,
+        prepare_flags=[f"--exclude={files}/keys"],
+        replicate_to=f"hosts:{files}/hosts:/x",
+        train_ranks=1,
+        train_hosts=f"{files}/hosts",
+        train_flags=["--keys", f"{files}/sub/keys"],
+    )
+    assert ended.state == "success", ended.log
+    assert [call[0] for call in fake.calls[before:]] == ["prepare", "verify", "replicate", "launch"]
+
+
+def test_an_address_with_a_password_is_refused_before_a_run_is_made(
+    airflow: Airflow, fake: Fake
+) -> None:
+    confs: list[dict[str, Any]] = [
+        {"download_from": f"https://ann:{SECRET}@mirror.edu/"},
+        {"replicate_to": f"s3://ann:{SECRET}@bucket/set"},
+        {"train_flags": ["--recipe=tutorial", f"--mirror=s3://ann:{SECRET}@bucket/run"]},
+        {"prepare_flags": [f"--source=https://ann:{SECRET}/x@mirror.edu/"]},
+    ]
+    words = [json.dumps({"out": str(fake.out), **conf}) for conf in confs]
+    asked = airflow.call("trigger", *words)
+
+    said = [line for line in asked.out.splitlines() if line.startswith(("refused: ", "runs: "))]
+    refused = [f"refused: Invalid input for param {next(iter(conf))}" for conf in confs]
+    assert said == [*refused, "runs: 0"], asked
+    assert SECRET not in asked.out + asked.err
+    kept = [path for path in airflow.home.rglob("*") if path.is_file()]
+    assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake) -> None:
+    word = f"--base-url=https://ann:{SECRET}@mirror.edu/"
+    refused = airflow.call("command", word)
+
+    assert "AirflowFailException: prepare: an address in the parameters holds" in refused.err
+    assert SECRET not in refused.out + refused.err
+    assert not (fake.folder / "calls.jsonl").exists()
+
+
+def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:
+    fake.ends(prepare=[4, 1, -signal.SIGKILL], verify=[70, 0], replicate=[3])
+    ended = airflow.test(out=str(fake.out), replicate_to="/elsewhere")
+
+    assert ended.state == "failed"
+    assert ended.tasks == {
+        "download": ("skipped", 1),
+        "prepare": ("success", 4),
+        "verify": ("success", 2),
+        "replicate": ("failed", 1),
+        "report": ("upstream_failed", 0),
+        "train": ("upstream_failed", 0),
+    }
+    error = "imagenet-prep: replicate has failed: twice so to say (exit code 3)"
+    assert f"AirflowFailException: {error}" in ended.log
+    assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
+
+
+def test_a_missing_program_is_named_and_not_tried_again(airflow: Airflow) -> None:
+    airflow.program.unlink()
+    finished = airflow.call("command")
+
+    assert f"AirflowFailException: {airflow.program}: no such program." in finished.err
+
+
+def test_every_byte_is_read_again_on_demand_and_a_page_made_anew_when_something_is_newer(
+    airflow: Airflow, fake: Fake
+) -> None:
+    os.utime(fake.out / "report.html", (0, 0))
+    ended = airflow.test(out=str(fake.out), verify_again=True)
+
+    assert ended.state == "success", ended.log
+    assert [call[0] for call in fake.calls] == ["prepare", "verify", "report"]
+    assert ["verify", str(fake.out), "--level=crc", "--workers=0"] in fake.calls
+
+
+@pytest.mark.parametrize("how", [signal.SIGALRM, signal.SIGKILL], ids=["time-out", "kill"])
+def test_a_task_that_ends_early_asks_its_command_to_end(
+    airflow: Airflow, fake: Fake, how: signal.Signals
+) -> None:
+    (fake.folder / "wait").touch()
+    running = airflow.start("command")
+    command.wait_until((fake.folder / "waits").exists, "the command waits")
+    running.send(how)
+    running.finish()
+
+    assert running.left(command.PATIENCE_S) == []
+    assert (fake.folder / "asked-to-end").exists()
+
+
+def test_the_file_loads_nothing_heavy_and_shows_typed_parameters_with_descriptions(
+    airflow: Airflow,
+) -> None:
+    result = airflow.home / "described.json"
+    finished = airflow.call("describe", result)
+    assert finished.code == 0, finished
+    told = json.loads(result.read_text())
+    before, loaded = (
+        {module.partition(".")[0] for module in told[when]} for when in ("before", "modules")
+    )
+
+    heavy = {"apache_beam", "boto3", "numpy", "pandas", "pyarrow", "requests", "tensorflow"}
+    # Nor have they been there already, where nobody could see that the file loads them.
+    assert (before | loaded) & {"imagenet_prep", "pipelines", *heavy} == set()
+
+    for name, (_, description, schema) in told["params"].items():
+        assert description.endswith("."), name
+        assert {"type", "section"} <= schema.keys(), name
+    assert told["params"]["verify_level"][2]["enum"] == ["manifest", "crc", "decode"]
+    assert list(told["tasks"]) == TASKS
+    for before, (name, task) in zip([None, *TASKS], told["tasks"].items(), strict=False):
+        assert task["after"] == ([before] if before else [])
+        assert task["pool"] == "default_pool"
+        assert task["timeout_s"] >= 3600, name
+
+
+def test_the_picture_of_the_dag_shows_every_task(airflow: Airflow, repository: Path) -> None:
+    if shutil.which("dot") is None:
+        pytest.skip("no dot; on Debian: sudo apt-get install graphviz")
+    picture = repository / "build" / "airflow" / "dag.svg"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    finished = airflow.call("draw", picture)
+
+    assert finished.code == 0, finished
+    drawn = picture.read_text()
+    assert [drawn.count(f"<title>{task}</title>") for task in TASKS] == [1] * len(TASKS)
+    assert drawn.count('class="edge"') == len(TASKS) - 1

@@ -1,0 +1,345 @@
+"""From a good server or folder: exact files, nothing fetched twice, nothing taken on trust."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import download
+from imagenet_prep.core.errors import BusyError, SourceError, StoreError
+from imagenet_prep.storage.folder import LocalStore
+from tests.commands.download.conftest import (
+    DEVKIT,
+    FILES,
+    MIB,
+    TRAIN,
+    VALIDATION,
+    archives,
+    arguments,
+)
+from tests.kit import command
+from tests.kit.dataset import everything
+from tests.kit.http_server import serve
+
+Official = Callable[..., None]
+
+
+def test_three_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
+    with serve(FILES) as server:
+        result = command.run("download", *arguments(tmp_path, server.url, "--allow-other"))
+
+    assert result.code == 0, result
+    assert archives(tmp_path) == FILES
+    for name, data in FILES.items():
+        assert f"{name}: " in result.out
+        assert hashlib.md5(data).hexdigest() in result.out
+        parts = [(r.first, r.last) for r in server.reads(f"/{name}")]
+        starts = range(0, len(data), MIB)
+        assert sorted(parts) == [(s, min(s + MIB, len(data)) - 1) for s in starts]
+    assert "NOT the official archive" in result.out
+    assert not list(tmp_path.glob(".work/*.partial"))
+    assert not list(tmp_path.glob(".work/fetch-*"))
+
+
+@pytest.mark.parametrize("planted", [".work", f".work/{TRAIN}.partial", ".work/lock"])
+def test_no_planted_link_is_written_through(tmp_path: Path, planted: str) -> None:
+    home, into = tmp_path / "home", tmp_path / "into"
+    home.mkdir()
+    (home / "key").write_bytes(b"secret")
+    (into / planted).parent.mkdir(parents=True)
+    (into / planted).symlink_to(home / ("" if planted == ".work" else "key"))
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, data in FILES.items():
+        (source / name).write_bytes(data)
+
+    with pytest.raises(StoreError, match="is a link or not what this program makes there"):
+        download.run(arguments(into, source, "--allow-other"))
+    assert archives(home) == {"key": b"secret"}
+    assert TRAIN not in archives(into)
+
+
+def test_a_second_run_asks_the_server_nothing(tmp_path: Path) -> None:
+    with serve(FILES) as server:
+        flags = arguments(tmp_path, server.url, "--allow-other")
+        assert download.run(flags) == 0
+        asked = len(server.requests)
+        before = everything(tmp_path)
+        assert download.run([*flags, "--json"]) == 0
+
+    assert len(server.requests) == asked
+    assert everything(tmp_path) == before
+
+
+def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
+    with serve(FILES) as server:
+        flags = arguments(tmp_path, server.url, "--allow-other", "--json", "--what", "devkit,train")
+        first, second = (command.run("download", *flags) for _ in range(2))
+
+    assert (first.code, first.err) == (0, "")
+    assert [archive["name"] for archive in first.json["archives"]] == [TRAIN, DEVKIT]
+    for archive in first.json["archives"]:
+        data = FILES[archive["name"]]
+        assert archive["md5"] == hashlib.md5(data).hexdigest()
+        assert archive["bytes"] == archive["fetched_bytes"] == len(data)
+        assert archive["official"] is False
+    assert [archive["fetched_bytes"] for archive in second.json["archives"]] == [0, 0]
+
+
+def test_official_archives_need_no_permission(
+    tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str]
+) -> None:
+    official()
+    with serve(FILES) as server:
+        assert download.run(arguments(tmp_path, server.url)) == 0
+
+    assert archives(tmp_path) == FILES
+    assert "NOT" not in capsys.readouterr().out
+
+
+def test_another_size_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+    with serve(FILES) as server:
+        result = command.run("download", *arguments(tmp_path, server.url))
+
+    assert (result.code, result.out) == (3, "")
+    assert f"{server.url}/{TRAIN}: {len(FILES[TRAIN]):,} bytes" in result.err
+    assert "147,897,477,120" in result.err
+    assert "--allow-other" in result.err
+    assert archives(tmp_path) == {}
+    assert server.reads(f"/{TRAIN}") == []
+
+
+def test_a_wrong_md5_gets_no_name_and_is_fetched_anew(tmp_path: Path, official: Official) -> None:
+    official()
+    flipped = bytearray(FILES[TRAIN])
+    flipped[5 * MIB] ^= 1
+    with serve(FILES | {TRAIN: bytes(flipped)}, etags=False) as server:
+        flags = arguments(tmp_path, server.url, "--what", "train")
+        with pytest.raises(SourceError) as caught:
+            download.run(flags)
+        assert archives(tmp_path) == {}
+        server.files[f"/{TRAIN}"] = FILES[TRAIN]
+        assert download.run(flags) == 0
+
+    assert re.search(r"md5 [0-9a-f]{32}, the official archive has [0-9a-f]{32}", str(caught.value))
+    assert "run this again" in str(caught.value)
+    assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
+    assert len(server.reads(f"/{TRAIN}")) == 2 * 9
+
+
+def test_a_repacked_archive_is_not_fetched_again_once_it_is_allowed(
+    tmp_path: Path, official: Official
+) -> None:
+    official()
+    repacked = FILES[TRAIN][::-1]
+    with serve({TRAIN: repacked}) as server:
+        flags = arguments(tmp_path, server.url, "--what", "train")
+        with pytest.raises(SourceError):
+            download.run(flags)
+        fetched = len(server.reads(f"/{TRAIN}"))
+        assert download.run([*flags, "--allow-other"]) == 0
+
+    assert archives(tmp_path) == {TRAIN: repacked}
+    assert len(server.reads(f"/{TRAIN}")) == fetched
+
+
+def test_what_was_allowed_once_is_refused_without_the_flag(tmp_path: Path) -> None:
+    with serve(FILES) as server:
+        flags = arguments(tmp_path, server.url, "--what", "devkit")
+        assert download.run([*flags, "--allow-other"]) == 0
+        with pytest.raises(SourceError, match="the official archive has"):
+            download.run(flags)
+
+    assert archives(tmp_path) == {DEVKIT: FILES[DEVKIT]}
+
+
+def test_archives_that_came_by_another_way_are_proven_without_a_server(
+    tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str]
+) -> None:
+    official()
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    flags = arguments(tmp_path, "http://127.0.0.1:9")
+    assert download.run(flags) == 0
+    assert "nothing was left to fetch" in capsys.readouterr().out
+    proven = (tmp_path / ".work" / "archives.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["name"] for line in proven) == sorted(FILES)
+    stamp = everything(tmp_path)
+    assert download.run(flags) == 0
+    assert everything(tmp_path) == stamp
+
+    touched = bytearray(FILES[VALIDATION])
+    touched[0] ^= 1
+    (tmp_path / VALIDATION).write_bytes(bytes(touched))
+    with pytest.raises(SourceError, match=rf"{VALIDATION}: md5 .*remove it"):
+        download.run(flags)
+
+
+@pytest.mark.parametrize("line", [{}, {"md5": 5}, {"md5": "0" * 32, "num_bytes": 1}])
+def test_a_line_of_the_ledger_that_is_not_ours_proves_nothing(
+    tmp_path: Path, official: Official, line: dict[str, object]
+) -> None:
+    official()
+    (tmp_path / DEVKIT).write_bytes(FILES[DEVKIT])
+    planted = {"name": DEVKIT, "mtime_ns": (tmp_path / DEVKIT).stat().st_mtime_ns, **line}
+    (tmp_path / ".work").mkdir()
+    (tmp_path / ".work" / "archives.jsonl").write_text(json.dumps(planted) + "\n")
+
+    assert download.run(arguments(tmp_path, "http://127.0.0.1:9", "--what", "devkit")) == 0
+
+
+def test_an_unfinished_file_of_another_tool_is_left_alone_and_named(
+    tmp_path: Path, official: Official
+) -> None:
+    official()
+    half = FILES[TRAIN][: 3 * MIB]
+    (tmp_path / TRAIN).write_bytes(half)
+    with serve(FILES) as server:
+        for more in ([], ["--allow-other"]):
+            with pytest.raises(SourceError, match=r"3,145,728 bytes, expected 8,400,953"):
+                download.run(arguments(tmp_path, server.url, *more))
+
+    assert archives(tmp_path) == {TRAIN: half}
+
+
+def test_a_folder_is_a_source_too(tmp_path: Path) -> None:
+    source = tmp_path / "it's a source 100% — é"
+    source.mkdir()
+    for name, data in FILES.items():
+        (source / name).write_bytes(data)
+    into = tmp_path / "a" / "b"
+    result = command.run("download", *arguments(into, source, "--allow-other"))
+
+    assert result.code == 0, result
+    assert archives(into) == FILES
+
+
+def test_a_folder_without_the_archive_is_named(tmp_path: Path) -> None:
+    result = command.run("download", *arguments(tmp_path / "into", tmp_path / "nowhere"))
+
+    assert (result.code, result.out) == (1, "")
+    assert f"{tmp_path}/nowhere/{TRAIN}: No such file or directory" in result.err
+
+
+def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    with serve(FILES) as server:
+        flags = arguments(into, server.url, "--allow-other", "--dry-run")
+        result, machine = command.run("download", *flags), command.run("download", *flags, "--json")
+
+    assert result.code == machine.code == 0
+    for name in FILES:
+        assert f"{name}: " in result.out
+        assert server.reads(f"/{name}") == []
+    assert "nothing was written" in result.out
+    assert [archive["bytes"] for archive in machine.json["archives"]] == [
+        len(data) for data in FILES.values()
+    ]
+    assert machine.json["free_bytes"] > 0
+    assert not into.exists()
+
+
+def test_a_disk_that_is_too_small_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 1_000_000)
+    said = pytest.raises(StoreError, match=r"10.5 MB are still to be fetched, 1.0 MB are free")
+    with serve(FILES) as server, said:
+        download.run(arguments(tmp_path, server.url, "--allow-other"))
+
+    assert server.reads(f"/{TRAIN}") == []
+
+
+def test_what_is_there_of_a_file_needs_no_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(FILES, plan=lambda _n, _p, first, _l: "404" if first == 5 * MIB else "") as server:
+        flags = arguments(tmp_path, server.url, "--allow-other", "--what", "train")
+        with pytest.raises(StoreError):
+            download.run([*flags, "--connections", "1"])
+        server.plan = lambda *_: ""
+        monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 4 * MIB)
+        assert download.run(flags) == 0
+
+    assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
+    assert sum(r.fault == "" for r in server.reads(f"/{TRAIN}")) == 9
+
+
+def test_two_runs_at_once_do_not_mix(tmp_path: Path) -> None:
+    with serve(FILES) as server:
+        flags = arguments(tmp_path, server.url, "--allow-other")
+        with LocalStore(tmp_path).lock():
+            result = command.run("download", *flags)
+            with pytest.raises(BusyError):
+                download.run(flags)
+
+    assert (result.code, result.out) == (1, "")
+    assert f"pid {os.getpid()}" in result.err
+    assert archives(tmp_path) == {}
+
+
+def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / DEVKIT).touch()
+    flags = arguments(tmp_path / "into", source, "--what", "devkit", "--allow-other")
+    result = command.run("download", *flags)
+
+    assert (result.code, result.out) == (1, "")
+    assert f"{DEVKIT}: it is empty" in result.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--what", "train,tests"], "train, validation, devkit, bbox"),
+        (["--what", ""], "train, validation, devkit, bbox"),
+        (["--connections", "0"], "--connections 0: expected at least 1"),
+        (["--part-size", "0"], "--part-size 0: expected at least 1"),
+        (["--retries", "-1"], "--retries -1: expected at least 0"),
+        (["--timeout", "0"], "--timeout 0: expected at least 1"),
+        (["--base-url", "ftp://example.org/x"], "ftp:// is not supported"),
+        (["--base-url", "s3://"], "names no host or bucket"),
+    ],
+)
+def test_impossible_settings_are_usage_errors(
+    tmp_path: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        download.run(["--into", str(tmp_path), *flags])
+
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--imagenet_username=ann", "--imagenet_access_key=sesame"],
+        ["--imagenet_access_key", "sesame"],
+        ["--imagenet-username", "ann"],
+    ],
+)
+def test_the_tutorials_flags_are_explained(tmp_path: Path, flags: list[str]) -> None:
+    result = command.run("download", "--into", tmp_path, *flags)
+
+    assert (result.code, result.out) == (2, "")
+    assert "2019" in result.err
+    assert "IMAGENET_PREP_COOKIES" in result.err
+    assert "sesame" not in result.err
+
+
+def test_receipts_name_no_address(tmp_path: Path) -> None:
+    with serve(FILES, plan=lambda _n, _p, first, _l: "404" if first == 5 * MIB else "") as server:
+        command.run("download", *arguments(tmp_path, server.url, "--allow-other"))
+    receipts = [json.loads(path.read_bytes()) for path in tmp_path.glob(".work/*/receipts/*")]
+
+    assert receipts
+    assert server.url not in json.dumps(receipts)
+    assert server.url not in (tmp_path / ".work" / "archives.jsonl").read_text()

@@ -1,0 +1,302 @@
+"""A real Flink cluster does what one machine does: same bytes, same errors, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import flink as benchmark
+from benchmarks import measure
+from tests.commands.flink.conftest import SETTINGS, Reference
+from tests.kit import command, flink
+from tests.kit.dataset import assert_nothing_half_visible, contents, receipts
+from tests.kit.s3_proxy import Proxy
+from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
+
+pytestmark = [pytest.mark.flink, pytest.mark.slow]
+
+
+def prepare(reference: Reference, out: Path | str, *more: str) -> list[str]:
+    return ["prepare", "--source", str(reference.source), "--out", str(out), *SETTINGS, *more]
+
+
+def workers(out: Path) -> set[str]:
+    """Returns the processes that wrote shards."""
+    found = (json.loads(path.read_text())["worker"] for path in receipts(out))
+    return {worker.rpartition("/")[0] for worker in found}
+
+
+def message(said: str) -> str:
+    """Returns what is on stderr besides how far the run is, which a busy machine shows more of."""
+    return re.sub(r"(?m)^([\w ]+: \d+/.* left|source: .*)\n", "", said)
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[int, list[bytes]]]:
+    """Yields a descriptor that is a terminal, and what is written to it."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other side is closed
+            while data := os.read(ours, 4096):
+                seen.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield theirs, seen
+    finally:
+        os.close(theirs)
+        reader.join(command.PATIENCE_S)
+        os.close(ours)
+
+
+def assert_two_have_written(
+    reference: Reference, out: Path, result: command.Finished, seen: list[bytes]
+) -> None:
+    shown = b"".join(seen).decode()
+    assert result.code == 0, shown
+    assert contents(out) == reference.contents
+    assert len(workers(out)) >= flink.NUM_TASK_MANAGERS
+    # The bar: how much is done, how long it takes still, images a second.
+    assert re.search(r"write: +\d+%.*<\d+:\d\d.*images/s", shown), shown
+    # Bad images met on a worker are listed with their keys.
+    assert b'"key":"n' in reference.contents["quarantine.jsonl"]
+    assert not (out / ".work/jobs").exists()
+
+
+def test_what_a_killed_task_manager_had_in_hand_is_done_by_the_others(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    """The bytes are those of one machine, and the terminal shows how far the run is."""
+    out = tmp_path / "out"
+    argv = prepare(reference, out, "--", *cluster.options())
+    with terminal() as (stderr, seen), command.started(*argv, stderr=stderr) as run:
+        command.wait_until(
+            lambda: len(receipts(out)) > 4 and len(workers(out)) == flink.NUM_TASK_MANAGERS,
+            "some shards of both",
+        )
+        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        assert_nothing_half_visible(out, reference.contents)
+        result = run.finish()
+    assert_two_have_written(reference, out, result, seen)
+
+    again = command.run(*argv)
+    assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
+
+
+# In short: the run above, of which one is killed.
+@pytest.mark.long
+def test_two_task_managers_write_the_bytes_of_one_machine_and_show_how_far_they_are(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    argv = prepare(reference, out, "--", *cluster.options())
+    with terminal() as (stderr, seen):
+        result = command.run(*argv, stderr=stderr)
+    assert_two_have_written(reference, out, result, seen)
+    assert len(workers(out)) == flink.NUM_TASK_MANAGERS
+
+
+@pytest.mark.long
+def test_a_killed_launchers_job_disturbs_nobody(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    argv = prepare(reference, out, "--", *cluster.options())
+    with command.started(*argv) as run:
+        command.wait_until(lambda: len(receipts(out)) > 4, "some shards")
+        run.kill()
+        command.wait_until(lambda: not run.workers(), "its job server has ended")
+        result = command.run(*argv)
+    assert result.code == 0, result
+    assert contents(out) == reference.contents
+
+
+# In short: the kill above.
+@pytest.mark.long
+def test_ctrl_c_cancels_the_job_and_leaves_no_process(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    before = set(cluster.jobs())
+    with command.started(*prepare(reference, out, "--", *cluster.options())) as run:
+        command.wait_until(lambda: receipts(out), "the first shard")
+        # Whoever is stopped cannot end the job by ending its work.
+        with cluster.stopped_workers():
+            run.send(signal.SIGINT)
+            result = run.finish()
+        assert run.workers() == []
+    assert result.code == 130, result
+    assert message(result.err).count("\n") == 1
+
+    def states() -> set[str]:
+        return {state for job, state in cluster.jobs().items() if job not in before}
+
+    command.wait_until(lambda: states() == {"CANCELED"}, "the job is cancelled")
+    assert_nothing_half_visible(out, reference.contents)
+
+
+def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(reference.out, damaged, ignore=shutil.ignore_patterns(".work"))
+    for shard in damaged.glob("validation-*"):
+        with shard.open("r+b") as file:
+            file.seek(1000)
+            file.write(b"rot")
+    argv = ["resize", "-i", str(damaged), "-o", str(tmp_path / "out"), "-s", "validation"]
+    result = command.run(*argv, "--size", "64", "--", *cluster.options())
+    assert result.code == 3, result
+    assert re.fullmatch(r"imagenet-prep: .*validation-.*\n", message(result.err)), result
+
+
+# In short: the damaged set above.
+@pytest.mark.long
+def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    more = ("--on-bad-image", "fail", "--", *cluster.options())
+    result = command.run(*prepare(reference, tmp_path / "out", *more))
+    assert result.code == 3, result
+    assert re.fullmatch(r"imagenet-prep: .*(truncated|empty).*\n", message(result.err)), result
+
+
+# In short: test_claims' worker that does not see the lease.
+@pytest.mark.long
+def test_an_output_that_workers_do_not_see_is_named(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    argv = [sys.executable, *command.PROGRAM, *prepare(reference, out, "--", *cluster.options())]
+    # The launcher alone has another disk there.
+    script = f'mount -t tmpfs tmpfs "{out}" && exec "$@"'
+    lonely = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
+    if subprocess.run([*lonely, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount in a name space of its own")
+    result = subprocess.run([*lonely, *argv], env=command.environment(), capture_output=True)
+    said = message(result.stderr.decode())
+    assert result.returncode == 2, said
+    assert re.fullmatch(rf"imagenet-prep: .*does not see {out}.*share.*\n", said), said
+
+
+# In short: the cluster that is not there.
+@pytest.mark.long
+def test_resize_and_verify_run_on_the_cluster_too(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    flags = ("-s", "validation", "--size", "64")
+    here, there = tmp_path / "here", tmp_path / "there"
+    command.run("resize", "-i", reference.out, "-o", here, *flags)
+    argv = ("resize", "-i", reference.out, "-o", there, *flags, "--", *cluster.options())
+    resized = command.run(*argv)
+    assert resized.code == 0, resized
+    assert contents(there) == contents(here)
+
+    with next(there.glob("validation-*")).open("r+b") as shard:
+        shard.seek(1000)
+        shard.write(b"rot")
+    checked = command.run("verify", there, "--", *cluster.options())
+    assert checked.code == 3, checked
+    assert "validation-" in checked.out
+    assert not list(there.glob(".work/verify-*"))
+
+
+# In short: prepare/test_s3_out's job from bucket to bucket, and the kill above.
+@pytest.mark.long
+def test_from_bucket_to_bucket_a_killed_task_manager_and_a_tired_server_change_nothing(
+    cluster: flink.Cluster,
+    reference: Reference,
+    s3: S3Server,
+    prefix: str,
+    way: Proxy,
+    tmp_path: Path,
+) -> None:
+    """The launcher and the workers share the bucket alone: their TMPDIR are two."""
+    client = s3.client()
+    source, out = f"{prefix}/archives", f"{prefix}/new"
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.upload_file(str(path), BUCKET, key_of(f"{source}/{path.name}"))
+
+    def writers() -> set[str]:
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=key_of(f"{out}/.work/write-"))
+        keys = [each["Key"] for each in listed.get("Contents", ()) if "/receipts/" in each["Key"]]
+        found = (client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys)
+        return {json.loads(receipt)["worker"].partition("/")[0] for receipt in found}
+
+    argv = ["prepare", "--source", source, "--out", out, *SETTINGS]
+    environment = {**s3.environment, "AWS_ENDPOINT_URL": way.url, "TMPDIR": str(tmp_path)}
+    way.left = 100
+    with command.started(*argv, "--", *cluster.options(), env=environment) as run:
+        command.wait_until(
+            lambda: run.ended or len(writers()) == flink.NUM_TASK_MANAGERS, "shards of both"
+        )
+        os.kill(cluster.task_managers[0].pid, signal.SIGKILL)
+        result = run.finish()
+    way.left = 0
+
+    assert result.code == 0, result
+    assert "workers were lost" in result.err, "it was killed too late"
+    assert way.done.total() > 20, way.done
+    there = objects(client, out)
+    made = {name: data for name, data in there.items() if not name.startswith(".work/")}
+    assert made == reference.contents
+    assert not [name for name in there if name.startswith((".work/jobs/", ".work/plan"))]
+    assert uploads(client, out) == []
+
+
+@pytest.mark.parametrize("verb", ["prepare", "resize", "verify"])
+def test_a_cluster_that_is_not_there_is_one_line(
+    tmp_path: Path, reference: Reference, verb: str
+) -> None:
+    options = ("--", "--runner=FlinkRunner", "--flink_master=127.0.0.1:1")
+    argv = {
+        "prepare": prepare(reference, tmp_path / "out"),
+        "resize": ["resize", "-i", str(reference.out), "-o", str(tmp_path / "out")],
+        "verify": ["verify", str(reference.out)],
+    }
+    result = command.run(*argv[verb], *options)
+    assert result.code == 1, result
+    assert re.fullmatch(r"imagenet-prep: no Flink answers at .*\n", message(result.err)), result
+
+
+def test_a_client_without_java_is_told_so(
+    cluster: flink.Cluster, reference: Reference, tmp_path: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    found = shutil.which("sh")
+    assert found is not None
+    (programs / "sh").symlink_to(found)
+    argv = prepare(reference, tmp_path / "out", "--", *cluster.options())
+    result = command.run(*argv, env={"PATH": str(programs)})
+    assert result.code == 1, result
+    assert re.fullmatch(r"imagenet-prep: no 'java' on this machine: .*\n", message(result.err)), (
+        result
+    )
+
+
+@pytest.mark.long
+def test_the_benchmark_compares_the_same_work(cluster: flink.Cluster, tmp_path: Path) -> None:
+    source = measure.corpus(tmp_path, 40, (96, 72))
+    results = benchmark.compare(cluster, source, tmp_path / "out", 4, 48, 1)
+    assert [run.images for runs in results.values() for run in runs] == [40, 40]
+    assert benchmark.HERE in benchmark.render(results)
+    assert not (tmp_path / "out").exists()

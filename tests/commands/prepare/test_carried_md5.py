@@ -1,0 +1,183 @@
+"""An archive that `download` has proven is not read again for its md5, unless it was touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pipelines.prepare
+from imagenet_prep import download
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.job import Job
+from imagenet_prep.storage import proven
+from tests.commands.conftest import Reference
+from tests.kit import command
+from tests.kit.dataset import SETTINGS, contents, receipts
+
+TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+SAID = "proven by download"
+
+
+@pytest.fixture
+def downloaded(reference: Reference, tmp_path: Path) -> Path:
+    """A folder into which the archives were downloaded; to be damaged."""
+    into = tmp_path / "into"
+    base = str(reference.source)
+    assert download.run(["--into", str(into), "--base-url", base, "--allow-other", "--json"]) == 0
+    return into
+
+
+def prepare(source: Path, out: Path, *more: str) -> command.Finished:
+    return command.run("prepare", "--source", source, "--out", out, *SETTINGS, *more)
+
+
+def hashed(out: Path) -> set[str]:
+    """Returns the archives that were read for their md5."""
+    found = (json.loads(path.read_bytes()) for path in receipts(out))
+    return {receipt["archive"] for receipt in found if "archive" in receipt}
+
+
+def test_what_download_has_proven_is_carried_and_the_set_is_the_same(
+    reference: Reference, downloaded: Path, tmp_path: Path
+) -> None:
+    carried, read = tmp_path / "carried", tmp_path / "read"
+
+    result = prepare(downloaded, carried)
+    assert result.code == 0, result
+    assert f"md5 of {TRAIN}, {VALIDATION}: {SAID}" in result.err
+    assert hashed(carried) == set()
+    assert contents(carried) == reference.contents
+
+    again = prepare(downloaded, read, "--rehash")
+    assert again.code == 0, again
+    assert SAID not in again.err
+    assert hashed(read) == {TRAIN, VALIDATION}
+    assert contents(read) == reference.contents
+
+
+def test_archives_that_lay_there_are_noted_where_download_proves_them(
+    reference: Reference, source: Path, tmp_path: Path
+) -> None:
+    flags = ["--into", str(source), "--base-url", str(reference.source), "--allow-other", "--json"]
+    assert proven.find(source / TRAIN) is None
+
+    assert download.run(flags) == 0
+    assert proven.find(source / TRAIN) == md5_of(source / TRAIN)
+
+    # Its receipt knows only size and mtime, so the second run proves nothing anew.
+    shutil.copy2(source / TRAIN, tmp_path / "copy")
+    (tmp_path / "copy").replace(source / TRAIN)
+    assert download.run(flags) == 0
+    assert proven.find(source / TRAIN) is None
+
+
+def md5_of(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 1_000_000_000))
+
+
+def replace(path: Path) -> None:
+    shutil.copy2(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+def spoil_note(path: Path) -> None:
+    (path.parent / proven.NOTES).write_bytes(b'{"name":"' + path.name.encode() + b'","md5":1}\n')
+
+
+def link_note(path: Path) -> None:
+    notes = path.parent / proven.NOTES
+    notes.rename(path.parent / "elsewhere")
+    notes.symlink_to(path.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("change", [touch, replace, spoil_note, link_note])
+def test_what_was_touched_is_read_and_the_set_is_the_same(
+    reference: Reference, downloaded: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    change(downloaded / TRAIN)
+    result = prepare(downloaded, tmp_path / "out")
+
+    assert result.code == 0, result
+    assert TRAIN in hashed(tmp_path / "out")
+    assert contents(tmp_path / "out") == reference.contents
+
+
+def test_a_truncated_archive_is_found_although_its_md5_was_noted(
+    downloaded: Path, tmp_path: Path
+) -> None:
+    os.truncate(downloaded / TRAIN, (downloaded / TRAIN).stat().st_size // 2)
+    result = prepare(downloaded, tmp_path / "out")
+
+    assert (result.code, result.out) == (3, "")
+    assert TRAIN in result.err
+
+
+def with_job(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Job], Job]
+) -> Callable[[Path, Path], object]:
+    """Returns what prepares as the command does, after the job was changed."""
+    resolve = Job.of
+    monkeypatch.setattr(Job, "of", lambda config: change(resolve(config)))
+    more = {"train_shards": 8, "validation_shards": 3, "short_side": 64, "allow_subset": True}
+    return lambda source, out: pipelines.prepare.prepare(
+        Config(str(source), str(out), json=True, **more)
+    )
+
+
+def test_a_carried_md5_is_compared_with_the_official_one(
+    downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = with_job(
+        monkeypatch, lambda job: dataclasses.replace(job, expected_md5={TRAIN: "0" * 32})
+    )
+
+    with pytest.raises(SourceError, match=rf"{TRAIN}: md5 \w+, expected 000.*--allow-subset"):
+        run(downloaded, tmp_path / "out")
+    assert contents(tmp_path / "out") == {}
+
+
+def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(
+    reference: Reference, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def touching(job: Job) -> Job:
+        touch(downloaded / TRAIN)
+        return job
+
+    out = tmp_path / "out"
+    run = with_job(monkeypatch, touching)
+    with pytest.raises(SourceError, match="was touched while it was read"):
+        run(downloaded, out)
+    assert "dataset.json" not in contents(out)
+
+    run(downloaded, out)
+    assert hashed(out) == {TRAIN}
+    assert contents(out) == reference.contents
+
+
+def test_header_checks_name_no_md5_even_if_one_is_known(downloaded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = prepare(downloaded, out, "--check", "header", "--keep-original")
+
+    assert result.code == 0, result
+    assert SAID not in result.err
+    sources = json.loads((out / "dataset.json").read_bytes())["sources"]
+    assert {source["md5"] for source in sources} == {None}
+
+
+def test_rehash_without_any_md5_is_a_usage_error(downloaded: Path, tmp_path: Path) -> None:
+    result = prepare(downloaded, tmp_path / "out", "--check", "header", "--rehash")
+
+    assert (result.code, result.out) == (2, "")
+    assert "--rehash" in result.err

@@ -1,0 +1,69 @@
+"""prepare --exclude: images are left out by a list, and all but their shards stay as they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command, layouts
+from tests.kit.dataset import contents, split_records, stamps
+
+
+def prepare(source: Path, out: Path, *more: object) -> command.Finished:
+    settings = ("--allow-subset", "--train-shards", "4", "--splits", "train", *map(str, more))
+    return command.run("prepare", "--source", source, "--out", out, *settings)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with CIFAR-10; read-only."""
+    return layouts.make_cifar10(tmp_path_factory.mktemp("cifar"))
+
+
+def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
+    whole, out, keys = (tmp_path / name for name in ("whole", "out", "keys"))
+    assert prepare(cifar, whole).code == 0
+    first, *_ = split_records(whole, "train")
+    key = f"{first.wnid}/{first.filename}"
+    keys.write_text(f"{key}\n\n{key}\n")
+    made = prepare(cifar, out, "--exclude", keys)
+    assert made.code == 0, made
+    assert "\nexcluded: 1\n" in made.out
+
+    # Exactly one shard is another, by exactly that image.
+    before, after = contents(whole), contents(out)
+    changed = {name for name in before if before[name] != after[name]}
+    shard = "train-00000-of-00004"
+    assert before.keys() == after.keys()
+    assert changed == {shard, f"index/{shard}", "dataset.json", "dataset_info.json"}
+    assert split_records(out, "train") == split_records(whole, "train")[1:]
+    manifest = json.loads(after["dataset.json"])
+    assert manifest["config"]["excluded"]["images"] == 1
+    assert manifest["sources"][0]["members"] == len(split_records(out, "train"))
+    assert manifest["subset"] is True
+    verified = command.run("verify", out, "--level", "decode")
+    assert verified.code == 0, verified
+    assert "excluded: 1 images, which prepare left out as it was asked" in verified.out
+    assert command.run("report", out).code == 0
+    page = out / "report.html"
+    assert "<dt>excluded</dt>" in page.read_text()
+    page.unlink()
+
+    # The same list goes on, another or none is refused.
+    (out / shard).unlink()
+    keys.write_text(f"  {key}")
+    assert prepare(cifar, out, "--exclude", keys).code == 0
+    assert contents(out) == after
+    seen = stamps(out)
+    keys.write_text(f"{key}\n{first.wnid}/nobody.jpg\n")
+    for more in ((), ("--exclude", keys)):
+        refused = prepare(cifar, out, *more)
+        assert (refused.code, refused.complaints.count("\n")) == (2, 1)
+        assert "excluded is {'images': 1, " in refused.complaints
+    assert stamps(out) == seen
+    unknown = prepare(cifar, tmp_path / "new", "--exclude", keys)
+    assert (unknown.code, unknown.complaints.count("\n")) == (2, 1)
+    assert "keys: line 2: no such key in what is taken" in unknown.complaints
+    assert not list((tmp_path / "new").glob("train-*"))

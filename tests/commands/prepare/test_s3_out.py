@@ -1,0 +1,486 @@
+"""`prepare --out s3://…` against a real S3 server on loopback: the promises of a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
+from imagenet_prep.storage.s3 import S3
+from tests.commands.conftest import Reference
+from tests.kit import command
+from tests.kit.dataset import SETTINGS, contents
+from tests.kit.lengths import long_but
+from tests.kit.miniature import Miniature
+from tests.kit.s3_proxy import proxied
+from tests.kit.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    SECRET_KEY,
+    S3Server,
+    objects,
+    uploads,
+)
+
+pytestmark = pytest.mark.slow  # a server takes three seconds to start
+
+MANY = ("--train-shards", "24", "--validation-shards", "4", "--short-side", "64")
+MANY += ("--allow-subset", "--workers", "2")
+
+
+@pytest.fixture(scope="module")
+def whole(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """`many` prepared into a folder with `MANY`."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    result = command.run("prepare", "--source", many.root, "--out", out, *MANY)
+    assert result.code == 0, result
+    return contents(out)
+
+
+class Machine:
+    """A machine that prepares: its own TMPDIR, and the way to the server."""
+
+    def __init__(self, s3: S3Server, tmp: Path) -> None:
+        tmp.mkdir(exist_ok=True)
+        self.tmp = tmp
+        self.environment = {**s3.environment, "TMPDIR": str(tmp)}
+
+    def run(self, verb: str, *arguments: str | Path, **changes: str) -> command.Finished:
+        return command.run(verb, *arguments, env={**self.environment, **changes})
+
+    def prepare(
+        self, source: Path | str, prefix: str, *flags: str | Path, **changes: str
+    ) -> command.Finished:
+        return self.run("prepare", *_arguments(source, prefix, flags), **changes)
+
+    def started(self, source: Path, prefix: str, *flags: str | Path) -> Any:
+        arguments = _arguments(source, prefix, flags)
+        return command.started("prepare", *arguments, env=self.environment)
+
+    @property
+    def files(self) -> list[Path]:
+        return [path for path in self.tmp.rglob("*") if path.is_file()]
+
+
+def _arguments(source: Path | str, prefix: str, flags: tuple[str | Path, ...]) -> list[str | Path]:
+    return ["--source", source, "--out", f"s3://{BUCKET}/{prefix}", *flags]
+
+
+@pytest.fixture
+def machine(s3: S3Server, tmp_path: Path) -> Machine:
+    return Machine(s3, tmp_path / "machine")
+
+
+def dataset(s3: S3Server, prefix: str) -> dict[str, bytes]:
+    """Returns the objects that make a data set, without the work folder's."""
+    there = objects(s3.client(), prefix)
+    return {name: data for name, data in there.items() if not name.startswith(".work/")}
+
+
+def receipts(s3: S3Server, prefix: str) -> int:
+    listed = s3.client().list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/.work/")
+    keys = [each["Key"] for each in listed.get("Contents", ())]
+    return sum("/receipts/train" in key or "/receipts/validation" in key for key in keys)
+
+
+def test_a_bucket_gets_the_bytes_that_a_folder_gets(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    result = machine.prepare(reference.source, "same", *SETTINGS)
+
+    assert result.code == 0, result
+    assert f"manifest: s3://{BUCKET}/same/dataset.json" in result.out
+    assert dataset(s3, "same") == reference.contents
+    # Whoever may read the bucket learns nothing of this machine.
+    told = b"".join(objects(s3.client(), "same/.work").values())
+    assert b'"worker":"' in told
+    for word in (f'"{socket.gethostname()}', str(machine.tmp), str(reference.source)):
+        assert word.encode() not in told
+    for name, data in reference.contents.items():
+        head = s3.client().head_object(Bucket=BUCKET, Key=f"same/{name}", ChecksumMode="ENABLED")
+        assert head["Metadata"]["sha256"] == hashlib.sha256(data).hexdigest()
+        assert len(head["ChecksumCRC32C"]) == 8
+    assert uploads(s3.client(), "same") == []
+    assert list(machine.tmp.iterdir()) == []
+
+
+def test_a_second_run_on_another_machine_finds_nothing_to_do(
+    s3: S3Server, reference: Reference, machine: Machine, tmp_path: Path
+) -> None:
+    assert machine.prepare(reference.source, "again", *SETTINGS).code == 0
+    client = s3.client()
+    before = client.list_objects_v2(Bucket=BUCKET, Prefix="again/")["Contents"]
+    other = Machine(s3, tmp_path / "other")
+    result = other.prepare(reference.source, "again", *SETTINGS, "--json")
+
+    assert result.code == 0, result
+    assert result.json["written_examples"] == 0
+    after = client.list_objects_v2(Bucket=BUCKET, Prefix="again/")["Contents"]
+    assert [(e["Key"], e["LastModified"]) for e in after] == [
+        (e["Key"], e["LastModified"]) for e in before
+    ]
+    assert other.files == []
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kind"),
+    long_but(
+        [(2, "processes")],
+        [(2, "processes"), (2, "threads"), (6, "processes"), (6, "threads")],
+    ),
+)
+def test_a_killed_run_is_resumed_by_another_machine(
+    s3: S3Server, many: Miniature, whole: dict[str, bytes], kind: str, attempts: int, tmp_path: Path
+) -> None:
+    prefix, flags = f"killed-{attempts}-{kind}", (*MANY, "--worker-kind", kind)
+    for attempt in range(attempts):
+        machine = Machine(s3, tmp_path / str(attempt % 2))
+        done = receipts(s3, prefix)
+        with machine.started(many.root, prefix, *flags) as run:
+            command.wait_until(
+                lambda r=run, d=done: r.ended or receipts(s3, prefix) >= d + 2, "progress"
+            )
+            run.send(signal.SIGINT if attempt == 1 else signal.SIGKILL)
+            run.process.wait(command.PATIENCE_S)
+            command.wait_until(lambda r=run: not r.workers(), "its workers end")
+        there = dataset(s3, prefix)
+        assert {name: data for name, data in there.items() if whole[name] != data} == {}
+        shards = [name for name in there if name.startswith(("train", "valid"))]
+        assert [name for name in shards if f"index/{name}" not in there] == []
+        if "dataset.json" in there:
+            assert there == whole
+    machine = Machine(s3, tmp_path / "last")
+    result = machine.prepare(many.root, prefix, *flags)
+
+    assert result.code == 0, result
+    assert dataset(s3, prefix) == whole
+    assert uploads(s3.client(), prefix) == []
+    assert machine.files == []
+
+
+def test_what_killed_runs_left_on_the_disk_is_removed_by_the_next(
+    s3: S3Server, many: Miniature, whole: dict[str, bytes], machine: Machine
+) -> None:
+    with machine.started(many.root, "swept", *MANY) as run:
+        command.wait_until(lambda: run.ended or receipts(s3, "swept") >= 2, "some shards")
+        run.kill()
+    dead = machine.tmp / f"imagenet-prep-{_uid()}" / "on-the-way" / "dead"
+    dead.mkdir(parents=True, exist_ok=True)
+    (dead / "shard").write_bytes(b"half")
+    assert machine.prepare(many.root, "swept", *MANY).code == 0
+
+    assert dataset(s3, "swept") == whole
+    assert list(machine.tmp.iterdir()) == []
+
+
+def _uid() -> int:
+    return Path("/proc/self").stat().st_uid
+
+
+def test_faults_of_the_network_and_the_server_change_nothing(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    with proxied(s3.url, seed=2, faults=120, rate=0.4) as proxy:
+        result = machine.prepare(reference.source, "faults", *SETTINGS, AWS_ENDPOINT_URL=proxy.url)
+
+    assert result.code == 0, result
+    assert proxy.done.total() > 40, proxy.done
+    assert dataset(s3, "faults") == reference.contents
+    assert uploads(s3.client(), "faults") == []
+
+
+def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_there(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    """What Flink does in tests/flink, on Beam's own runner."""
+    client = s3.client()
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.upload_file(str(path), BUCKET, f"archives/{path.name}")
+    source = f"s3://{BUCKET}/archives"
+    with proxied(s3.url, seed=5, faults=60, rate=0.1) as proxy:
+        beam = ("--", "--runner=DirectRunner")
+        url = {"AWS_ENDPOINT_URL": proxy.url}
+        result = machine.prepare(source, "beam/set", *SETTINGS, *beam, **url)
+
+    assert result.code == 0, result
+    assert proxy.done.total() > 30, proxy.done
+    assert dataset(s3, "beam/set") == reference.contents
+    left = objects(client, "beam/set/.work")
+    assert not [name for name in left if name.startswith(("jobs/", "plan"))]
+    assert uploads(client, "beam/set") == []
+
+    # As a job leaves it whose launcher was killed.
+    client.put_object(Bucket=BUCKET, Key="beam/set/.work/plan-0123/plan.json", Body=b"{}")
+    for name in ("dataset.json", min(n for n in reference.contents if n.startswith("train-"))):
+        client.delete_object(Bucket=BUCKET, Key=f"beam/set/{name}")
+    again = machine.prepare(source, "beam/set", *SETTINGS, "--json")
+    assert dataset(s3, "beam/set") == reference.contents
+    assert 0 < again.json["written_examples"] < 30, "only that shard is made again"
+    assert objects(client, "beam/set/.work/plan-0123") == {}
+    assert list(machine.tmp.iterdir()) == []
+
+
+def test_two_runs_on_two_machines_leave_one_data_set(
+    s3: S3Server, many: Miniature, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    machines = [Machine(s3, tmp_path / name) for name in ("one", "other")]
+    with (
+        machines[0].started(many.root, "two", *MANY) as one,
+        machines[1].started(many.root, "two", *MANY) as other,
+    ):
+        results = [one.finish(), other.finish()]
+
+    assert [result.code for result in results] == [0, 0], results
+    assert dataset(s3, "two") == whole
+    assert uploads(s3.client(), "two") == []
+
+
+def test_of_two_runs_with_different_settings_one_is_refused(
+    s3: S3Server, many: Miniature, tmp_path: Path
+) -> None:
+    machines = [Machine(s3, tmp_path / name) for name in ("one", "other")]
+    with (
+        machines[0].started(many.root, "race", *MANY) as one,
+        machines[1].started(many.root, "race", *MANY, "--quality", "80") as other,
+    ):
+        results = [one.finish(), other.finish()]
+
+    assert sorted(result.code for result in results) == [0, 2], results
+    refused = next(result for result in results if result.code)
+    assert "quality is " in refused.err
+    verified = machines[0].run("verify", f"s3://{BUCKET}/race", "--level", "decode")
+    assert verified.code == 0, verified
+
+
+def test_a_second_run_of_one_machine_is_refused_by_name(
+    s3: S3Server, many: Miniature, machine: Machine
+) -> None:
+    with machine.started(many.root, "busy", *MANY) as first:
+        command.wait_until(lambda: first.ended or receipts(s3, "busy") >= 1, "the first shard")
+        first.send(signal.SIGSTOP)
+        second = machine.prepare(many.root, "busy", *MANY)
+        first.send(signal.SIGCONT)
+        assert first.finish().code == 0
+
+    assert second.code == 1, second
+    assert f"s3://{BUCKET}/busy is being written by another run (pid {first.pid} " in second.err
+
+
+def test_other_settings_are_refused(
+    s3: S3Server, reference: Reference, machine: Machine, tmp_path: Path
+) -> None:
+    assert machine.prepare(reference.source, "settings", *SETTINGS).code == 0
+    other = machine.prepare(reference.source, "settings", *SETTINGS, "--quality", "80")
+    assert other.code == 2, other
+    assert f"s3://{BUCKET}/settings holds another data set: quality is 90 there" in other.err
+
+    s3.client().put_object(Bucket=BUCKET, Key="taken/train-of-somebody", Body=b"x")
+    taken = machine.prepare(reference.source, "taken", *SETTINGS)
+    assert taken.code == 2, taken
+    assert "already holds train-of-somebody" in taken.err
+    assert set(objects(s3.client(), "taken")) == {"train-of-somebody"}
+
+
+def test_a_deleted_shard_is_made_again_and_a_foreign_one_is_named(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    assert machine.prepare(reference.source, "mended", *SETTINGS).code == 0
+    client = s3.client()
+    foreign, deleted = "mended/train-00001-of-00008", "mended/train-00002-of-00008"
+    size = len(reference.contents["train-00001-of-00008"])
+    client.put_object(Bucket=BUCKET, Key=foreign, Body=b"x" * size)
+    client.delete_object(Bucket=BUCKET, Key=deleted)
+    named = machine.prepare(reference.source, "mended", *SETTINGS)
+    assert named.code == 4, named
+    assert "train-00001-of-00008: stored with sha256 None" in named.err
+
+    client.delete_object(Bucket=BUCKET, Key=foreign)
+    mended = machine.prepare(reference.source, "mended", *SETTINGS, "--json")
+    assert mended.code == 0, mended
+    assert 0 < mended.json["written_examples"] < 20
+    assert dataset(s3, "mended") == reference.contents
+
+
+def test_uploads_that_a_dead_run_began_are_removed_and_no_others(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    client = s3.client()
+    ours, others = "orphans/train-00000-of-00008", "orphans/notes.txt"
+    for key in (ours, others):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+    assert machine.prepare(reference.source, "orphans", *SETTINGS).code == 0
+
+    assert uploads(client, "orphans") == [others]
+
+
+def test_a_missing_bucket_and_a_wrong_secret_are_told_at_once(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    arguments = ("--source", reference.source, *SETTINGS)
+    absent = machine.run("prepare", *arguments, "--out", "s3://nobodys/set")
+    wrong = machine.prepare(
+        reference.source, "wrong", *SETTINGS, AWS_SECRET_ACCESS_KEY="planted-secret"
+    )
+
+    assert (absent.code, wrong.code) == (1, 1), (absent, wrong)
+    assert "s3://nobodys/set/: the server answers 404 NoSuchBucket" in absent.err
+    assert "the server answers 403" in wrong.err
+    assert "planted-secret" not in wrong.out + wrong.err
+    assert machine.files == []
+
+
+def test_no_credential_is_written_or_shown(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    with machine.started(reference.source, "secret", *SETTINGS) as run:
+        arguments = Path(f"/proc/{run.pid}/cmdline").read_bytes()
+        result = run.finish()
+
+    assert result.code == 0, result
+    there = b"".join(objects(s3.client(), "secret").values())
+    for secret in (SECRET_KEY, ACCESS_KEY):
+        assert secret not in result.out + result.err
+        assert secret.encode() not in arguments + there
+
+
+def test_too_many_bad_images_stop_the_run_and_leave_no_manifest(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    stopped = machine.prepare(reference.source, "bad", *SETTINGS, "--max-bad", "0")
+    assert stopped.code == 3, stopped
+    assert "more than --max-bad 0" in stopped.err
+    assert "dataset.json" not in dataset(s3, "bad")
+
+    assert machine.prepare(reference.source, "bad", *SETTINGS).code == 0
+    assert dataset(s3, "bad") == reference.contents
+
+
+def test_a_dry_run_says_what_goes_where_and_writes_nothing(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    result = machine.prepare(reference.source, "dry", *SETTINGS, "--dry-run")
+
+    assert result.code == 0, result
+    assert f"s3://{BUCKET}/dry: about " in result.out
+    assert f" free at {machine.tmp}/imagenet-prep-" in result.out
+    assert objects(s3.client(), "dry") == {}
+    assert list(machine.tmp.iterdir()) == []
+
+
+def test_archives_in_a_bucket_are_read_where_they_lie(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    """From S3 to S3, through 503s and cuts: the same bytes; no archive is on the disk."""
+    client = s3.client()
+    for path in reference.source.glob("ILSVRC2012*"):
+        client.put_object(Bucket=BUCKET, Key=f"raw/{path.name}", Body=path.read_bytes())
+    with proxied(s3.url, seed=3, faults=12, rate=0.1) as proxy:
+        result = machine.run(
+            *("prepare", "--source", f"s3://{BUCKET}/raw", "--out", f"s3://{BUCKET}/made/one"),
+            *SETTINGS,
+            AWS_ENDPOINT_URL=proxy.url,
+        )
+
+    assert result.code == 0, result
+    assert proxy.left == 0
+    assert dataset(s3, "made/one") == reference.contents
+    assert machine.files == []
+    there = {name.partition("/")[0] for name in objects(client, "made")}
+    assert there == {"one", "imagenet-prep-lists"}
+
+
+def test_ranges_are_read_by_headers_that_are_signed_once(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they count no more, each range is asked for with a signature of its own."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    s3.client().put_object(Bucket=BUCKET, Key="ranges/x y%", Body=bytes(range(256)))
+    remote = S3(f"s3://{BUCKET}/ranges", 4, 60)
+    s3.client().put_object(Bucket=BUCKET, Key="ranges/below/y", Body=b"")
+    stat = remote.stat("x y%")
+    assert remote.files("") == {"x y%": stat}
+    operations: list[str] = []
+    remote._client.meta.events.register(
+        "before-send.s3", lambda event_name, **_: operations.append(event_name)
+    )
+
+    def read(offset: int, size: int, stat: Stat) -> bytes:
+        return b"".join(remote.read("x y%", offset, size, stat))
+
+    assert [read(at, 100, stat) for at in (7, 9)] == [bytes(range(at, at + 100)) for at in (7, 9)]
+    assert operations == [], "boto3 has nothing to do"
+    signed = remote._signed["x y%"]
+    headers = {
+        name: value.replace("Signature=", "Signature=0") for name, value in signed.headers.items()
+    }
+    for other in (signed._replace(headers=headers), signed._replace(proxied=True)):
+        remote._signed["x y%"] = other
+        assert read(7, 100, stat) == bytes(range(7, 107))
+    remote._signed["x y%"] = signed._replace(headers={}, until=0)
+    assert read(7, 100, stat) == bytes(range(7, 107))
+    assert operations == ["before-send.s3.GetObject"] * 2
+    with pytest.raises(IncompleteError, match="ranges/x y%: it has changed"):
+        read(7, 100, stat._replace(validator='"other"'))
+    with pytest.raises(UnavailableError, match="asked for 'bytes 7-106/257'"):
+        read(7, 100, stat._replace(size=257))
+    with pytest.raises(AbsentError, match="404"):
+        b"".join(remote.read("y", 0, 1, stat))
+
+
+def test_a_proxy_and_temporary_credentials_are_taken_as_boto3_takes_them(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    # Servers other than Amazon's let users choose it.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "team/reader")
+    headers = S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).headers
+    assert headers["X-Amz-Security-Token"] == "token"
+    assert "Credential=team/reader/" in headers["Authorization"]
+    assert "/eu-central-1/s3/aws4_request" in headers["Authorization"]
+    assert (
+        "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token,"
+        in (headers["Authorization"])
+    )
+    for name, value in (("http_proxy", "http://gate:3128"), ("no_proxy", ""), ("NO_PROXY", "")):
+        monkeypatch.setenv(name, value)
+    assert S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).proxied
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert not S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).proxied
+
+
+def test_verify_and_show_read_a_bucket(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
+    assert machine.prepare(reference.source, "proven", *SETTINGS).code == 0
+    there, shard = f"s3://{BUCKET}/proven", "train-00003-of-00008"
+    for level in ("manifest", "crc", "decode"):
+        sound = machine.run("verify", there, "--level", level)
+        assert sound.code == 0, sound
+    shown = machine.run("show", f"{there}/{shard}", "--json", "--limit", "3")
+    local = machine.run("show", reference.out / shard, "--json", "--limit", "3")
+    assert shown.code == 0, shown
+    assert shown.out == local.out
+
+    damaged = bytearray(reference.contents[shard])
+    damaged[len(damaged) // 2] ^= 1
+    client = s3.client()
+    client.put_object(Bucket=BUCKET, Key=f"proven/{shard}", Body=bytes(damaged))
+    client.put_object(Bucket=BUCKET, Key="proven/train-more", Body=b"x")
+    client.delete_object(Bucket=BUCKET, Key="proven/index/train-00001-of-00008")
+    found = machine.run("verify", there)
+    assert found.code == 3, found
+    assert f"{shard}: record " in found.out
+    assert "train-more: not in the manifest" in found.out
+    assert "index/train-00001-of-00008: missing" in found.out
+    assert machine.run("verify", f"{there}/nothing").code == 2
+    assert list(machine.tmp.iterdir()) == []

@@ -1,0 +1,410 @@
+"""The same images through every layout: the same shards, byte for byte."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep.sources import labels
+from tests.commands.conftest import Reference
+from tests.kit import command, layouts
+from tests.kit.dataset import (
+    SETTINGS,
+    contents,
+    receipts,
+    split_records,
+)
+from tests.kit.lengths import long_but
+from tests.kit.miniature import Miniature
+
+OFFICIAL = labels.official_classes()
+
+
+def shards(out: Path) -> dict[str, bytes]:
+    """Returns shards and their indexes."""
+    return {name: data for name, data in contents(out).items() if is_shard(name)}
+
+
+def is_shard(name: str) -> bool:
+    return name.rpartition("/")[2].startswith(("train", "valid"))
+
+
+def prepare(source: Path, out: Path, *more: str) -> command.Finished:
+    return command.run("prepare", "--source", source, "--out", out, *SETTINGS, *more)
+
+
+def prepared(source: Path, out: Path, *more: str) -> dict[str, bytes]:
+    result = prepare(source, out, *more)
+    assert result.code == 0, result
+    return shards(out)
+
+
+def test_imagenet21k_from_one_tar_and_from_a_folder_of_tars(tmp_path: Path) -> None:
+    classes = {
+        wnid: [f"{wnid}_{number}.JPEG" for number in range(count)]
+        for wnid, count in (("n00015388", 5), ("n01440764", 1), ("n02084071", 6))
+    }
+    outs = []
+    for whole in (True, False):
+        root = layouts.make_class_tars(classes, tmp_path / f"in-{whole}", whole=whole)
+        (root / "words.txt").write_text("n00015388\tanimal, fauna\nn02084071\tdog\n")
+        refused = prepare(root, tmp_path / "refused", "--splits", "train,validation")
+        assert (refused.code, "--holdout-per-class" in refused.err) == (2, True)
+        outs.append(tmp_path / f"out-{whole}")
+        result = prepare(root, outs[-1], "--allow-subset", "--holdout-per-class", "2")
+        assert result.code == 0, result
+    found = contents(outs[0])
+
+    assert shards(outs[0]) == shards(outs[1])
+    assert found["labels.txt"].decode().splitlines() == [
+        "n00015388 animal, fauna",
+        "n01440764 tench, Tinca tinca",
+        "n02084071 dog",
+    ]
+    counts = {
+        split: Counter(record.wnid for record in split_records(outs[0], split))
+        for split in ("train", "validation")
+    }
+    assert counts["validation"] == {"n00015388": 2, "n02084071": 2}
+    assert counts["train"] + counts["validation"] == {w: len(n) for w, n in classes.items()}
+    assert json.loads(found["dataset.json"])["subset"] is True
+    assert command.run("verify", outs[0]).code == 0
+
+
+@pytest.fixture(scope="session")
+def official(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The shards with ILSVRC2012's own class list, from the archives themselves.
+
+    The devkit's 32 validation labels are not ILSVRC2012's 50,000, which it is held against;
+    so this one run goes without that check.
+    """
+    root = tmp_path_factory.mktemp("official")
+    for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"):
+        (root / name).symlink_to(mini.root / name)
+    from tests.kit.miniature import Synset, make_devkit
+
+    leaves = [
+        Synset(1 + (7 * i) % 1000, wnid, words)
+        for i, (wnid, words) in enumerate(zip(OFFICIAL.wnids, OFFICIAL.words, strict=True))
+    ]
+    id_of = {leaf.wnid: leaf.ilsvrc2012_id for leaf in leaves}
+    truth = [id_of[image.wnid] for _, image in sorted(mini.of("validation").items())]
+    make_devkit(root / labels.DEVKIT, leaves, [], truth)
+    code = (
+        "import sys\n"
+        "from imagenet_prep.sources import labels\n"
+        "labels.check_canaries = lambda wnids, path: None\n"
+        "sys.argv[0] = 'imagenet-prep'\n"
+        "from imagenet_prep.__main__ import main\n"
+        "main()\n"
+    )
+    out = root / "out"
+    arguments = ("prepare", "--source", root, "--out", out, *SETTINGS)
+    result = command.run(*arguments, program=("-c", code))
+    assert result.code == 0, result
+    return shards(out)
+
+
+@pytest.mark.parametrize("truth", ["devkit", "devkit_folder"])
+def test_folders_with_a_devkit_give_the_shards_of_the_archives(
+    reference: Reference, mini: Miniature, tmp_path: Path, truth: str
+) -> None:
+    root = layouts.make_folder(mini, tmp_path / "in", truth=truth)
+
+    assert prepared(root, tmp_path / "out") == shards(reference.out)
+
+
+def test_kaggles_layout_gives_the_shards_of_the_archives(
+    reference: Reference, mini: Miniature, tmp_path: Path
+) -> None:
+    root = layouts.make_kaggle(mini, tmp_path / "in", mini.classes)
+
+    assert prepared(root, tmp_path / "out") == shards(reference.out)
+    # The folder that holds ILSVRC/ and ILSVRC itself are the same source.
+    assert prepared(root / "ILSVRC", tmp_path / "inner") == shards(reference.out)
+
+
+def test_recordio_gives_the_shards_of_the_archives(
+    reference: Reference, mini: Miniature, tmp_path: Path
+) -> None:
+    root = layouts.make_recordio(mini, tmp_path / "in")
+
+    assert prepared(root, tmp_path / "out") == shards(reference.out)
+
+
+def test_parquet_gives_the_shards_of_the_archives(
+    reference: Reference, mini: Miniature, tmp_path: Path
+) -> None:
+    wnids = [wnid for wnid, _ in mini.classes]
+    root = layouts.make_parquet(mini, tmp_path / "in", wnids, wnids)
+
+    assert prepared(root, tmp_path / "out") == shards(reference.out)
+
+
+@pytest.mark.parametrize("truth", ["folders", "synsets", "csv"])
+def test_folders_without_a_class_list_have_ilsvrc2012s(
+    official: dict[str, bytes], mini: Miniature, tmp_path: Path, truth: str
+) -> None:
+    root = layouts.make_folder(mini, tmp_path / "in", truth=truth, val="validation")
+
+    assert prepared(root, tmp_path / "out") == official
+    manifest = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    assert manifest["classes"]["official"] is True
+
+
+def test_kaggle_and_parquet_with_all_classes_give_the_shards_of_the_archives(
+    official: dict[str, bytes], mini: Miniature, tmp_path: Path
+) -> None:
+    all_classes = tuple(zip(OFFICIAL.wnids, OFFICIAL.words, strict=True))
+    kaggle = layouts.make_kaggle(mini, tmp_path / "kaggle", all_classes)
+    parquet = layouts.make_parquet(mini, tmp_path / "hf", OFFICIAL.wnids, OFFICIAL.words)
+
+    assert prepared(kaggle, tmp_path / "out1") == official
+    assert prepared(parquet, tmp_path / "out2") == official
+
+
+def test_boxes_are_the_same_from_archives_and_from_kaggles_folders(
+    mini: Miniature, source: Path, tmp_path: Path
+) -> None:
+    layouts.make_box_archives(mini, source)
+    kaggle = layouts.make_kaggle(mini, tmp_path / "kaggle", mini.classes)
+    layouts.make_kaggle_boxes(mini, kaggle)
+    out = tmp_path / "out"
+
+    assert prepared(source, out) == prepared(kaggle, tmp_path / "kaggle-out")
+    validation = split_records(out, "validation")
+    assert all(len(record.boxes.xmin) in (1, 2) for record in validation)
+    boxed = [record for record in split_records(out, "train") if record.boxes.xmin]
+    assert 0.3 < len(boxed) / len(split_records(out, "train")) < 0.7
+    assert {round(record.boxes.xmax[0], 6) for record in boxed} == {90 / 160}
+    assert {round(record.boxes.ymax[0], 6) for record in boxed} == {round(80 / 120, 6)}
+    manifest = json.loads((out / "dataset.json").read_text())
+    assert manifest["config"]["boxes"] is True
+    assert [s["name"] for s in manifest["sources"]][2:] == [
+        "ILSVRC2012_bbox_train_v2.tar.gz",
+        "ILSVRC2012_bbox_val_v3.tgz",
+    ]
+    assert all(len(source["md5"]) == 32 for source in manifest["sources"])
+    assert command.run("verify", out, "--level", "decode").code == 0
+
+
+def test_no_boxes_leaves_them_out(
+    reference: Reference, mini: Miniature, source: Path, tmp_path: Path
+) -> None:
+    layouts.make_box_archives(mini, source)
+    out = tmp_path / "out"
+
+    assert prepared(source, out, "--no-boxes") == shards(reference.out)
+    # The same folder with boxes would be another data set.
+    result = prepare(source, out)
+    assert result.code == 2
+    assert "boxes is False there, True here" in result.err
+
+
+def test_the_order_of_directories_does_not_show(
+    reference: Reference, mini: Miniature, tmp_path: Path
+) -> None:
+    """A file system lists in the order of creation or of hashes; sorted by us, none shows."""
+    made = layouts.make_folder(mini, tmp_path / "made", truth="devkit")
+    files = [path for path in made.rglob("*") if path.is_file()]
+    random.Random(4).shuffle(files)
+    for path in files:
+        layouts.write(tmp_path / "in" / path.relative_to(made), path.read_bytes())
+
+    assert prepared(tmp_path / "in", tmp_path / "out") == shards(reference.out)
+
+
+def test_what_is_no_image_is_left_alone_and_links_are_followed_if_asked_for(
+    reference: Reference, mini: Miniature, tmp_path: Path
+) -> None:
+    root = layouts.make_folder(mini, tmp_path / "in", truth="devkit")
+    wnid = mini.classes[0][0]
+    for name in ("README", "train/.DS_Store", f"train/{wnid}/Thumbs.db", "val/.hidden.JPEG"):
+        layouts.write(root / name, b"no image")
+    (root / "train" / ".cache").mkdir()
+    image = next((root / "train" / wnid).glob("*.JPEG"))
+    image.rename(tmp_path / "elsewhere.JPEG")
+    image.symlink_to(tmp_path / "elsewhere.JPEG")
+    shutil.move(root / "train", tmp_path / "elsewhere")
+    (root / "train").symlink_to(tmp_path / "elsewhere")
+
+    refused = prepare(root, tmp_path / "refused")
+    assert (refused.code, "--follow-links" in refused.err) == (3, True)
+    assert prepared(root, tmp_path / "out", "--follow-links") == shards(reference.out)
+
+
+def test_a_folder_a_class_is_a_data_set_of_its_own(mini: Miniature, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    data = [data for split, _, data in layouts.images(mini) if split == "train"][:12]
+    for number, image in enumerate(data):
+        split = "train" if number < 9 else "valid"
+        name = ("golden retriever", "cat", "Zebra")[number % 3]
+        layouts.write(root / split / name / f"{number}.jpg", image)
+    out = tmp_path / "out"
+    result = command.run("prepare", "--source", root, "--out", out)
+
+    assert result.code == 0, result
+    assert "3 classes (Zebra, cat, golden_retriever; not ILSVRC2012's)" in result.err
+    assert (out / "labels.txt").read_text().splitlines() == [
+        "Zebra Zebra",
+        "cat cat",
+        "golden_retriever golden retriever",
+    ]
+    manifest = json.loads((out / "dataset.json").read_text())
+    assert (manifest["classes"]["official"], manifest["subset"]) == (False, False)
+    assert [(s["name"], s["md5"]) for s in manifest["sources"]] == [
+        ("train", None),
+        ("valid", None),
+    ]
+    assert sum(s["members"] for s in manifest["sources"]) == 12
+    assert json.loads((out / "dataset_info.json").read_text())["name"] == "images"
+    labels_of = {r.filename: r.stored_label for r in split_records(out, "train")}
+    assert {labels_of.get("0.jpg"), labels_of.get("3.jpg")} <= {3, None}
+    assert command.run("verify", out, "--level", "decode").code == 0
+
+
+def test_cifar10_keeps_its_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
+    root = layouts.make_cifar10(tmp_path / "in")
+    out = tmp_path / "out"
+    refused = command.run("prepare", "--source", root, "--out", out)
+    assert refused.code == 3
+    assert "train expects 5,000 images a class" in refused.err
+    result = command.run("prepare", "--source", root, "--out", out, "--allow-subset")
+
+    assert result.code == 0, result
+    assert [line.split()[0] for line in (out / "labels.txt").read_text().splitlines()] == list(
+        layouts.CIFAR_NAMES
+    )
+    batches = [layouts.cifar_batch(20, seed) for seed in range(6)]
+    seen = 0
+    for split, names in (("train", batches[:5]), ("validation", batches[5:])):
+        for record in split_records(out, split):
+            batch = names[int(record.filename.split("_")[2]) - 1] if split == "train" else names[0]
+            row = int(record.filename.split("_")[3 if split == "train" else 2])
+            assert record.stored_label - 1 == batch["labels"][row]
+            truth = batch["data"][row].reshape(3, 32, 32).transpose(1, 2, 0).astype(float)
+            pixels = np.asarray(Image.open(io.BytesIO(record.encoded)))
+            psnr = 10 * np.log10(255**2 / np.mean((pixels - truth) ** 2))
+            assert psnr > 48
+            seen += 1
+    assert seen == 120
+    manifest = json.loads((out / "dataset.json").read_text())
+    assert manifest["config"]["encoded_from_pixels"] == "JPEG 4:4:4 at quality 100"
+    assert manifest["repaired"] == manifest["quarantined"] == {}
+    assert json.loads((out / "dataset_info.json").read_text())["name"] == "cifar10_subset"
+    assert not (out / ".work" / "unpacked").exists()
+
+
+def test_the_archive_of_cifar10_gives_the_shards_of_its_folder(tmp_path: Path) -> None:
+    import tarfile
+
+    root = layouts.make_cifar10(tmp_path / "in")
+    packed = tmp_path / "packed" / "cifar-10-python.tar.gz"
+    packed.parent.mkdir()
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(root / "cifar-10-batches-py", "cifar-10-batches-py")
+
+    expected = prepared(root, tmp_path / "out")
+    assert prepared(packed.parent, tmp_path / "out2") == expected
+    # The archive itself may be named, too.
+    assert prepared(packed, tmp_path / "out3") == expected
+    other = command.run("prepare", "--source", packed, "--out", tmp_path / "out4")
+    assert other.code == 3
+
+
+@pytest.fixture
+def parquet(mini: Miniature, tmp_path: Path) -> Path:
+    wnids = [wnid for wnid, _ in mini.classes]
+    return layouts.make_parquet(mini, tmp_path / "hf", wnids, wnids)
+
+
+def test_a_finished_set_keeps_no_unpacked_images_and_needs_none(
+    parquet: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = prepared(parquet, out)
+    assert not (out / ".work" / "unpacked").exists()
+    again = prepare(parquet, out)
+    assert (again.code, again.complaints) == (0, "")
+    assert "nothing was left to do" in again.out
+    assert not (out / ".work" / "unpacked").exists()
+    (out / "train-00003-of-00008").unlink()
+
+    assert prepared(parquet, out) == first
+    assert not (out / ".work" / "unpacked").exists()
+
+
+def test_a_subset_of_classes_is_that_of_the_archives_and_unpacks_no_other(
+    mini: Miniature, parquet: Path, tmp_path: Path
+) -> None:
+    flags = ("--subset-classes", "2", "--train-shards", "2", "--validation-shards", "1")
+    expected = prepared(mini.root, tmp_path / "out1", *flags)
+
+    assert prepared(parquet, tmp_path / "out2", *flags) == expected
+    unpacked = 0
+    for path in receipts(tmp_path / "out2", "index"):
+        outputs = json.loads(path.read_text())["outputs"]
+        unpacked += sum(o["num_bytes"] for o in outputs if "/unpacked/" in o["name"])
+    chosen = {wnid for wnid, _ in mini.classes[:2]}
+    assert unpacked == sum(image.num_bytes for image in mini.images if image.wnid in chosen)
+
+
+def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    arguments = ("prepare", "--source", parquet, "--out", tmp_path / "out", *SETTINGS)
+    result = command.run(*arguments, "--dry-run", "--json", env={"TMPDIR": str(scratch)})
+
+    assert result.code == 0, result
+    assert result.json["unpacked_bytes"] > 0
+    assert list(scratch.iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    long_but(
+        [("threads", (0, 2)), ("processes", (1, 3))],
+        [
+            *(("threads", (0, 2)), ("processes", (1, 3))),
+            *(("threads", (0, 1, 2, 3)), ("processes", (0, 1, 2, 3))),
+        ],
+    ),
+)
+def test_killed_at_any_moment_a_run_from_parquet_goes_on(
+    reference: Reference, parquet: Path, tmp_path: Path, kind: str, moments: tuple[int, ...]
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("prepare", "--source", parquet, "--out", out, *SETTINGS)
+    flags = ("--workers", "2", "--worker-kind", kind)
+    complete = shards(reference.out)
+    steps: list[Callable[[], bool]] = [
+        lambda: len(receipts(out, "index")) >= 1,
+        lambda: len(receipts(out, "index")) >= 4,
+        lambda: len(receipts(out)) >= 2,
+        lambda: len(receipts(out)) >= 6,
+    ]
+    for reached in (steps[moment] for moment in moments):
+        with command.started(*arguments, *flags) as running:
+            command.wait_until(lambda r=running, at=reached: at() or r.ended, "a step, or the end")
+            running.kill()
+            command.wait_until(lambda: not running.workers(), "its workers are gone")
+        there = shards(out)
+        assert {name: complete.get(name) for name in there} == there
+        if (out / "dataset.json").is_file():
+            break
+    result = command.run(*arguments, *flags)
+
+    assert result.code == 0, result
+    assert shards(out) == complete
+    assert not (out / ".work" / "unpacked").exists()

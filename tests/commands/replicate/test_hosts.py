@@ -1,0 +1,316 @@
+"""To hosts, along a chain: whole everywhere, and what happens to one does not stop the others."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.commands.replicate.conftest import Hosts
+from tests.kit import command, faults
+from tests.kit.dataset import assert_nothing_half_visible, contents
+from tests.kit.lengths import long_but
+from tests.kit.replicas import make_dataset
+
+SHARD = "train-00002-of-00006"
+
+
+def test_every_host_gets_every_byte(hosts: Hosts, dataset: Path) -> None:
+    result = hosts.run(dataset, "--json")
+
+    assert result.code == 0, result
+    hosts.assert_whole(dataset)
+    moved = [replica["moved_bytes"] for replica in result.json["replicas"]]
+    assert moved == [result.json["replicas"][0]["bytes"]] * 4
+    assert hosts.run(dataset, "--check").code == 0
+
+
+def test_a_second_run_moves_only_what_a_host_lacks(hosts: Hosts, dataset: Path) -> None:
+    hosts.run(dataset)
+    (hosts.replica("node-3") / SHARD).unlink()
+    planned = hosts.run(dataset, "--dry-run", "--json")
+    assert [replica["lacking_bytes"] for replica in planned.json["replicas"]] == [0, 0, 40_002, 0]
+
+    again = hosts.run(dataset, "--json")
+    assert [replica["moved_bytes"] for replica in again.json["replicas"]] == [0, 0, 40_002, 0]
+    hosts.assert_whole(dataset)
+
+
+def test_a_flipped_bit_on_one_host_is_found_and_mended(hosts: Hosts, dataset: Path) -> None:
+    hosts.run(dataset)
+    damaged = hosts.replica("10.0.0.2") / SHARD
+    status = damaged.stat()
+    faults.flip_bit(damaged, 100)
+    shutil.os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    checked = hosts.run(dataset, "--check")
+
+    assert checked.code == 3
+    assert f"10.0.0.2:~/set: {SHARD}: sha256 " in checked.out
+    assert "1 of 4 replicas are not what the manifest says" in checked.err
+    mended = hosts.run(dataset, "--repair", "--json")
+    assert [replica["moved_bytes"] for replica in mended.json["replicas"]] == [0, 40_002, 0, 0]
+    hosts.assert_whole(dataset)
+
+
+def test_a_host_does_not_pass_on_what_rotted_on_its_disk(hosts: Hosts, dataset: Path) -> None:
+    hosts.run(dataset)
+    damaged = hosts.replica("10.0.0.2") / SHARD
+    status = damaged.stat()
+    faults.flip_bit(damaged, 100)
+    shutil.os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    shutil.rmtree(hosts.replica("node-3"))
+    result = hosts.run(dataset)
+
+    assert result.code == 0, result
+    assert f"{SHARD} is damaged on 10.0.0.2, fetched elsewhere; --repair mends it" in result.err
+    hosts.assert_whole(dataset, "10.0.0.2")
+
+
+def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Path) -> None:
+    hosts.down("10.0.0.2")
+    result = hosts.run(dataset, "--wait", "0")
+
+    assert result.code == 4, result
+    assert "10.0.0.2:~/set: ssh: connect to host 10.0.0.2: No route to host." in result.out
+    assert "Run the same command again when it is back." in result.out
+    assert "1 of 4 replicas failed" in result.err
+    hosts.assert_whole(dataset, "10.0.0.2")
+    noted = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
+    assert [json.loads(line)["where"] for line in noted] == [
+        f"{address}:~/set" for address in hosts.addresses if address != "10.0.0.2"
+    ]
+    hosts.up("10.0.0.2")
+    assert hosts.run(dataset).code == 0
+    again = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
+    assert again[:3] == noted
+    assert [json.loads(line)["where"] for line in again[3:]] == ["10.0.0.2:~/set"]
+
+
+def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> None:
+    with hosts.started(large, "--bandwidth-limit", "4", "--json") as running:
+        replica = hosts.replica("10.0.0.2")
+        command.wait_until(lambda: len(list(replica.glob("train-*"))) >= 3, "shards arrive")
+        hosts.down("10.0.0.2")
+        kept = {p.name: p.stat().st_ino for p in replica.glob("train-*")}
+        last = hosts.replica("ubuntu@node-4") / "dataset.json"
+        command.wait_until(last.exists, "the others go on")
+        hosts.up("10.0.0.2")
+        result = running.finish()
+
+    assert result.code == 0, result
+    hosts.assert_whole(large)
+    assert {p.name: p.stat().st_ino for p in replica.glob("train-*") if p.name in kept} == kept
+
+
+@pytest.mark.parametrize(("byte", "again"), [(None, False), (100, True)])
+def test_a_shard_that_had_begun_to_arrive_is_gone_on_with(
+    hosts: Hosts, dataset: Path, byte: int | None, again: bool
+) -> None:
+    incoming = hosts.replica("node-3") / ".work" / "incoming"
+    incoming.mkdir(parents=True)
+    (incoming / SHARD).write_bytes((dataset / SHARD).read_bytes()[:30_000])
+    (incoming / "train-00000-of-00006").write_bytes(bytes(99_999))
+    if byte is not None:
+        faults.flip_bit(incoming / SHARD, byte)
+    result = hosts.run(dataset)
+
+    assert result.code == 0, result
+    assert (f"{SHARD}: sha256 " in result.err and "It is sent again." in result.err) == again
+    hosts.assert_whole(dataset)
+    assert [path for path in incoming.rglob("*") if path.is_file()] == []
+
+
+def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
+    hosts: Hosts, dataset: Path, tmp_path: Path
+) -> None:
+    folder = hosts.root / "shared"
+    dataset.rename(folder)
+    (tmp_path / "hosts.txt").write_text("localhost slots=8\nnode-3 slots=8\n")
+    reference = contents(folder)
+    faults.flip_bit(folder / SHARD, 0)
+    damaged = contents(folder)
+    target = f"hosts:{tmp_path / 'hosts.txt'}:{folder}"
+    result = command.run("replicate", folder, "--to", target, env=hosts.environment)
+
+    assert result.code == 0, result
+    assert contents(folder) == damaged
+    assert damaged["dataset.json"] == reference["dataset.json"]
+    assert list((folder / ".work").glob("origin-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("complaint", "said"),
+    [
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.\n",
+            "the host's key has changed",
+        ),
+        ("{}: Permission denied (publickey).\n", "Permission denied (publickey)"),
+    ],
+)
+def test_what_ssh_refuses_is_not_tried_for_ever(
+    hosts: Hosts, dataset: Path, complaint: str, said: str
+) -> None:
+    hosts.down("node-3", complaint)
+    result = hosts.run(dataset, "--wait", "60")
+
+    assert result.code == 1, result
+    assert said in result.out
+    assert "known_hosts" in result.out
+    hosts.assert_whole(dataset, "node-3")
+
+
+def test_a_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> None:
+    result = hosts.run(dataset, "--check", "--python", "/nowhere/python3")
+
+    assert result.code == 1
+    assert "/nowhere/python3" in result.out
+
+
+def test_a_wrong_file_at_one_target_is_refused_there_alone(hosts: Hosts, dataset: Path) -> None:
+    stranger = hosts.replica("10.0.0.1") / "train-00000-of-00009"
+    stranger.parent.mkdir()
+    stranger.write_text("mine")
+    result = hosts.run(dataset)
+
+    assert result.code == 2, result
+    assert "10.0.0.1:~/set: " in result.out
+    assert "which readers would take for shards" in result.out
+    assert stranger.read_text() == "mine"
+    hosts.assert_whole(dataset, "10.0.0.1")
+
+
+def test_two_runs_at_once_do_not_mix(hosts: Hosts, large: Path) -> None:
+    with hosts.started(large, "--bandwidth-limit", "0.05") as first:
+        busy = hosts.replica("ubuntu@node-4") / ".work" / "lock"
+        command.wait_until(busy.exists, "the last host is being written to")
+        second = hosts.run(large)
+        assert second.code == 1, second
+        assert "is being written by another run" in second.out
+        first.send(signal.SIGINT)
+        assert first.finish().code == 130
+    assert hosts.run(large).code == 0
+    hosts.assert_whole(large)
+
+
+def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    source = tmp_path / "changing"
+    make_dataset(source, shards=8, shard_bytes=500_000)
+    before = contents(source)
+    make_dataset(tmp_path / "next", shards=8, shard_bytes=500_000, seed=1)
+    with hosts.started(source, "--bandwidth-limit", "4") as running:
+        arrived = hosts.replica("10.0.0.1")
+        command.wait_until(lambda: len(list(arrived.glob("train-*"))) >= 2, "shards arrive")
+        for name, data in contents(tmp_path / "next").items():
+            (source / f"{name}.new").write_bytes(data)
+            (source / f"{name}.new").rename(source / name)
+        result = running.finish()
+
+    assert result.code in (3, 4), result
+    assert "changed" in result.err or "does not hold what its dataset.json says" in result.out
+    for address in hosts.addresses:
+        assert_nothing_half_visible(hosts.replica(address), before)
+
+
+def test_a_pipe_in_place_of_a_shard_at_the_source_is_not_waited_for(
+    hosts: Hosts, dataset: Path
+) -> None:
+    (dataset / SHARD).unlink()
+    os.mkfifo(dataset / SHARD)
+
+    result = hosts.run(dataset, "--retries", "1")
+
+    assert result.code != 0, result
+    assert SHARD in result.out + result.err
+    assert "Traceback" not in result.out + result.err
+
+
+@pytest.mark.root
+def test_a_full_disk_on_one_host_leaves_the_others_whole(hosts: Hosts, large: Path) -> None:
+    disk = hosts.root / "10.0.0.2"
+    with faults.disk(disk, "size=24m"):
+        with hosts.started(large, "--bandwidth-limit", "4") as running:
+            replica = hosts.replica("10.0.0.2")
+            command.wait_until(lambda: len(list(replica.glob("train-*"))) >= 1, "shards arrive")
+            filler = fill(disk)
+            result = running.finish()
+        assert result.code == 4, result
+        assert "No space left on device" in result.out
+        assert "run the same command again" in result.out
+        hosts.assert_whole(large, "10.0.0.2")
+        assert_nothing_half_visible(replica, contents(large))
+        filler.unlink()
+        assert hosts.run(large).code == 0
+        hosts.assert_whole(large)
+
+
+def fill(folder: Path) -> Path:
+    """Fills a file system to the last byte, with one file."""
+    with open(folder / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 12))
+    return folder / "filler"
+
+
+def wait_for_bytes(replica: Path, dataset: Path, rng: random.Random, run: command.Running) -> None:
+    """Returns at any moment of a replication, whatever the speed of this machine.
+
+    That is when a replica has some number of bytes, what is arriving included.
+    """
+    wanted = rng.randrange(sum(map(len, contents(dataset).values())))
+
+    def there() -> int:
+        found = 0
+        for path in replica.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                found += path.stat().st_size if path.is_file() else 0
+        return found
+
+    command.wait_until(lambda: there() >= wanted or run.ended, "bytes arrive")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", long_but(range(1), range(10)))
+def test_a_leader_killed_at_any_moment_leaves_nothing_behind(
+    hosts: Hosts, large: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    with hosts.started(large, "--bandwidth-limit", "4") as running:
+        wait_for_bytes(hosts.replica(rng.choice(hosts.addresses)), large, rng, running)
+        running.kill()
+        command.wait_until(lambda: not running.workers(), "what it started on the hosts ends")
+    for address in hosts.addresses:
+        assert_nothing_half_visible(hosts.replica(address), contents(large))
+    result = hosts.run(large)
+    assert result.code == 0, result
+    hosts.assert_whole(large)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", long_but(range(1), range(10)))
+def test_a_host_killed_at_any_moment_is_whole_in_the_end(
+    hosts: Hosts, large: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    victim = rng.choice(hosts.addresses)
+    with hosts.started(large, "--bandwidth-limit", "4", "--json") as running:
+        wait_for_bytes(hosts.replica(rng.choice(hosts.addresses)), large, rng, running)
+        hosts.down(victim)
+        if rng.random() < 0.5:
+            others = [address for address in hosts.addresses if address != victim]
+            wait_for_bytes(hosts.replica(rng.choice(others)), large, rng, running)
+        for address in hosts.addresses:
+            assert_nothing_half_visible(hosts.replica(address), contents(large))
+        hosts.up(victim)
+        result = running.finish()
+    assert result.code == 0, result
+    hosts.assert_whole(large)
+    assert json.loads(result.out)["replicas"][0]["files"] == len(contents(large))

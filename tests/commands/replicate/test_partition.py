@@ -1,0 +1,150 @@
+"""Every host gets its own part: no more, no less, and each part proven as a whole replica is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.verify import load
+from tests.commands.replicate.conftest import Hosts
+from tests.kit import command, faults
+from tests.kit.dataset import contents, shard_names
+from tests.kit.replicas import make_dataset
+from tests.kit.s3_server import BUCKET, S3Server
+
+PARTITION = ("--mode", "partition")
+
+
+def part(dataset: Path, placement: Placement) -> dict[str, bytes]:
+    """Returns every byte that a host with a part must hold."""
+    manifest = load(LocalStore(dataset))
+    names = {naming.MANIFEST, *(file.name for file in placement.files(manifest))}
+    expected = {name: data for name, data in contents(dataset).items() if name in names}
+    return {**expected, naming.PLACEMENT: placement.dumps(manifest.digest)}
+
+
+def assert_parts(hosts: Hosts, dataset: Path, copies: int, *but: str) -> None:
+    for node, address in enumerate(hosts.addresses):
+        if address not in but:
+            expected = part(dataset, Placement(node, len(hosts.addresses), copies))
+            assert contents(hosts.replica(address)) == expected, address
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_every_host_gets_its_own_part(hosts: Hosts, dataset: Path, copies: int) -> None:
+    flags = (*PARTITION, "--copies", str(copies))
+    planned = hosts.run(dataset, *flags, "--dry-run", "--json")
+    result = hosts.run(dataset, *flags, "--json")
+
+    assert (planned.code, result.code) == (0, 0), (planned, result)
+    assert_parts(hosts, dataset, copies)
+    held = [shard_names(contents(hosts.replica(address))) for address in hosts.addresses]
+    assert set().union(*held) == shard_names(contents(dataset))
+    assert sum(map(len, held)) == {1: 6, 3: 18}[copies]
+    moved = [replica["moved_bytes"] for replica in result.json["replicas"]]
+    assert moved == [replica["lacking_bytes"] for replica in planned.json["replicas"]]
+    assert moved == [replica["bytes"] for replica in result.json["replicas"]]
+    checked = hosts.run(dataset, *flags, "--check")
+    assert checked.code == 0, checked
+    verified = command.run("verify", hosts.replica("node-3"), "--level", "manifest")
+    assert verified.code == 0, verified
+    assert f"(part 2 of 4, copies: {copies})" in verified.out
+
+
+def test_damage_of_a_part_is_named_and_mended(hosts: Hosts, dataset: Path) -> None:
+    assert hosts.run(dataset, *PARTITION).code == 0
+    replica = hosts.replica("10.0.0.2")
+    (name, *_) = sorted(shard_names(contents(replica)))
+    status = (replica / name).stat()
+    faults.flip_bit(replica / name, 100)
+    shutil.os.utime(replica / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (hosts.replica("node-3") / naming.PLACEMENT).unlink()
+    checked = hosts.run(dataset, *PARTITION, "--check")
+
+    assert checked.code == 3
+    assert f"10.0.0.2:~/set: {name}: sha256 " in checked.out
+    assert "placement.json: the whole data set, expected part 2 of 4" in checked.out
+    mended = hosts.run(dataset, *PARTITION, "--repair", "--json")
+    moved = [replica["moved_bytes"] for replica in mended.json["replicas"]]
+    assert moved == [0, len(contents(dataset)[name]), 0, 0]
+    assert_parts(hosts, dataset, 1)
+
+
+def test_a_host_that_is_killed_gets_the_rest_of_its_part(hosts: Hosts, large: Path) -> None:
+    with hosts.started(large, *PARTITION, "--bandwidth-limit", "1") as running:
+        replica = hosts.replica("10.0.0.2")
+        command.wait_until(lambda: list(replica.glob("train-*")), "a shard arrives")
+        hosts.down("10.0.0.2")
+        hosts.up("10.0.0.2")
+        result = running.finish()
+
+    assert result.code == 0, result
+    assert_parts(hosts, large, 1)
+
+
+def test_a_folder_with_another_part_is_refused_untouched(
+    hosts: Hosts, dataset: Path, tmp_path: Path
+) -> None:
+    def give(*flags: str) -> command.Finished:
+        return command.run("replicate", dataset, "--to", tmp_path / "part", *flags)
+
+    assert give(*PARTITION, "--part", "1/4").code == 0
+    there = part(dataset, Placement(1, 4))
+    for flags, said in (
+        ((), "holds part 1 of 4, copies: 1; expected the whole data set"),
+        ((*PARTITION, "--part", "1/4", "--copies", "2"), "expected part 1 of 4, copies: 2"),
+        ((*PARTITION, "--part", "1/3"), "expected part 1 of 3, copies: 1"),
+    ):
+        refused = give(*flags)
+        assert refused.code == 2, refused
+        assert said in refused.err
+        assert contents(tmp_path / "part") == there
+    assert command.run("replicate", dataset, "--to", tmp_path / "whole").code == 0
+    refused = command.run(
+        "replicate", dataset, "--to", tmp_path / "whole", *PARTITION, "--part=0/4"
+    )
+    assert refused.code == 2
+    assert "which do not belong to part 0 of 4" in refused.err
+    assert contents(tmp_path / "whole") == contents(dataset)
+
+
+def test_a_part_is_no_data_set_to_replicate(dataset: Path, tmp_path: Path) -> None:
+    flags = (*PARTITION, "--part", "0/2")
+    assert command.run("replicate", dataset, "--to", tmp_path / "part", *flags).code == 0
+    refused = command.run("replicate", tmp_path / "part", "--to", tmp_path / "more")
+
+    assert refused.code == 2
+    assert "is part 0 of 2, copies: 1. Replicate from where the whole data set is." in refused.err
+
+
+def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
+    hosts: Hosts, dataset: Path, tmp_path: Path
+) -> None:
+    many = hosts.run(dataset, *PARTITION, "--copies", "5")
+    assert many.code == 2
+    assert "--copies 5 on 4 hosts: 5 copies: expected 1 to 4" in many.err
+
+    (tmp_path / "hosts.txt").write_text("localhost slots=8\nnode-3 slots=8\n")
+    whole, target = contents(dataset), f"hosts:{tmp_path / 'hosts.txt'}:{dataset}"
+    own = command.run("replicate", dataset, "--to", target, *PARTITION, env=hosts.environment)
+    assert own.code == 2, own
+    assert "there is the data set itself, which is more than part 0 of 2" in own.out
+    assert contents(dataset) == whole
+
+
+@pytest.mark.slow
+def test_every_host_pulls_its_own_part(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set")
+    there = f"s3://{BUCKET}/parts"
+    environment = {**s3.environment, **hosts.environment}
+    sent = command.run("replicate", tmp_path / "set", "--to", there, env=environment)
+    flags = ("--to", hosts.to, *PARTITION, "--copies", "2")
+    result = command.run("replicate", there, *flags, env=environment)
+
+    assert (sent.code, result.code) == (0, 0), (sent, result)
+    assert_parts(hosts, tmp_path / "set", 2)

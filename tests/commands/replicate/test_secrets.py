@@ -1,0 +1,123 @@
+"""What opens a bucket, or a proxy, is in no process list, no message and no file."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands.replicate.conftest import Hosts
+from tests.kit import command
+from tests.kit.dataset import contents
+from tests.kit.replicas import make_dataset
+from tests.kit.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+
+PASSWORD = "open-sesame-7f3a"
+# As a site sets them for everybody. The proxy is for other addresses than these.
+AROUND = {
+    "AWS_SESSION_TOKEN": "token-open-sesame-7f3a",
+    "HTTPS_PROXY": f"http://ann:{PASSWORD}@127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+}
+KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+
+
+class Seen:
+    """All that others could see of some runs."""
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.arguments: set[bytes] = set()
+
+    def run(self, *arguments: str | Path, env: dict[str, str]) -> int:
+        """Replicates, and looks at every process of the run meanwhile."""
+        with command.started("replicate", *arguments, env=env) as running, self._looking(running):
+            result = running.finish()
+        self.said += f"{result.out}{result.err}".encode()
+        return result.code
+
+    @contextlib.contextmanager
+    def _looking(self, running: command.Running) -> Iterator[None]:
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(0.02):
+                for pid in (running.pid, *running.workers()):
+                    with contextlib.suppress(OSError):  # it has just ended
+                        self.arguments.add(Path(f"/proc/{pid}/cmdline").read_bytes())
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            looker.join()
+
+    def assert_no_secret(self, *folders: Path) -> None:
+        """Looks for the secrets in processes, messages, and names and bytes of all files."""
+        texts = [self.said, *self.arguments]
+        for folder in folders:
+            assert folder.is_dir()
+            for path in folder.rglob("*"):
+                texts += [str(path).encode(), path.read_bytes() if path.is_file() else b""]
+        assert len(texts) > 10
+        for secret in (PASSWORD, ACCESS_KEY, SECRET_KEY):
+            assert [text for text in texts if secret.encode() in text] == []
+
+
+def test_hosts_see_nothing_of_the_leaders_keys(hosts: Hosts, dataset: Path) -> None:
+    seen = Seen()
+    environment = {**hosts.environment, **AROUND, **KEYS}
+    hosts.down("node-3")
+    assert seen.run(dataset, "--to", hosts.to, "--wait", "0", env=environment) == 4
+    hosts.up("node-3")
+    assert seen.run(dataset, "--to", hosts.to, "--repair", env=environment) == 0
+    assert seen.run(dataset, "--to", hosts.to, "--check", "--json", env=environment) == 0
+
+    hosts.assert_whole(dataset)
+    for end in (b"distribute.send", b"distribute.receive"):
+        assert any(end in arguments for arguments in seen.arguments)
+    seen.assert_no_secret(dataset, *(hosts.replica(address) for address in hosts.addresses))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_an_address_with_a_password_is_refused_and_not_repeated(
+    tmp_path: Path, dataset: Path, scheme: str
+) -> None:
+    address = f"{scheme}://ann:{PASSWORD}@127.0.0.1/set"
+    for arguments in ((address, "--to", tmp_path / "copy"), (dataset, "--to", address)):
+        refused = command.run("replicate", *arguments)
+        assert (refused.code, refused.out) == (2, "")
+        assert "expected" in refused.err or "holds a user name or password" in refused.err
+        assert PASSWORD not in refused.err
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.slow
+def test_keys_to_a_bucket_are_shown_and_written_nowhere(
+    s3: S3Server, hosts: Hosts, tmp_path: Path
+) -> None:
+    make_dataset(tmp_path / "set")
+    seen, there = Seen(), f"s3://{BUCKET}/secret-copy"
+    # SeaweedFS knows no session tokens.
+    around = {name: AROUND[name] for name in ("HTTPS_PROXY", "NO_PROXY")}
+    environment = {**hosts.environment, **around, **s3.environment}
+    assert seen.run(tmp_path / "set", "--to", there, env=environment) == 0
+    assert seen.run(there, "--to", tmp_path / "copy", env=environment) == 0
+    assert seen.run(there, "--to", hosts.to, env=environment) == 0
+    assert contents(tmp_path / "copy") == contents(tmp_path / "set")
+    hosts.assert_whole(tmp_path / "set")
+
+    wrong = {**environment, "AWS_SECRET_ACCESS_KEY": PASSWORD}
+    assert seen.run(there, "--to", tmp_path / "no", env=wrong) == 1
+    assert b"the server answers 403" in seen.said
+    dead = {**environment, "AWS_ENDPOINT_URL": f"http://ann:{PASSWORD}@127.0.0.1:9"}
+    for arguments in ((there, "--to", tmp_path / "no"), (tmp_path / "set", "--to", there)):
+        assert seen.run(*arguments, "--retries", "0", env=dead) != 0
+
+    folders = [tmp_path / "set", tmp_path / "copy"]
+    seen.assert_no_secret(*folders, *(hosts.replica(address) for address in hosts.addresses))

@@ -1,0 +1,293 @@
+"""The page in a real browser: quiet, searchable, by keyboard, on a phone, for everyone."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from imagenet_prep import report, verify
+from imagenet_prep.reporting import facts, sample
+from imagenet_prep.storage.folder import LocalStore
+from tests.commands.report.conftest import SCREENSHOTS, Demo, without_plots
+from tests.kit import command
+from tests.kit.shared import made_once
+
+pytestmark = pytest.mark.browser
+
+OpenPage = Callable[..., tuple[Any, list[str]]]
+REPORT = "report.html"
+WIDTHS = (390, 768, 1200)
+COLOURS = ("color-contrast", "link-in-text-block")  # axe's rules about them, but AAA's
+EVIL = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\"'&amp;é 数据"
+
+_OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+_CLIP = "getComputedStyle(document.querySelector('[data-part=before]')).clipPath"
+_FOCUS = """() => {
+  const all = [...document.querySelectorAll('a[href], button, input, summary, [tabindex="0"]')]
+    .filter((e) => e.checkVisibility());
+  return [all.length, all.indexOf(document.activeElement)];
+}"""
+
+
+@pytest.fixture(scope="session")
+def comparison(small: Demo, shared_cache: Path) -> Path:
+    """The small demo and itself at 64 pixels, side by side."""
+
+    def make(folder: Path) -> None:
+        shards = ("--train-shards", "3", "--validation-shards", "2", "--allow-subset")
+        other = ("--out", folder / "64", "--short-side", "64")
+        assert command.run("prepare", "--source", small.source, *other, *shards).code == 0
+        page = ("--out", folder / REPORT)
+        assert command.run("report", "--compare", small.out, folder / "64", *page).code == 0
+
+    return made_once(shared_cache / "comparison", make) / REPORT
+
+
+@pytest.fixture(scope="session")
+def trained(small: Demo, training: Path, shared_cache: Path) -> Path:
+    """The small demo's report with all that a report may have: with figures of training, too."""
+
+    def make(folder: Path) -> None:
+        words = ("--training", training, "--out", folder / REPORT)
+        assert command.run("report", small.out, *words).code == 0
+
+    return made_once(shared_cache / "trained", make) / REPORT
+
+
+@pytest.fixture(scope="session")
+def damaged(small: Demo, shared_cache: Path) -> Path:
+    """The report of a set that lacks a file; its plots would be those of the others."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(small.out, folder / "set")
+        (folder / "set" / "labels.txt").unlink()
+        with pytest.MonkeyPatch.context() as patch:
+            without_plots(patch)
+            assert report.run([str(folder / "set"), "--out", str(folder / REPORT)]) == 0
+
+    return made_once(shared_cache / "damaged-page", make) / REPORT
+
+
+def violations(shown: Any, *rules: str, within: str | None = None) -> list[str]:
+    """Returns what axe finds wrong by some of its rules, or by all that it has turned on.
+
+    Args:
+      shown: the page.
+      *rules: of axe; none: all that it has turned on.
+      within: where it looks, a CSS selector; None: everywhere.
+    """
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
+    options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    found = axe.run(shown, context=within, options=options).response["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node.get('failureSummary')}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+def test_the_page_is_quiet_and_whole(small: Demo, open_page: OpenPage) -> None:
+    shown, complaints = open_page(small.out / REPORT)
+
+    assert shown.locator("h1").text_content() == small.out.name
+    assert "Whole" in shown.locator(".verdict").text_content()
+    assert shown.locator("figure svg").count() == 9
+    assert shown.locator("#grid li:visible").count() >= 60
+    broken = "[...document.images].filter((i) => i.src && !(i.complete && i.naturalWidth)).length"
+    shown.wait_for_function(f"{broken} === 0")
+    shown.locator("#lineage").scroll_into_view_if_needed()
+    shown.emulate_media(color_scheme="dark")
+    assert complaints == []
+
+
+def test_search_finds_words_and_wnids_and_says_what_is_not_shown(
+    small: Demo, open_page: OpenPage
+) -> None:
+    shown, complaints = open_page(small.out / REPORT)
+    tiles, found = shown.locator("#grid li:visible"), shown.locator("#found")
+    every = tiles.count()
+
+    shown.fill("#search", "DAISY")
+    daisies = tiles.count()
+    assert 0 < daisies < every
+    assert {text.split()[-1] for text in tiles.all_text_contents()} == {"daisy"}
+    assert found.text_content().startswith(f"{daisies} images here; 1 class with ")
+    shown.fill("#search", "n11939491")
+    assert tiles.count() == daisies
+    shown.fill("#search", "no such thing")
+    assert tiles.count() == 0
+    assert found.text_content().startswith("0 images here; 0 classes")
+    shown.fill("#search", "")
+    assert tiles.count() == every
+    assert complaints == []
+
+
+def test_an_image_is_opened_compared_and_closed_by_keyboard(
+    small: Demo, open_page: OpenPage
+) -> None:
+    shown, complaints = open_page(small.out / REPORT)
+    tile = shown.locator("button.tile:has(.pair)").first
+    tile.focus()
+    shown.keyboard.press("Enter")
+    dialog = shown.locator("#dialog")
+
+    assert dialog.is_visible()
+    assert "PSNR" in dialog.text_content()
+    assert "of-0000" in dialog.text_content()
+    slider = shown.get_by_role("slider")
+    before, clip = int(slider.input_value()), shown.evaluate(_CLIP)
+    slider.focus()
+    for _ in range(10):
+        shown.keyboard.press("ArrowRight")
+    assert int(slider.input_value()) == before + 10
+    assert shown.evaluate(_CLIP) != clip
+    title = shown.locator("#dialog dl").text_content()
+    shown.get_by_role("button", name="Next").press("Enter")
+    assert shown.locator("#dialog dl").text_content() != title
+    shown.get_by_role("button", name="Previous").press("Enter")
+    assert shown.locator("#dialog dl").text_content() == title
+    shown.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert tile.evaluate("(e) => e === document.activeElement")
+    assert complaints == []
+
+
+def test_the_slider_follows_the_mouse(small: Demo, open_page: OpenPage) -> None:
+    shown, _ = open_page(small.out / REPORT)
+    shown.locator("button.tile:has(.pair)").first.click()
+    box = shown.get_by_role("slider").bounding_box()
+    middle = box["y"] + box["height"] / 2
+
+    shown.mouse.click(box["x"] + 0.9 * box["width"], middle)
+    right = shown.evaluate(_CLIP)
+    shown.mouse.click(box["x"] + 0.1 * box["width"], middle)
+
+    assert shown.evaluate(_CLIP) != right
+    assert int(shown.get_by_role("slider").input_value()) < 20
+
+
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_the_tab_key_reaches_everything_once(
+    trained: Path, comparison: Path, open_page: OpenPage, which: str
+) -> None:
+    shown, _ = open_page(trained if which == "report" else comparison)
+    count, _ = shown.evaluate(_FOCUS)
+    visited = []
+    for _ in range(count):
+        shown.keyboard.press("Tab")
+        visited.append(shown.evaluate(_FOCUS)[1])
+
+    assert visited == list(range(count))
+
+
+@pytest.mark.parametrize("which", ["report", "comparison"])
+def test_nothing_sticks_out_to_the_side(
+    small: Demo,
+    comparison: Path,
+    trained: Path,
+    tmp_path: Path,
+    open_page: OpenPage,
+    which: str,
+) -> None:
+    page = trained if which == "report" else comparison
+    # Nothing in this name invites a browser to break it.
+    text = page.read_text("utf-8").replace(str(small.out), f"/data/{'imagenet' * 12}")
+    (tmp_path / REPORT).write_text(text, "utf-8")
+    shown, _ = open_page(tmp_path / REPORT, width=320)
+
+    for summary in shown.locator("summary").all():
+        summary.click()
+    for width in (320, *WIDTHS):
+        shown.set_viewport_size({"width": width, "height": 900})
+        assert shown.evaluate(_OVERFLOW) <= 0, width
+    if which == "report":
+        shown.locator("button.tile:has(.pair)").first.click()
+        for width in (320, *WIDTHS):
+            shown.set_viewport_size({"width": width, "height": 900})
+            assert shown.evaluate(_OVERFLOW) <= 0, width
+            box = shown.locator("#dialog").bounding_box()
+            assert box["x"] >= 0, width
+            assert box["x"] + box["width"] <= width
+
+
+@pytest.mark.parametrize("which", ["report", "comparison", "damaged"])
+def test_axe_finds_nothing_wrong(
+    comparison: Path, trained: Path, damaged: Path, open_page: OpenPage, which: str
+) -> None:
+    shown, _ = open_page({"report": trained, "comparison": comparison, "damaged": damaged}[which])
+
+    assert violations(shown) == []
+    # Another scheme has other colours and nothing else.
+    shown.emulate_media(color_scheme="dark")
+    assert violations(shown, *COLOURS) == []
+    if which == "report":
+        shown.locator("button.tile:has(.pair)").first.click()
+        # All that lies behind an open dialog was looked at, and is out of reach.
+        assert violations(shown, within="#dialog") == []
+        shown.emulate_media(color_scheme="light")
+        assert violations(shown, *COLOURS, within="#dialog") == []
+
+
+def test_no_text_of_a_data_set_becomes_markup(
+    small: Demo, tmp_path: Path, open_page: OpenPage
+) -> None:
+    from imagenet_prep.reporting import page  # matplotlib, which few tests need
+
+    known = facts.gather(LocalStore(small.out), verify.load(LocalStore(small.out)), [EVIL])
+    tiles = [
+        dataclasses.replace(
+            tile,
+            record=tile.record._replace(shard=EVIL),
+            image=tile.image._replace(text=EVIL, filename=EVIL, wnid=EVIL),
+        )
+        for tile in sample.draw(known, 0)[:3]
+    ]
+    known.classes = [facts.ClassName(EVIL, EVIL) for _ in known.classes]
+    known.replicas = [{"where": EVIL, "when": EVIL, "digest": EVIL}]
+    line = dict.fromkeys(("key", "archive", "action", "reason", "detail"), EVIL)
+    incident = sample.Incident({**line, "offset": 1, "size": 1}, EVIL, EVIL, None)
+    path = tmp_path / "evil.html"
+    path.write_text(
+        page.report(known, tiles, [incident], level="crc", seed=0, made_at=datetime.now(UTC)),
+        "utf-8",
+    )
+
+    shown, complaints = open_page(path)
+    shown.locator("button.tile").first.click()
+
+    assert shown.evaluate("window.hit") is None
+    assert shown.locator("#dialog h2").text_content() == EVIL
+    assert shown.locator(".verdict li").text_content() == EVIL
+    assert EVIL in shown.locator("#incidents").text_content()
+    assert shown.locator("img[onerror]").count() == 0
+    assert shown.locator("script").count() == 2
+    assert complaints == []
+
+
+@pytest.mark.long
+def test_screenshots_for_people_to_look_at(demo: Demo, tmp_path: Path, open_page: OpenPage) -> None:
+    """Left in build/report; `make picture` puts the widest into the README."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    # The README's picture shows a user's folder, not a test's.
+    path = tmp_path / REPORT
+    content = (demo.out / REPORT).read_text("utf-8")
+    path.write_text(content.replace(str(demo.out), "/data/demo"), "utf-8")
+    shown, _ = open_page(path)
+    for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
+        shown.set_viewport_size({"width": width, "height": 1100})
+        shown.emulate_media(color_scheme=scheme)
+        picture = Image.open(io.BytesIO(shown.screenshot()))
+        picture.save(SCREENSHOTS / f"report-{width}-{scheme}.png")
+
+        assert picture.size == (width, 1100)
+        colours = picture.convert("L").resize((60, 60)).histogram()
+        assert sum(1 for count in colours if count) > 10

@@ -1,0 +1,89 @@
+"""`report --compare`: the same images found in both sets, however they were dealt out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep import verify
+from imagenet_prep.reporting import facts, pictures
+from imagenet_prep.storage.folder import LocalStore
+from tests.commands.report.conftest import Demo
+from tests.kit import command
+
+if TYPE_CHECKING:
+    from imagenet_prep.reporting.compare import Comparison
+
+
+def prepared(small: Demo, out: Path, *flags: str) -> Path:
+    shards: tuple[str, ...] = ("--validation-shards", "2", "--allow-subset")
+    if "--splits" not in flags:
+        shards += ("--train-shards", "4")
+    result = command.run("prepare", "--source", small.source, "--out", out, *shards, *flags)
+    assert result.code == 0, result
+    return out
+
+
+def compared(one: Path, other: Path) -> Comparison:
+    from imagenet_prep.reporting.compare import compare  # SciPy, which no other test needs
+
+    both = [
+        facts.gather(LocalStore(root), verify.load(LocalStore(root)), []) for root in (one, other)
+    ]
+    return compare(both[0], both[1], seed=0)
+
+
+def test_a_set_is_equal_to_itself(small: Demo) -> None:
+    found = compared(small.out, small.out)
+
+    assert found.equal == len(found.matches) > 20
+    assert found.psnr_at(50) is None
+    assert found.ssim_at(0) == 1.0
+
+
+def test_lower_quality_costs_likeness_and_saves_bytes(small: Demo, tmp_path: Path) -> None:
+    some = ("--short-side", "96")
+    low = prepared(small, tmp_path / "low", *some, "--quality", "30")
+    lower = prepared(small, tmp_path / "lower", *some, "--quality", "10")
+    first, second = compared(small.out, low), compared(small.out, lower)
+
+    assert (first.psnr_at(50) or 0) > (second.psnr_at(50) or 0) > 20
+    assert 1 > first.ssim_at(50) > second.ssim_at(50) > 0.3
+    assert [match.ssim for match in first.matches] == sorted(m.ssim for m in first.matches)
+    shown = [match.pictures is not None for match in first.matches]
+    assert shown == [True] * 20 + [False] * (len(shown) - 20)
+    assert all(match.sizes[0] == match.sizes[1] for match in first.matches)
+
+
+def test_images_are_found_in_other_shards_too(small: Demo, tmp_path: Path) -> None:
+    other = prepared(small, tmp_path / "other", "--seed", "7", "--short-side", "48")
+    found = compared(small.out, other)
+
+    assert len(found.matches) > 20
+    assert len({match.key for match in found.matches}) == len(found.matches)
+    # The same image, smaller: never another one.
+    assert found.ssim_at(0) > 0.8
+
+
+def test_damage_of_one_set_is_told(small: Demo, tmp_path: Path) -> None:
+    other = prepared(small, tmp_path / "other", "--short-side", "48")
+    for shard in other.glob("train-*"):
+        shard.write_bytes(shard.read_bytes()[:-50])
+    out = tmp_path / "page.html"
+    result = command.run("report", "--compare", small.out, other, "--out", out)
+
+    assert result.code == 0, result
+    assert "other is damaged" in out.read_text("utf-8")
+
+
+def test_psnr_is_that_of_the_textbook() -> None:
+    one = Image.fromarray(np.full((8, 8, 3), 100, np.uint8))
+    other = Image.fromarray(np.full((8, 8, 3), 110, np.uint8))
+
+    assert pictures.psnr(one, other) == pytest.approx(20 * math.log10(255 / 10))
+    assert pictures.psnr(one, one) is None

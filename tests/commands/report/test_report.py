@@ -1,0 +1,372 @@
+"""`report`: what the page says of whole and of damaged data sets, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep import report as report_verb
+from imagenet_prep import resize, verify
+from imagenet_prep.dataset import naming
+from imagenet_prep.reporting import facts, sample
+from imagenet_prep.storage.folder import LocalStore
+from pipelines import prepare
+from tests.commands.report.conftest import Demo
+from tests.hostile import manifests
+from tests.kit import command
+from tests.kit.dataset import contents, everything, receipts
+from tests.kit.faults import cut, flip_bit
+
+Report = Callable[..., str]
+
+
+def data(page: str) -> dict[str, list[dict[str, object]]]:
+    """Returns what the page's script is given."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    found: dict[str, list[dict[str, object]]] = json.loads(match[1])
+    return found
+
+
+def verdict(page: str) -> str:
+    """Returns the text of the page's verdict."""
+    match = re.search(r'<div class="verdict.*?</div>', page, re.DOTALL)
+    assert match is not None
+    return " ".join(re.sub(r"<[^>]+>", " ", match[0]).split())
+
+
+def test_the_page_tells_what_the_manifest_does(small: Demo) -> None:
+    page = (small.out / "report.html").read_text("utf-8")
+    manifest = json.loads((small.out / "dataset.json").read_bytes())
+
+    assert verdict(page).startswith("Whole, as a subset Checked on ")
+    assert "at level manifest: every file is there with its size." in verdict(page)
+    assert manifest["digest"] in page
+    for source in manifest["sources"]:
+        assert source["md5"] in page
+    for split in manifest["splits"].values():
+        assert all(shard["sha256"] in page for shard in split["shards"])
+    for line in (small.out / "quarantine.jsonl").read_text().splitlines():
+        assert json.loads(line)["key"] in page
+    assert str(small.out) in page
+
+
+def test_figures_of_training_are_shown_where_they_are_given(
+    small: Demo, training: Path, written: Report
+) -> None:
+    page = written(small.out, "--training", training)
+
+    assert "8 ranks train 720.0 images/s" in page
+    assert '<td class="number">90.0</td>' in page
+    assert page.count('href="#training"') == 1
+    assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2
+
+
+def test_a_report_changes_nothing_but_its_own_page(small: Demo, written: Report) -> None:
+    before = everything(small.out)
+    written(small.out, "--level", "decode")
+
+    assert everything(small.out) == before
+
+
+def test_each_class_is_shown_with_facts_of_its_source(small: Demo) -> None:
+    found = data((small.out / "report.html").read_text("utf-8"))
+
+    manifest = json.loads((small.out / "dataset.json").read_bytes())
+    assert len(found["classes"]) == manifest["classes"]["count"]
+    assert sum(line["examples"] for line in found["classes"]) == 73  # type: ignore[misc]
+    assert len({tile["title"] for tile in found["tiles"]}) == manifest["classes"]["count"]
+    rows = [dict(tile["rows"]) for tile in found["tiles"]]  # type: ignore[call-overload]
+    told = [row for row in rows if "lies in" in row]
+    assert len(told) >= 70
+    assert all("source" in row for row in told)
+    assert all(float(row["PSNR"].split()[0]) > 25 for row in rows if "PSNR" in row)
+    assert sum("PSNR" in row for row in rows) > 60
+    assert 10 <= sum(tile["before"] is not None for tile in found["tiles"]) <= 16
+
+
+def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, written: Report) -> None:
+    first, again = data((small.out / "report.html").read_text("utf-8")), data(written(small.out))
+    other = data(written(small.out, "--seed", "1"))
+
+    def pairs(found: dict[str, list[dict[str, object]]]) -> list[object]:
+        return [tile["rows"] for tile in found["tiles"] if tile["before"]]
+
+    assert first == again
+    assert pairs(first) != pairs(other)
+
+
+def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
+    copy: Path, report: Report
+) -> None:
+    shutil.rmtree(copy / ".work")
+    page = report(copy)
+
+    assert verdict(page).startswith("Whole")
+    assert len(data(page)["tiles"]) >= 70
+    assert all(tile["before"] is None for tile in data(page)["tiles"])
+    assert page.count("<figure>") == 2
+
+
+def test_the_source_may_have_moved(
+    small: Demo, copy: Path, written: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
+    without = data(written(copy))
+    beside = data(written(copy, "--source", small.source))
+
+    assert not any(tile["before"] for tile in without["tiles"])
+    assert any(tile["before"] for tile in beside["tiles"])
+
+
+def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, report: Report) -> None:
+    for number, path in enumerate(receipts(copy)):
+        junk = (b"", b"[]", b"{", b'{"shard": 5}', b'{"start_s": "x", "seconds": [], "shard": {}}')
+        path.write_bytes(junk[number % len(junk)])
+    page = report(copy)
+
+    assert verdict(page).startswith("Whole")
+    assert data(page)["tiles"]
+
+
+def test_receipts_of_older_versions_are_read(copy: Path, report: Report) -> None:
+    for path in receipts(copy):
+        receipt = json.loads(path.read_bytes())
+        for name in ("histograms", "sums", "origins", "num_classes", "transform_s", "worker"):
+            receipt.pop(name, None)
+        path.write_text(json.dumps(receipt))
+    page = report(copy)
+
+    assert verdict(page).startswith("Whole")
+    assert "Throughput over the run" in page
+    assert "Images/s per worker" not in page
+    assert len(data(page)["tiles"]) >= 70
+
+
+def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Report) -> None:
+    missing, short, lone, *_ = sorted(path.name for path in copy.glob("train-*"))
+    (copy / missing).unlink()
+    cut(copy / short, 100_000)
+    (copy / "index" / lone).unlink()
+    shutil.copy(copy / lone, copy / "train-x")
+    (copy / "labels.txt").write_bytes(b"\xff\x00")
+    (copy / "quarantine.jsonl").write_bytes(b"1\n{}\n{")
+    page = written(copy, "--level", "manifest")
+    told = verdict(page)
+
+    assert told.startswith("Damaged: ")
+    assert f"{missing}: missing" in told
+    assert f"{short}: 100,000 bytes, expected" in told
+    assert f"index/{lone}: missing" in told
+    for said in ("labels.txt: 2 bytes, expected", "quarantine", "train-x: not in the"):
+        assert said in told
+    assert data(page)["tiles"]
+
+
+def test_a_flipped_bit_is_told_where_contents_are_read(copy: Path, written: Report) -> None:
+    shard = copy / "train-00001-of-00004"
+    flip_bit(shard, 10_000)
+    page = written(copy, "--level", "crc")
+
+    assert verdict(page).startswith("Damaged: ")
+    assert f"{shard.name}: record 1 at byte" in verdict(page)
+    assert data(page)["tiles"]
+
+
+def test_damage_that_only_the_sample_meets_is_told(copy: Path, written: Report) -> None:
+    for shard in copy.glob("train-*"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 4 : 3 * len(content) // 4] = bytes(
+            len(range(len(content) // 4, 3 * len(content) // 4))
+        )
+        shard.write_bytes(content)
+    page = written(copy)
+
+    assert verdict(page).startswith("Damaged: ")
+    assert "CRC" in verdict(page)
+
+
+def test_without_a_sound_manifest_the_page_says_just_that(copy: Path, report: Report) -> None:
+    flip_bit(copy / "dataset.json", 400)
+    page = report(copy)
+
+    assert verdict(page).startswith("Damaged: its manifest cannot be used")
+    assert str(copy / "dataset.json") in page
+
+
+def test_where_there_is_no_data_set_there_is_no_page(tmp_path: Path) -> None:
+    result = command.run("report", tmp_path)
+
+    assert result.code == 2
+    assert "not a data set" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_set_asks_for_its_end(copy: Path) -> None:
+    (copy / "dataset.json").unlink()
+    result = command.run("report", copy)
+
+    assert result.code == 4
+    assert "has not finished" in result.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--compare", "A"), ("A", "B"), ("A", "--level", "much"), ("A", "--workers", "-1"), ()],
+)
+def test_half_a_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    assert command.run("report", *arguments).code == 2
+
+
+def test_prepare_and_resize_end_with_a_report_where_asked_which_changes_no_data_set(
+    small: Demo, unplotted: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, out, shrunk = tmp_path / "plain", tmp_path / "out", tmp_path / "shrunk"
+    flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
+    source = ("--source", small.source, "--short-side", "96", *flags)
+    without = command.run("prepare", "--out", plain, *source)
+    assert without.code == 0, without
+    # In this process, whose pages have no plots.
+    assert prepare.run([*map(str, ("--out", out, *source)), "--report"]) == 0
+    assert f"report: {out / 'report.html'}" in capsys.readouterr().out
+    smaller = ("-i", out, "-o", shrunk, "--short-side", "48", "--report")
+    assert resize.run(list(map(str, smaller))) == 0
+
+    for folder in (out, shrunk):
+        page = (folder / "report.html").read_text("utf-8")
+        assert verdict(page).startswith("Whole")
+        assert any(tile["before"] for tile in data(page)["tiles"])
+    assert command.run("verify", out, "--level", "decode").code == 0
+    found = contents(out)
+    assert found.pop("report.html")
+    assert found == contents(plain)
+
+
+def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> None:
+    digest = json.loads((copy / "dataset.json").read_bytes())["digest"]
+    lines = [
+        {"where": "s3://bucket/imagenet", "when": "2026-10-01 12:00 UTC", "digest": digest},
+        {"where": "/mnt/old", "when": "2026-09-01 12:00 UTC", "digest": "0" * 64},
+    ]
+    (copy / ".work" / "replicas.jsonl").write_text(
+        "".join(map("{}\n".format, map(json.dumps, lines)))
+    )
+    page = written(copy)
+
+    assert "s3://bucket/imagenet" in page
+    assert page.count("another state of this data set") == 1
+
+
+def test_a_page_is_replaced_whole(copy: Path, unplotted: None) -> None:
+    """A run that is killed while it writes must not leave half a page that looks up to date."""
+    page, before = copy / "report.html", copy / "before.html"
+    page.write_text("an older one")
+    before.hardlink_to(page)
+    assert report_verb.run([str(copy)]) == 0
+
+    assert before.read_text() == "an older one"
+    assert page.read_text().endswith("</html>")
+
+
+@pytest.mark.slow
+def test_a_page_of_1000_classes_of_noise_is_below_5_mb(tmp_path: Path, written: Report) -> None:
+    """Noise compresses worst: the page stays small by showing fewer classes, and says so."""
+    pixels = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "noise.jpg", quality=60)
+    for number in range(1000):
+        folder = tmp_path / "source" / "train" / f"n{number:08d}"
+        folder.mkdir(parents=True)
+        shutil.copy(tmp_path / "noise.jpg", folder / "0.JPEG")
+    flags = ("--splits", "train", "--train-shards", "16", "--short-side", "128", "--allow-subset")
+    out = tmp_path / "out"
+    assert command.run("prepare", "--source", tmp_path / "source", "--out", out, *flags).code == 0
+    page = written(out)
+
+    shown = len(data(page)["tiles"])
+    assert 300 < shown < 1000
+    assert f"{shown} stored images, of {shown} of 1,000 classes" in page
+    assert 3_000_000 < len(page.encode()) < 5_000_000
+
+
+@pytest.mark.root
+def test_no_page_is_left_unasked_in_a_folder_of_another_user(copy: Path, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a folder away")
+    os.chown(copy, 12345, 12345)
+    (copy / "report.html").unlink()
+    refused = command.run("report", copy)
+
+    assert refused.code == 2
+    assert "belongs to another user (number 12345)" in refused.err
+    assert "--out" in refused.err
+    assert not (copy / "report.html").exists()
+    assert command.run("report", copy, "--out", tmp_path / "page.html").code == 0
+
+
+def test_a_link_in_the_current_folder_is_replaced_not_followed(
+    small: Demo, unplotted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").write_text("the user's own")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "comparison.html").symlink_to(tmp_path / "kept")
+    monkeypatch.chdir(tmp_path / "here")
+    assert report_verb.run(["--compare", str(small.out), str(small.out)]) == 0
+
+    assert (tmp_path / "kept").read_text() == "the user's own"
+    assert (tmp_path / "here" / "comparison.html").read_text().endswith("</html>")
+
+
+def planted(copy: Path, archive: str, private: bytes) -> None:
+    """Lets a set say that an image was left out, and where it lies; its digests all fit."""
+    content = json.loads((copy / "dataset.json").read_bytes())
+    lines = [
+        {
+            **dict.fromkeys(("key", "detail", "reason"), "x"),
+            "action": "quarantined",
+            "archive": archive,
+            "class_index": 0,
+            "offset": 0,
+            "size": len(private),
+        }
+    ]
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines).encode()
+    (copy / "quarantine.jsonl").write_bytes(text)
+    (file,) = (file for file in content["files"] if file["name"] == "quarantine.jsonl")
+    file |= {"num_bytes": len(text), "sha256": manifests.sha256(text)}
+    (copy / "dataset.json").write_bytes(manifests.render(content))
+
+
+def test_a_set_cannot_send_the_report_to_private_pictures(copy: Path, tmp_path: Path) -> None:
+    """The page is made to be handed on: what a set says of places is not believed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(home / "passport.png")
+    private = (home / "passport.png").read_bytes()
+    planted(copy, "passport.png", private)
+    origin = {"root": str(home), "files": {"passport.png": str(home / "passport.png")}}
+    (copy / ".work" / "origin.json").write_text(json.dumps(origin))
+
+    assert incident_pictures(copy, None) == [False]
+    # Not even where the folder is named: it is no source of the set.
+    assert incident_pictures(copy, home) == [False]
+
+
+def incident_pictures(copy: Path, source: Path | None) -> list[bool]:
+    """Returns of each image that was left out whether the page shows it."""
+    store = LocalStore(copy)
+    at = None if source is None else LocalStore(source)
+    found = facts.gather(store, verify.load(store), [], at)
+    return [each.picture is not None for each in sample.incidents(found)]
+
+
+def test_what_was_left_out_is_shown_from_the_source_alone(small: Demo, copy: Path) -> None:
+    assert any(incident_pictures(copy, None))
+    assert any(incident_pictures(copy, small.source))

@@ -1,0 +1,181 @@
+"""The tutorial's command line works as it was typed there; what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.commands.resize.conftest import ForeignSet, Resized
+from tests.kit import command
+from tests.kit.dataset import contents
+
+MODULE = ("-m", "imagenet_prep.resize")
+
+
+def test_the_tutorials_two_calls_make_one_data_set(resized: Resized, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    typed = f"-d imagenet -i {resized.source.root} -o {out} --size 64"
+    threads = "--num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"
+    for split in ("train", "validation"):
+        arguments = f"{typed} --subset_name {split} {threads}".split()
+        result = command.run(*arguments, program=MODULE)
+        assert result.code == 0, result
+        assert result.err.count("no effect") == 1
+
+    assert contents(out) == resized.contents
+    assert command.run("verify", out, "--level", "decode").code == 0
+
+
+def test_the_calls_may_come_in_the_other_order(resized: Resized, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for split in ("validation", "train"):
+        result = command.run(
+            "resize", "-i", resized.source.root, "-o", out, "-s", split, "-r", "64"
+        )
+        assert result.code == 0, result
+        assert command.run("verify", out).code == 0
+
+    assert contents(out) == resized.contents
+
+
+def test_the_splits_may_lie_in_folders_of_their_own(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    source = foreign_set("tpu-in-folders").root
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    command.run("resize", "-i", source, "-o", whole, "-s", "train,validation", "-r", "64")
+    for split in ("train", "validation"):
+        result = command.run("resize", "-i", source / split, "-o", out, "-s", split, "-r", "64")
+        assert result.code == 0, result
+
+    assert contents(out) == contents(whole)
+
+
+def test_one_call_says_what_it_left_out(resized: Resized, tmp_path: Path) -> None:
+    result = command.run("resize", "-i", resized.source.root, "-o", tmp_path / "out", "-r", "64")
+
+    assert result.code == 0, result
+    assert "--splits validation adds it" in result.out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-r 64 -Q 85",
+        "--siz 64 --qual 85",
+        "--si=64 --q=85",
+        "--short-side 64 --quality 85 --on-bad-image fail",
+        "-r64 -Q85 --sub train --data imagenet --num_p 2 --num_intr 1 --num_inte 1",
+        "--size 64 --sta 0 --workers 1",
+    ],
+)
+def test_other_spellings_ask_for_the_same(resized: Resized, tmp_path: Path, flags: str) -> None:
+    out = tmp_path / "out"
+    places = ("--in", resized.source.root, "--o", out)
+    result = command.run("resize", *places, *flags.split())
+
+    assert result.code == 0, result
+    made = contents(out)
+    shards = {name for name in resized.contents if name.startswith("train-")}
+    assert {name: made[name] for name in shards} == {n: resized.contents[n] for n in shards}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--qualty 90", "--qualty"),
+        ("--num_int 2", "--num_int"),
+        ("--st 1", "--st"),
+        ("--start_offset 500", "finished shards are kept"),
+        ("-s test", "train, validation"),
+        ("-r 0", "--short-side 0"),
+        ("-Q 101", "--quality 101"),
+        ("-d cifar", "cifar"),
+        ("--workers -1", "--workers"),
+        ("--num_preprocess_threads -3", "--num-preprocess-threads"),
+        ("-s validation,train,", None),
+        ("stray", "stray"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error(
+    resized: Resized, tmp_path: Path, flags: str, says: str | None
+) -> None:
+    out = tmp_path / "out"
+    result = command.run("resize", "-i", resized.source.root, "-o", out, *flags.split())
+
+    if says is None:  # a comma too many is no reason to refuse
+        assert result.code == 0, result
+        return
+    assert (result.code, result.out) == (2, "")
+    assert says in result.err
+    assert not out.exists()
+
+
+def test_the_input_is_never_the_output(resized: Resized, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(resized.source.root)
+    result = command.run("resize", "-i", resized.source.root, "-o", link)
+
+    assert result.code == 2
+    assert "is the input" in result.err
+    assert not (link / ".work").exists()
+
+
+def test_a_folder_without_shards_lists_the_known_names(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    result = command.run("resize", "-i", tmp_path, "-o", tmp_path / "out")
+
+    assert result.code == 2
+    assert "notes.txt" in result.err
+    assert "train-00000-of-01024" in result.err
+
+
+def test_an_absent_split_is_named_with_those_there(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    source = foreign_set("tpu-in-folders").root / "train"
+    result = command.run("resize", "-i", source, "-o", tmp_path / "out", "-s", "validation")
+
+    assert result.code == 2
+    assert "no shards of validation; there are shards of train" in result.err
+
+
+def test_imagenet_insists_on_wnids(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    source = foreign_set("flowers").root
+    refused = command.run("resize", "-d", "imagenet", "-i", source, "-o", tmp_path / "out")
+    result = command.run("resize", "-d", "flowers", "-i", source, "-o", tmp_path / "out")
+
+    assert refused.code == 2
+    assert "WNID" in refused.err
+    assert result.code == 0, result
+    labels = (tmp_path / "out" / "labels.txt").read_text()
+    assert "motor_scooter motor scooter\n" in labels
+
+
+def test_dry_run_writes_nothing_and_says_what_was_found(
+    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+) -> None:
+    source = foreign_set("aws-from-1").root
+    result = command.run("resize", "-i", source, "-o", tmp_path / "out", "--dry-run")
+
+    assert result.code == 0, result
+    assert "train-00001-of-00006 ... -> train-00000-of-00006" in result.out
+    assert "ILSVRC2012's classes, labels 1 ... 1000" in result.out
+    assert os.listdir(tmp_path) == []
+
+
+def test_json_is_the_whole_of_stdout(resized: Resized, tmp_path: Path) -> None:
+    arguments = ("-i", resized.source.root, "-o", tmp_path / "out", "-r", "64", "--json")
+    result = command.run("resize", *arguments)
+
+    assert result.code == 0, result
+    assert result.json["splits"]["train"]["shards"] == 6
+    assert result.json["left_in_input"] == ["validation"]
+    again = command.run("resize", *arguments)
+    assert again.json["written_examples"] == 0
+    assert again.json["digest"] == result.json["digest"]

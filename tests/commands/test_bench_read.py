@@ -1,0 +1,60 @@
+"""`imagenet-prep bench-read` as users run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command
+from tests.read.conftest import backend, dali, scenes
+
+__all__ = ["backend", "dali", "scenes"]
+
+SHORT = ("--seconds", "0.2", "--batch-size", "8", "--image-size", "16")
+
+
+def test_rates_fit_each_other_and_say_what_gpus_would_need(scenes: Path, backend: str) -> None:
+    result = command.run(
+        "bench-read", str(scenes), *SHORT, "--backend", backend, "--gpus", "2", "--json"
+    )
+
+    assert result.code == 0, result
+    found = result.json
+    assert found["images"] >= 8
+    assert found["images"] % 8 == 0
+    assert found["images_per_s"] > 0
+    assert found["wanted_images_per_s"] == 2400
+    assert found["enough"] == (found["images_per_s"] >= 2400)
+    assert 0 <= found["decode_share"] <= 1
+    assert found["cores_needed"] == pytest.approx(2400 / found["images_per_cpu_s"], abs=0.06)
+
+
+def test_a_person_reads_what_to_do(scenes: Path, backend: str) -> None:
+    argv = ("bench-read", str(scenes), *SHORT, "--backend", backend, "--images-per-gpu", "1e9")
+    result = command.run(*argv)
+
+    assert result.code == 0, result
+    assert "images/s" in result.out
+    assert (
+        "8 GPUs with 1,000,000,000 images/s each want 8,000,000,000 images/s: about" in result.out
+    )
+    assert "prepare --short-side 256" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("nowhere",), 2, "no dataset.json"),
+        (("nowhere", "--seconds", "0"), 2, "--seconds 0.0: expected more than 0"),
+        (("nowhere", "--threads", "-1"), 2, "--threads -1: expected at least 0"),
+        (("nowhere", "--backend", "ffcv"), 2, "invalid choice"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    result = command.run("bench-read", str(tmp_path / arguments[0]), *arguments[1:])
+
+    assert (result.code, result.out) == (code, "")
+    assert said in result.err

@@ -1,0 +1,175 @@
+"""`bench-train`: what its figures mean, which runs it starts, and one sweep over real ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import bench_train, train
+from imagenet_prep.bench_train import Config, Measured, Run
+from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.reporting import training
+from tests.kit import command
+from tests.trainer.conftest import horovod, shades
+
+__all__ = ["horovod", "shades"]
+
+MEASURED = [
+    Measured(1, Run(110.0, 20.0), Run(100.0, 20.0)),
+    Measured(2, Run(200.0, 20.0), Run(180.0, 20.0)),
+    Measured(16, Run(880.0, 30.0), Run(800.0, 36.0)),
+]
+
+
+def test_figures_are_what_a_rank_keeps_of_its_speed_and_what_an_hour_of_hosts_costs() -> None:
+    first, second, last = bench_train.figures(MEASURED, [8, 8, 8], 24.5)
+
+    assert (first["efficiency"], first["communication_share"]) == (1, 0)
+    assert first["input_share"] == pytest.approx(1 / 11)
+    assert second["efficiency"] == pytest.approx(0.9)
+    assert second["communication_share"] == pytest.approx(1 - 100 / 110)
+    assert [row["hosts"] for row in (first, second, last)] == [1, 1, 2]
+    assert last["start_up_s"] == 36
+    assert last["hours"] == pytest.approx((90 * 1_281_167 / 800 + 36) / 3600)
+    assert last["dollars"] == pytest.approx(2 * 24.5 * last["hours"])
+
+
+def test_without_data_and_price_there_is_no_share_of_input_and_no_cost() -> None:
+    (row,) = bench_train.figures([Measured(4, Run(10.0, 1.0), None)], [4], None)
+
+    assert row["images_per_s"] == row["images_per_s_without_input"] == 10
+    assert (row["input_share"], row["dollars"]) == (None, None)
+    assert training.cells([row])[0][5] == training.cells([row])[0][9] == "-"
+
+
+def test_the_first_rows_of_a_run_do_not_count() -> None:
+    speeds = (1.0, 2.0, 3.0, 10.0, 12.0, 11.0)
+    rows = [{"kind": "start"}, *({"kind": "train", "images_per_s": speed} for speed in speeds)]
+
+    assert bench_train.settled(rows) == 11
+    assert bench_train.settled(rows[:3]) == 1.5
+
+
+def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> None:
+    chosen = ["--data-dir", "/data", "--fraction", "0.1", "--keys", "some"]
+    asked = train.parse([*chosen, "--batch-size", "64", "--jit", "--eval-every", "1"])
+    for examples in (1000, None):
+        words = bench_train.short_run(asked, 2, 30, examples, "/runs/1")
+        told = train.parse(words[1:])
+
+        assert words[0] == "train"
+        assert (told.data_dir, told.synthetic) == (("/data", False) if examples else (None, True))
+        assert int(told.num_epochs * (examples or 1_281_167)) // (2 * 64) == 30
+        assert (told.batch_size, told.jit, told.log_dir) == (64, True, "/runs/1")
+        assert (told.eval_every, told.no_evaluation) == (0, examples is not None)
+        # So many examples are counted: all of them.
+        assert (told.fraction, told.keys) == (1.0, None)
+
+
+@pytest.mark.parametrize("ranks", ["", "0,1", "2,1", "1,1", "1,x", "-1"])
+def test_numbers_of_ranks_have_to_grow(ranks: str) -> None:
+    with pytest.raises(ValueError, match=r"-np .*: expected"):
+        Config(tuple(ranks.split(",")))
+
+
+def test_runs_by_parameter_servers_are_launched_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        launched.extend(argv)
+        return subprocess.CompletedProcess(argv, 2)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ["-np", "2", "--servers", "3", "--out", str(tmp_path), "--", "train", "--synthetic"]
+    with pytest.raises(UsageError, match="exit code 2"):
+        bench_train.run([*words, "--framework", "mxnet", "--comm", "dist_sync"])
+
+    launch = launched[launched.index("launch") : launched.index("train")]
+    assert launch == ["launch", "-np", "2", "--servers", "3", "--"]
+    assert "dist_sync" in launched
+
+
+def test_what_is_not_a_training_is_refused() -> None:
+    with pytest.raises(UsageError, match="after -- comes"):
+        bench_train.run(["-np", "1", "--", "verify", "/data"])
+
+
+def test_a_sweep_keeps_its_figures_and_prints_them(
+    shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("leader slots=2\nmember slots=2\n")
+    asked = []
+
+    def run(
+        _config: Any, _asked: Any, ranks: int, examples: int | None, leader: str, _: Path
+    ) -> Run:
+        asked.append((ranks, examples is None, leader))
+        return Run(100.0 * ranks / (1 if examples is None else 2), 5.0)
+
+    monkeypatch.setattr(bench_train, "_run", run)
+    out, mine = tmp_path / "bench", tmp_path / "mine"
+    mine.write_text("my own")
+    out.mkdir()
+    (out / bench_train.PICTURE).symlink_to(mine)
+    flags = ["-np", "1,4", "--hosts", str(hosts), "--price", "3", "--out", str(out)]
+    assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
+
+    assert asked == [(ranks, noise, "leader") for ranks in (1, 4) for noise in (True, False)]
+    rows = training.load(out / bench_train.FIGURES)
+    assert [row["hosts"] for row in rows] == [1, 2]
+    assert [row["input_share"] for row in rows] == [0.5, 0.5]
+    assert (out / bench_train.PICTURE).read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3
+    assert printed[0].split()[:2] == ["ranks", "hosts"]
+
+    (out / bench_train.FIGURES).unlink()
+    (out / bench_train.FIGURES).symlink_to(mine)
+    with pytest.raises(StoreError, match=rf"{bench_train.FIGURES}: the file, .* is a link"):
+        bench_train.run([*flags, "--", "train", "--data-dir", str(shades)])
+    assert mine.read_text() == "my own"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"rows": []}', '{"rows": [{"ranks": 1}]}', "[1e999]"]
+)
+def test_a_file_that_is_no_figures_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(content)
+
+    with pytest.raises(UsageError, match="figures.json: expected figures"):
+        training.load(path)
+
+
+def test_a_speed_without_end_is_refused(tmp_path: Path) -> None:
+    rows = bench_train.figures(MEASURED, [16], None)
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps({"rows": rows}).replace("800.0", "1e999"))
+
+    with pytest.raises(UsageError, match="not above 0"):
+        training.load(path)
+
+
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.long
+@pytest.mark.usefixtures("horovod")
+def test_one_and_two_ranks_are_measured(shades: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    flags = ("-np", "1,2", "--steps", "10", "--out", out, "--json")
+    result = command.run(
+        *("bench-train", *flags, "--", "train", "--data-dir", shades),
+        *("--model", "tiny", "--image-size", "16", "--batch-size", "2"),
+    )
+
+    assert result.code == 0, result
+    assert [row["ranks"] for row in result.json] == [1, 2]
+    assert training.load(out / bench_train.FIGURES) == result.json
+    assert sorted(path.name for path in out.iterdir()) == ["bench-train.json", "bench-train.png"]

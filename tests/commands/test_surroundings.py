@@ -1,0 +1,145 @@
+"""Odd folder names, terminals, and environments that are not ours to choose."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import shutil
+import struct
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands.conftest import Reference
+from tests.kit import command
+from tests.kit.dataset import SETTINGS, contents
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_odd_folder_names_are_no_obstacle(
+    reference: Reference, weird_tmp_path: Path, kind: str
+) -> None:
+    source = weird_tmp_path / "the \\ archives; *"
+    shutil.copytree(reference.source, source)
+    out = weird_tmp_path / "-o\tut"
+    flags = ("--workers", "2", "--worker-kind", kind)
+    result = command.run("prepare", "--source", source, "--out", out, *SETTINGS, *flags)
+
+    assert (result.code, result.complaints) == (0, "")
+    assert contents(out) == reference.contents
+    assert str(out) in result.out
+    verified = command.run("verify", out, "--level", "decode", *flags)
+    assert (verified.code, verified.err) == (0, "")
+
+
+def test_a_folder_name_that_is_no_utf8_is_no_obstacle(reference: Reference, tmp_path: Path) -> None:
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/latin-\xe9"))
+    result = command.run("prepare", "--source", reference.source, "--out", out, *SETTINGS)
+
+    assert result.code == 0, result
+    assert contents(out) == reference.contents
+
+
+@pytest.mark.parametrize("language", ["C", "POSIX", "de_DE.UTF-8"])
+def test_the_locale_does_not_show(
+    reference: Reference, weird_tmp_path: Path, language: str
+) -> None:
+    out = weird_tmp_path / "out"
+    env = {"LANG": language, "LC_ALL": language}
+    arguments = ("--source", reference.source, "--out", out, *SETTINGS)
+    result = command.run("prepare", *arguments, env=env)
+
+    assert (result.code, result.complaints) == (0, "")
+    assert contents(out) == reference.contents
+
+
+def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: Path) -> None:
+    """`prepare | true`: the summary has no reader, the data set is there all the same."""
+    out = tmp_path / "out"
+    code = (
+        "import os, sys\n"
+        "read, write = os.pipe()\n"
+        "os.close(read)\n"
+        "os.dup2(write, 1)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'imagenet_prep', *sys.argv[1:]])\n"
+    )
+    arguments = ("--source", reference.source, "--out", out, *SETTINGS)
+    result = command.run("prepare", *arguments, program=("-c", code))
+
+    assert (result.code, result.complaints) == (0, "")
+    assert contents(out) == reference.contents
+
+
+def test_a_full_stdout_is_a_failure_not_a_bug(reference: Reference) -> None:
+    code = (
+        "import os\n"
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
+        "import imagenet_prep.__main__ as program\n"
+        "program.main()\n"
+    )
+    result = command.run("verify", reference.out, program=("-c", code))
+
+    assert result.code == 1, result
+    assert "Traceback" not in result.err
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a terminal of 24 lines by 100 columns: ours, and the command's."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    yield ours, theirs
+    for descriptor in (ours, theirs):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
+    reference: Reference, tmp_path: Path, terminal: tuple[int, int]
+) -> None:
+    ours, theirs = terminal
+    seen: list[bytes] = []
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while chunk := os.read(ours, 4096):
+                seen.append(chunk)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    out = tmp_path / "out"
+    arguments = ("--source", reference.source, "--out", out, *SETTINGS)
+    try:
+        with command.started("prepare", *arguments, stderr=theirs) as run:
+            result = run.finish()
+    finally:
+        os.close(theirs)
+        watcher.join()
+
+    shown = b"".join(seen).decode()
+    assert result.code == 0, (result, shown)
+    assert "index" in shown
+    assert "write" in shown
+    assert "\r" in shown
+    assert result.out.startswith("train: ")
+    assert "\r" not in result.out
+    assert contents(out) == reference.contents
+
+
+def test_json_shows_no_bar_even_on_a_terminal(
+    reference: Reference, tmp_path: Path, terminal: tuple[int, int]
+) -> None:
+    ours, theirs = terminal
+    os.set_blocking(ours, False)
+    arguments = ("--source", reference.source, "--out", tmp_path / "out", *SETTINGS)
+    with command.started("prepare", *arguments, "--json", stderr=theirs) as run:
+        result = run.finish()
+
+    assert result.json["splits"]["train"]["shards"] == 8
+    with pytest.raises(BlockingIOError):
+        os.read(ours, 1)

@@ -1,0 +1,131 @@
+"""What cannot be meant is refused with exit code 2, before anything is read or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands.conftest import Reference
+from tests.kit import command
+from tests.kit.dataset import contents, shard_names
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--unknown",),
+        ("--shortside", "64"),
+        ("--short", "64"),
+        ("--short-side", "0"),
+        ("--short-side", "-64"),
+        ("--short-side", "sixty"),
+        ("--short-side",),
+        ("--quality", "0"),
+        ("--quality", "101"),
+        ("--quality", "9.5"),
+        ("--train-shards", "0"),
+        ("--validation-shards", "-1"),
+        ("--train-shards", "100000"),
+        ("--subset-per-class", "0"),
+        ("--workers", "-1"),
+        ("--worker-kind", "horses"),
+        ("--max-bad", "-1"),
+        ("--on-bad-image", "ignore"),
+        ("--check", "nothing"),
+        ("--label-offset", "2"),
+        ("--seed", "9223372036854775808"),
+        ("--splits", "train,test"),
+        ("--splits", ""),
+        ("--splits", "train", "--validation-shards", "3"),
+        ("--splits", "validation", "--holdout", "3"),
+        ("--holdout", "-1"),
+        ("--holdout-per-class", "2", "--holdout", "3"),
+        ("--holdout-per-class", "2", "--splits", "train"),
+        ("--subset-classes", "n99999999"),
+        ("--subset-classes", "0"),
+        ("stray",),
+    ],
+    ids=" ".join,
+)
+def test_impossible_flags_are_refused(
+    reference: Reference, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out"
+    places = ("--source", reference.source, "--out", out, "--allow-subset")
+    result = command.run("prepare", *places, *flags)
+
+    assert (result.code, result.out) == (2, "")
+    assert "imagenet-prep" in result.err
+    assert any(flag.removeprefix("--") in result.err for flag in flags if flag)
+    assert "Traceback" not in result.err
+    assert not out.exists() or shard_names(contents(out)) == set()
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_more_shards_than_images_are_refused(
+    reference: Reference, tmp_path: Path, split: str
+) -> None:
+    out = tmp_path / "out"
+    places = ("--source", reference.source, "--out", out, "--allow-subset")
+    result = command.run("prepare", *places, f"--{split}-shards", "121")
+
+    assert (result.code, result.out) == (2, "")
+    assert f"--{split}-shards 121" in result.err
+    assert {"train": "120", "validation": "32"}[split] in result.err
+    assert shard_names(contents(out)) == set()
+
+
+def test_after_a_refused_shard_count_the_right_one_works(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """A run that wrote nothing must not hold its output for settings that cannot work."""
+    out = tmp_path / "out"
+    places = ("--source", reference.source, "--out", out, "--allow-subset")
+    refused = command.run("prepare", *places, "--train-shards", "121")
+    assert refused.code == 2
+
+    result = command.run("prepare", *places, "--train-shards", "8", "--short-side", "64")
+    assert result.code == 0, result
+
+
+@pytest.mark.parametrize("missing", ["--source", "--out"])
+def test_source_and_out_are_required(tmp_path: Path, missing: str) -> None:
+    places = {"--source": str(tmp_path), "--out": str(tmp_path / "out")}
+    del places[missing]
+    result = command.run("prepare", *next(iter(places.items())))
+
+    assert (result.code, result.out) == (2, "")
+    assert missing in result.err
+
+
+def test_an_unknown_verb_lists_the_known_ones() -> None:
+    result = command.run("prepair")
+
+    assert (result.code, result.out) == (2, "")
+    assert "'prepair'" in result.err
+    assert "prepare" in result.err
+    assert "verify" in result.err
+
+
+def test_no_verb_at_all_prints_the_usage() -> None:
+    result = command.run()
+
+    assert result.code == 2
+    assert "usage: imagenet-prep VERB" in result.out + result.err
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_goes_to_stdout(word: str) -> None:
+    result = command.run(word)
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("usage: imagenet-prep VERB")
+
+
+def test_version_is_one_line() -> None:
+    result = command.run("--version")
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("imagenet-prep ")
+    assert result.out.count("\n") == 1

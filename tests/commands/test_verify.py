@@ -1,0 +1,479 @@
+"""`verify`: sound is sound, and whatever is changed is found and named."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from imagenet_prep.dataset import example, manifest, tfrecord
+from tests.commands.conftest import Reference
+from tests.kit import command
+from tests.kit.dataset import SETTINGS, contents, everything, records, shard_names
+from tests.kit.faults import cut, disk, flip_bit, remount
+from tests.kit.tfrecords import framed
+
+LEVELS = ("manifest", "crc", "decode")
+
+
+def record_at(reference: Reference, shard: str, position: int) -> str:
+    """Returns how verify must call the record that byte `position` of a shard belongs to."""
+    index = reference.contents[f"index/{shard}"].decode().split()
+    offsets = [int(text) for text in index[::2]]
+    number = bisect.bisect_right(offsets, position) - 1
+    return f"{shard}: record {number} at byte {offsets[number]:,}: "
+
+
+def rewritten(out: Path, shard: str, images: list[example.ImageExample]) -> None:
+    """Forges a shard: new records with right CRCs, right index, right digests in the manifest."""
+    frames = [framed(example.encode(image)) for image in images]
+    lines, offset = [], 0
+    for frame in frames:
+        lines.append(tfrecord.index_line(offset, len(frame)))
+        offset += len(frame)
+    data, index = b"".join(frames), "".join(lines).encode()
+    (out / shard).write_bytes(data)
+    (out / "index" / shard).write_bytes(index)
+    path = out / "dataset.json"
+    there = manifest.loads(path.read_bytes(), "dataset.json")
+    name = shard.partition("-")[0]
+    split = there.splits[name]
+    shards = [
+        dataclasses.replace(
+            s,
+            examples=len(images),
+            num_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            index_bytes=len(index),
+            index_sha256=hashlib.sha256(index).hexdigest(),
+        )
+        if s.name == shard
+        else s
+        for s in split.shards
+    ]
+    split = dataclasses.replace(split, shards=shards, num_bytes=sum(s.num_bytes for s in shards))
+    forged = dataclasses.replace(there, splits=there.splits | {name: split})
+    path.write_bytes(forged.dumps())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("flags", [(), ("--workers", "1")], ids=" ".join)
+def test_a_sound_data_set_is_called_sound(
+    reference: Reference, level: str, flags: tuple[str, ...]
+) -> None:
+    before = everything(reference.out)
+    result = command.run("verify", reference.out, "--level", level, *flags)
+
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith("sound: ")
+    assert f"11 shards, level {level}" in result.out
+    assert everything(reference.out) == before
+
+
+def test_worker_processes_verify_too(reference: Reference, prepared: Path) -> None:
+    flags = ("--level", "decode", "--workers", "2", "--worker-kind", "processes")
+    sound = command.run("verify", reference.out, *flags)
+    flip_bit(prepared / "train-00001-of-00008", 5000)
+    damaged = command.run("verify", prepared, *flags)
+
+    assert (sound.code, sound.err) == (0, "")
+    assert damaged.code == 3
+    assert record_at(reference, "train-00001-of-00008", 5000) in damaged.out
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_json_says_the_same_to_machines(reference: Reference, level: str) -> None:
+    result = command.run("verify", reference.out, "--level", level, "--json")
+
+    stated = json.loads(reference.contents["dataset.json"])
+    assert (result.code, result.err) == (0, "")
+    assert result.json == {
+        "dataset": str(reference.out),
+        "digest": stated["digest"],
+        "level": level,
+        "unchanged_since": None,
+        "excluded": 0,
+        "shards": 11,
+        "examples": sum(split["examples"] for split in stated["splits"].values()),
+        "part": None,
+        "problems": [],
+    }
+
+
+def test_json_lists_what_is_wrong(prepared: Path) -> None:
+    (prepared / "labels.txt").unlink()
+    (prepared / "train-00000-of-00008").unlink()
+    result = command.run("verify", prepared, "--json")
+
+    assert result.code == 3
+    assert sorted(result.json["problems"]) == [
+        "labels.txt: missing",
+        "train-00000-of-00008: missing",
+    ]
+
+
+@pytest.mark.parametrize("trial", range(6))
+def test_a_flipped_bit_in_each_file_is_found_and_its_place_named(
+    reference: Reference, prepared: Path, trial: int
+) -> None:
+    """Six times one bit in each of 26 files: every one of 156 positions is reported."""
+    rng = random.Random(f"bits {trial}")
+    expected = []
+    for name, data in reference.contents.items():
+        if name == "dataset.json":
+            continue
+        position = rng.randrange(len(data))
+        flip_bit(prepared / name, position, rng.randrange(8))
+        shard = name in shard_names(reference.contents)
+        expected.append(record_at(reference, name, position) if shard else f"{name}: ")
+    result = command.run("verify", prepared)
+
+    lines = result.out.splitlines()
+    assert result.code == 3
+    assert [what for what in expected if not any(line.startswith(what) for line in lines)] == []
+    assert len(lines) == len(expected) == 26
+    assert "26 problems" in result.err
+
+
+@pytest.mark.parametrize("name", ["train-00004-of-00008", "validation-00001-of-00003"])
+@pytest.mark.parametrize("place", ["first byte", "length crc", "payload", "data crc", "last byte"])
+def test_a_flipped_bit_anywhere_in_a_record_is_traced_to_it(
+    reference: Reference, prepared: Path, name: str, place: str
+) -> None:
+    offsets = [int(text) for text in reference.contents[f"index/{name}"].split()[::2]]
+    size = len(reference.contents[name])
+    positions = {
+        "first byte": 0,
+        "length crc": offsets[1] + 9,
+        "payload": offsets[2] + 1000,
+        "data crc": offsets[3] - 2,
+        "last byte": size - 1,
+    }
+    flip_bit(prepared / name, positions[place], 3)
+    result = command.run("verify", prepared, "--workers", "1")
+
+    assert result.code == 3
+    assert len(result.out.splitlines()) == 1
+    assert result.out.startswith(record_at(reference, name, positions[place]))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_flipped_bit_in_the_manifest_is_found(
+    reference: Reference, prepared: Path, level: str
+) -> None:
+    rng = random.Random(f"manifest {level}")
+    data = reference.contents["dataset.json"]
+    for _ in range(8):
+        (prepared / "dataset.json").write_bytes(data)
+        position, bit = rng.randrange(len(data)), rng.randrange(8)
+        flip_bit(prepared / "dataset.json", position, bit)
+        result = command.run("verify", prepared, "--level", level)
+
+        assert (result.code, result.out) == (3, ""), (position, bit, result)
+        assert "dataset.json" in result.err
+        assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "name",
+    ["train-00007-of-00008", "index/validation-00002-of-00003", "labels.txt", "features.json"],
+)
+def test_a_missing_file_is_named_at_every_level(prepared: Path, level: str, name: str) -> None:
+    (prepared / name).unlink()
+    result = command.run("verify", prepared, "--level", level)
+
+    assert result.code == 3
+    assert result.out.splitlines() == [f"{name}: missing"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "name", ["train-00008-of-00009", "train-00000-of-00008.bak", "validation", "index/train-x"]
+)
+def test_a_file_too_many_is_named_at_every_level(prepared: Path, level: str, name: str) -> None:
+    (prepared / name).write_bytes(b"")
+    result = command.run("verify", prepared, "--level", level)
+
+    assert result.code == 3
+    assert [line.partition(":")[0] for line in result.out.splitlines()] == [name]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_shard_cut_between_two_records_is_found(
+    reference: Reference, prepared: Path, level: str
+) -> None:
+    name = "train-00002-of-00008"
+    offsets = [int(text) for text in reference.contents[f"index/{name}"].split()[::2]]
+    cut(prepared / name, offsets[-1])
+    result = command.run("verify", prepared, "--level", level)
+
+    assert result.code == 3
+    assert f"{name}: {offsets[-1]:,} bytes, expected" in result.out
+
+
+def test_a_shard_cut_inside_a_record_names_the_record(reference: Reference, prepared: Path) -> None:
+    name = "train-00002-of-00008"
+    cut(prepared / name, len(reference.contents[name]) - 10)
+    result = command.run("verify", prepared)
+
+    assert result.code == 3
+    assert record_at(reference, name, len(reference.contents[name]) - 11) in result.out
+
+
+def test_an_emptied_shard_is_found(prepared: Path) -> None:
+    cut(prepared / "train-00002-of-00008", 0)
+    result = command.run("verify", prepared)
+
+    assert result.code == 3
+    assert "train-00002-of-00008: 0 bytes, expected" in result.out
+
+
+def test_swapped_shards_are_told_from_damaged_ones(prepared: Path) -> None:
+    one, two = "train-00002-of-00008", "train-00006-of-00008"
+    (prepared / one).rename(prepared / "aside")
+    (prepared / two).rename(prepared / one)
+    (prepared / "aside").rename(prepared / two)
+    result = command.run("verify", prepared)
+
+    assert result.code == 3
+    assert f"{one}: holds the content of {two}" in result.out
+    assert f"{two}: holds the content of {one}" in result.out
+
+
+def test_a_shard_written_by_another_program_is_found(reference: Reference, prepared: Path) -> None:
+    """The same records in another order: every CRC fits, the digest does not."""
+    name = "validation-00000-of-00003"
+    frames = [framed(example.encode(i)) for i in reversed(records(reference.out / name))]
+    (prepared / name).write_bytes(b"".join(frames))
+    result = command.run("verify", prepared)
+
+    assert result.code == 3
+    assert f"{name}: sha256 " in result.out
+
+
+def test_a_relabelled_record_is_caught_though_every_digest_was_made_to_fit(prepared: Path) -> None:
+    name = "train-00001-of-00008"
+    images = records(prepared / name)
+    images[3] = images[3]._replace(stored_label=images[3].stored_label % 8 + 1)
+    rewritten(prepared, name, images)
+
+    assert command.run("verify", prepared).code == 0
+    result = command.run("verify", prepared, "--level", "decode")
+    assert result.code == 3
+    assert f"{name}: record 3 at byte " in result.out
+
+
+def test_a_record_moved_to_another_class_is_caught_by_the_class_counts(prepared: Path) -> None:
+    name = "train-00001-of-00008"
+    images = records(prepared / name)
+    one, other = images[3], next(i for i in images if i.wnid != images[3].wnid)
+    images[3] = one._replace(stored_label=other.stored_label, wnid=other.wnid, text=other.text)
+    rewritten(prepared, name, images)
+
+    assert command.run("verify", prepared).code == 0
+    result = command.run("verify", prepared, "--level", "decode")
+    assert result.code == 3
+    assert f"train: class {one.stored_label - 1} has " in result.out
+    assert f"train: class {other.stored_label - 1} has " in result.out
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other size", "no jpeg", "grey"])
+def test_an_image_that_is_not_what_its_record_says_is_caught_by_decoding(
+    prepared: Path, damage: str
+) -> None:
+    name = "train-00001-of-00008"
+    images = records(prepared / name)
+    image = images[2]
+    if damage == "truncated":
+        encoded = image.encoded[: len(image.encoded) // 2]
+    elif damage == "other size":
+        image, encoded = image._replace(height=image.height + 1), image.encoded
+    elif damage == "no jpeg":
+        encoded = bytes(len(image.encoded))
+    else:
+        grey = io.BytesIO()
+        Image.open(io.BytesIO(image.encoded)).convert("L").save(grey, "JPEG")
+        encoded = grey.getvalue()
+    images[2] = image._replace(encoded=encoded)
+    rewritten(prepared, name, images)
+
+    assert command.run("verify", prepared).code == 0
+    result = command.run("verify", prepared, "--level", "decode")
+    assert result.code == 3
+    assert f"{name}: record 2 at byte " in result.out
+
+
+def test_a_manifest_of_a_newer_version_asks_for_an_upgrade(prepared: Path) -> None:
+    path = prepared / "dataset.json"
+    content = json.loads(path.read_bytes()) | {"schema_version": 99}
+    path.write_text(json.dumps(content))
+    result = command.run("verify", prepared)
+
+    assert (result.code, result.out) == (3, "")
+    assert "upgrade imagenet-prep" in result.err
+
+
+def test_an_unfinished_data_set_is_incomplete_and_says_how_to_go_on(prepared: Path) -> None:
+    (prepared / "dataset.json").unlink()
+    result = command.run("verify", prepared)
+
+    assert (result.code, result.out) == (4, "")
+    assert "again to resume" in result.err
+
+
+@pytest.mark.parametrize("what", ["empty folder", "no folder", "a file"])
+def test_what_is_no_data_set_is_a_mistake_of_usage(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "it"
+    if what == "empty folder":
+        path.mkdir()
+    elif what == "a file":
+        path.write_text("not a folder")
+    result = command.run("verify", path)
+
+    assert (result.code, result.out) == (2, "")
+    assert str(path) in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--level", "deep"), ("--workers", "-1"), ("--unknown",), ("--worker-kind", "horses"), ()],
+    ids=" ".join,
+)
+def test_impossible_requests_are_refused(prepared: Path, flags: tuple[str, ...]) -> None:
+    result = command.run("verify", *([prepared] if flags else []), *flags)
+
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("usage: imagenet-prep verify")
+
+
+def test_verify_leaves_a_damaged_data_set_as_it_is(prepared: Path) -> None:
+    flip_bit(prepared / "train-00000-of-00008", 100)
+    (prepared / "index" / "train-00001-of-00008").unlink()
+    before = everything(prepared)
+    result = command.run("verify", prepared, "--level", "decode")
+
+    assert result.code == 3
+    assert everything(prepared) == before
+
+
+def test_verify_leaves_no_temporary_files(prepared: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for name in ("sound", "damaged"):
+        command.run("verify", prepared, env={"TMPDIR": str(scratch)})
+        (prepared / "labels.txt").write_text(name)
+
+        assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_data_set_on_a_read_only_disk_can_be_verified(
+    reference: Reference, tmp_path: Path
+) -> None:
+    with disk(tmp_path / "disk", "size=64m"):
+        out = shutil.copytree(reference.out, tmp_path / "disk" / "out")
+        remount(tmp_path / "disk", "ro")
+        for level in LEVELS:
+            result = command.run("verify", out, "--level", level)
+
+            assert (result.code, result.err) == (0, "")
+
+
+def test_what_verify_advises_mends_the_data_set(reference: Reference, prepared: Path) -> None:
+    name = "train-00004-of-00008"
+    flip_bit(prepared / name, 4321)
+    found = command.run("verify", prepared)
+    assert found.code == 3
+    assert "delete it" in found.err
+
+    (prepared / name).unlink()
+    arguments = ("--source", reference.source, "--out", prepared, *SETTINGS)
+    again = command.run("prepare", *arguments)
+    assert again.code == 0, again
+    assert contents(prepared) == reference.contents
+
+
+def test_what_was_proven_and_not_touched_is_not_read_again(prepared: Path) -> None:
+    def verify(*flags: str) -> Any:
+        result = command.run("verify", prepared, "--if-changed", "--json", *flags)
+        assert result.code == 0, result
+        return json.loads(result.out)["unchanged_since"]
+
+    assert verify() is None
+    proven = verify()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", proven)
+    assert verify("--level", "manifest") == proven
+    # It was proven less than that.
+    assert verify("--level", "decode") is None
+    assert verify() is not None
+
+    # Another file with the same bytes must be read, though its times say that it is old.
+    shard = prepared / "train-00000-of-00008"
+    stat = shard.stat()
+    shutil.copy2(shard, prepared / "copy")
+    (prepared / "copy").rename(shard)
+    assert shard.stat().st_mtime_ns == stat.st_mtime_ns
+    assert verify() is None
+    assert verify() is not None
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_what_was_touched_since_it_was_proven_is_read_again(prepared: Path, level: str) -> None:
+    check = ("verify", prepared, "--if-changed", "--level", level)
+    assert command.run(*check).code == 0
+    shard = prepared / "train-00001-of-00008"
+    stat = shard.stat()
+    flip_bit(shard, 40)
+    os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    for _ in range(2):
+        result = command.run(*check)
+        assert result.code == 3, result
+        assert f"{shard.name}: record 0 at byte 0: " in result.out
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"level": "all"}', None])
+def test_a_proof_of_a_foreign_hand_proves_nothing(prepared: Path, content: bytes | None) -> None:
+    proof = prepared / ".work" / "proof.json"
+    if content is None:
+        proof.mkdir(parents=True)
+    else:
+        proof.parent.mkdir(exist_ok=True)
+        proof.write_bytes(content)
+    result = command.run("verify", prepared, "--if-changed")
+
+    assert result.code == 0, result
+    assert "nothing was touched" not in result.out
+
+
+def test_a_missing_shard_or_one_too_many_is_seen_though_nothing_is_read(prepared: Path) -> None:
+    assert command.run("verify", prepared, "--if-changed").code == 0
+    name, stranger = "train-00000-of-00008", prepared / "train-00008-of-00008"
+    for change, undo in (
+        (
+            lambda: (prepared / name).rename(prepared / "away"),
+            lambda: (prepared / "away").rename(prepared / name),
+        ),
+        (lambda: shutil.copy(prepared / name, stranger), stranger.unlink),
+        (
+            lambda: (prepared / "labels.txt").rename(prepared / "away"),
+            lambda: (prepared / "away").rename(prepared / "labels.txt"),
+        ),
+    ):
+        change()
+        assert command.run("verify", prepared, "--if-changed").code == 3
+        undo()
+    assert command.run("verify", prepared, "--if-changed").code == 0

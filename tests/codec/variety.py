@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, ImageFile
 
 from tests.codec import corpus
 
@@ -79,6 +79,12 @@ def _encoded(pixels: np.ndarray, rng: random.Random) -> bytes:
     mode = rng.choices(("RGB", "L", "CMYK"), (0.83, 0.15, 0.02))[0]
     if rng.random() < 0.03:
         options["progressive"] = True
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **options)
+    buffer, room = io.BytesIO(), ImageFile.MAXBLOCK
+    # Pillow writes optimised files in one piece, whose size it guesses too low for tables
+    # of small numbers.
+    ImageFile.MAXBLOCK = 8 * pixels.size + 100_000
+    try:
+        Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **options)
+    finally:
+        ImageFile.MAXBLOCK = room
     return buffer.getvalue()

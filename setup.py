@@ -84,10 +84,11 @@ class BuildLibraries(build_ext):
         raise CompileError("\n".join(failures) or "no C compiler here, nor ziglang from PyPI")
 
 
+CODEC = Path(__file__).parent / "imagenet_prep" / "codec"
 PLANES = Extension(
     "imagenet_prep.codec._planes",
     ["imagenet_prep/codec/planes.c", "imagenet_prep/codec/decoder.c"],
-    depends=[str(header) for header in Path("imagenet_prep/codec").glob("*.h")],
+    depends=[f"imagenet_prep/codec/{header.name}" for header in sorted(CODEC.glob("*.h"))],
     optional=True,
 )
 GATHER = Extension("imagenet_prep.read._gather", ["imagenet_prep/read/gather.c"], optional=True)

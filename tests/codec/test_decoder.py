@@ -24,20 +24,20 @@ def built(folder: Path, compiler: tuple[str, ...]) -> Path:
     return native.build(folder, compiler, sources=native.DECODER_HARNESS)
 
 
-@pytest.mark.parametrize("count", long_but([300], [300, 6_000]))
+@pytest.mark.parametrize("count", long_but([200], [200, 6_000]))
 def test_planes_are_those_of_libjpeg(tmp_path: Path, count: int) -> None:
     """Whole, halved and in windows, by plain C, SSE2 and AVX2."""
     program = built(tmp_path, native.GCC)
     made = [*corpus.files().values(), *variety.files(count)]
     files = native.write(tmp_path / "corpus", [native.Job(data, 1, 1) for data in made])
 
-    found = native.run(program, "equal", native.libjpeg(), files)
+    found = native.run(program, "equal", native.libjpeg(), files, 3)
 
     num_files, taken, sound_but_declined, num_planes = map(int, found.split())
     assert num_files == len(made)
     assert taken > 0.9 * num_files  # the others are progressive or CMYK
     assert sound_but_declined < 0.05 * num_files * 3
-    assert num_planes > 20 * taken
+    assert num_planes > 3 * 5 * taken  # kinds of vector code; whole, halved, windows
 
 
 @pytest.mark.slow

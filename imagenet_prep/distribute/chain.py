@@ -175,8 +175,14 @@ class Chain:
         }
         taken[frame.kind](member, **frame.fields)
 
-    def giver_broken(self, member: Member, why: str) -> None:
-        """The giver of a host ended too early, fell silent, or sent an impossible message."""
+    def giver_broken(self, member: Member, why: str, code: int | None = None) -> None:
+        """The giver of a host ended too early, fell silent, or sent an impossible message.
+
+        Args:
+          member: the host.
+          why: it did.
+          code: its exit code, where it ended by itself.
+        """
         giver = member.upstream
         member.losses += 1
         if giver is not None:
@@ -184,6 +190,9 @@ class Chain:
             self._actions.say(
                 member, f"{giver.address} cannot give to it ({why}); another one does"
             )
+        elif code == DataDamagedError.exit_code:  # every further attempt would find the same
+            self._fail(member, DataDamagedError(f"{why}."))
+            return
         elif member.losses > self._request.retries:
             what = f"the sending process here failed {member.losses} times, last: {why}"
             self._fail(member, IncompleteError(what))

@@ -172,9 +172,9 @@ class Leader:
         except Exception as error:  # noqa: BLE001 - a peer is to blame for what its message causes
             self._chain.giver_broken(member, plain(str(error)) or type(error).__name__)
 
-    def _gone(self, member: Member, giver: _Giver, why: str) -> None:
+    def _gone(self, member: Member, giver: _Giver, why: str, code: int | None = None) -> None:
         if self._givers.get(member) is giver:
-            self._chain.giver_broken(member, why)
+            self._chain.giver_broken(member, why, code)
 
     def _listen(self, member: Member, giver: _Giver, host: str | None, prove: bool) -> None:
         request, why = self._request, ""
@@ -210,4 +210,5 @@ class Leader:
             why = str(error)
         process.kill()
         ending = process.end()
-        self._events.put(partial(self._gone, member, giver, why or ending.why))
+        code = None if why else ending.code
+        self._events.put(partial(self._gone, member, giver, why or ending.why, code))

@@ -33,6 +33,7 @@ from imagenet_prep.distribute.messages import (
 from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from imagenet_prep.distribute.wire import Channel, Frame, Process
+from imagenet_prep.storage.os_errors import storage_errors
 
 # Pause before looking for new bytes to pass on. Each host of a chain adds this delay once.
 _POLL_S = 0.01
@@ -57,7 +58,8 @@ class Hop:
         self._pace = Pace(settings["limit"])
         self._line = Line(self._replica.files)
         self._news = threading.Condition()
-        self._over = False
+        # `_over` once the neighbour has ended; `_failed` where this host cannot give to it.
+        self._over = self._failed = False
         words = ("imagenet_prep.distribute.receive", settings["path"])
         self.receiver = Process(
             settings["address"], settings["python"], words, FROM_STORING, silence_s
@@ -72,7 +74,11 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends until the neighbour is whole, refuses, or is lost; tells the leader which."""
+        """Sends until the neighbour is whole, refuses, or is lost; tells the leader which.
+
+        Raises:
+          ImagenetPrepError: a file cannot be read here, of which the neighbour is not to blame.
+        """
         answers = threading.Thread(target=self._listen, daemon=True)
         answers.start()
         try:
@@ -86,7 +92,12 @@ class Hop:
         except OSError:
             # `_listen` sees the same broken connection and reports it.
             self.receiver.kill()
-        answers.join()
+        except ImagenetPrepError:
+            self._failed = True
+            self.receiver.kill()
+            raise
+        finally:
+            answers.join()
 
     def _listen(self) -> None:
         """Reads the neighbour's messages to the end; an invalid one ends the connection."""
@@ -103,7 +114,7 @@ class Hop:
         ending = self.receiver.end()
         if cause is Cause.ENDED and ending.is_of_ssh:
             cause = Cause.UNREACHED
-        if not verdict:
+        if not verdict and not self._failed:
             with contextlib.suppress(OSError):  # the leader is gone: `_follow` sees that too
                 self._leader.write("lost", cause=cause, why=why or ending.why)
 
@@ -157,7 +168,8 @@ class Hop:
             opened.seek(start)
             left = file.num_bytes - start
             while left and not self._over:
-                data = self._read(opened, min(CHUNK_BYTES, left))
+                with self._errors_of(file):
+                    data = opened.read(min(CHUNK_BYTES, left))
                 if data:
                     left -= len(data)
                     self._pace.take(len(data))
@@ -171,27 +183,21 @@ class Hop:
         if left and not self._trusted:
             self._put_back(file)
 
-    def _read(self, opened: IO[bytes], size: int) -> bytes:
-        """Returns bytes of a file; what cannot be read at its source is as what is not there.
-
-        Its neighbour then names the file. An error would be taken for one of the connection.
-        """
-        try:
-            return opened.read(size)
-        except OSError:
-            if not self._trusted:
-                raise
-            return b""
+    def _errors_of(self, file: File) -> contextlib.AbstractContextManager[None]:
+        """Names a file that the disk does not give: as OSError, the connection would be blamed."""
+        return storage_errors("read", self._replica.store.path(file.name))
 
     def _open(self, file: File) -> IO[bytes] | None:
         """Returns the open file, whole or growing; None if it has vanished."""
         store = self._replica.store
-        if not (self._trusted or self._replica.is_proven(file)):
+        with self._errors_of(file):
+            if not (self._trusted or self._replica.is_proven(file)):
+                with contextlib.suppress(FileNotFoundError):
+                    growing = store.open(incoming_name(file.name), os.O_RDONLY)
+                    return os.fdopen(growing, "rb", buffering=0)
             with contextlib.suppress(FileNotFoundError):
-                growing = store.open(incoming_name(file.name), os.O_RDONLY)
-                return os.fdopen(growing, "rb", buffering=0)
-        with contextlib.suppress(FileNotFoundError):
-            return open(regular_file.open_to_read(store.path(file.name)), "rb", buffering=0)
+                path = store.path(file.name)
+                return open(regular_file.open_to_read(path), "rb", buffering=0)
         return None
 
     def _put_back(self, file: File) -> None:
@@ -227,7 +233,6 @@ def main() -> None:
     try:
         hop.run()
     except ImagenetPrepError as error:
-        hop.receiver.kill()
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)
     # Not a return: the thread that reads from the leader still waits.

@@ -6,7 +6,6 @@ import io
 from collections import deque
 from collections.abc import Iterator
 
-import numpy as np
 from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
@@ -56,12 +55,9 @@ class Diagnosis:
         found = False
         records = self._feed.records
         for batch in tuple(self._fed):
-            boxes = np.stack([views.boxes for views in batch.views], axis=1)
-            if self._feed.config.constants.padding is not None:
-                boxes[..., :2] = 0  # whole pictures, moved over black: only their sides must fit
-            for number, of_example in zip(batch.numbers.tolist(), boxes.tolist(), strict=True):
+            for number in batch.numbers.tolist():
                 # Where there is no example, the number is negative.
-                if number >= 0 and (problem := _problem(records.read(number).encoded, of_example)):
+                if number >= 0 and (problem := _problem(records.read(number).encoded)):
                     damage = DataDamagedError(f"{records.where(number)}: {problem}")
                     self._feed.skip(number, damage)
                     found = True
@@ -69,14 +65,11 @@ class Diagnosis:
             raise error
 
 
-def _problem(encoded: bytes, boxes: list[list[int]]) -> str | None:
-    """Returns why boxes (top, left, height, width; pixels) of a JPEG cannot be shown, or None."""
+def _problem(encoded: bytes) -> str | None:
+    """Returns why a JPEG does not decode, or None."""
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG",)) as image:
             image.load()
-            for top, left, height, width in boxes:
-                if top + height > image.height or left + width > image.width:
-                    return f"the image is {image.width} x {image.height}, its record says larger"
     except Exception as error:  # noqa: BLE001 - Pillow raises many kinds for broken files
         return f"does not decode: {error}"
     return None

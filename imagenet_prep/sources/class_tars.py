@@ -17,6 +17,7 @@ from imagenet_prep.sources.editions import FALL11, WINTER21
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import File
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -131,6 +132,7 @@ def _class_files(folder: Location) -> list[File]:
         try:
             status = path.stat()
         except OSError as error:
+            demand_disk(path, error)
             raise SourceError(
                 f"{path}: cannot be read: {error.strerror}. Check links and permissions."
             ) from error

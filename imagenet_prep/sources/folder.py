@@ -21,6 +21,7 @@ from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import editions, labels, lemmas, source
 from imagenet_prep.sources.source import File, IndexTask
 from imagenet_prep.storage.archive import Range
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 FOLDERS = {
@@ -53,6 +54,7 @@ class FileReader:
 
         Raises:
           SourceError: it cannot be read, or has another size than when it was listed.
+          StoreError: the disk fails.
         """
         path = self._root / archive
         try:
@@ -60,6 +62,7 @@ class FileReader:
                 there = os.fstat(file.fileno()).st_size
                 data = file.read(offset + size)
         except OSError as error:
+            demand_disk(path, error)
             raise SourceError(
                 f"{path}: cannot be read: {error.strerror}. Check the disk that holds it."
             ) from error

@@ -21,6 +21,7 @@ from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, pages, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
                 )
             yield file, opened.fileno()
     except (pa.ArrowException, OSError, ValueError) as error:
+        demand_disk(path, error)
         raise SourceError(
             f"{path}: cannot be read as Parquet: {error}. "
             "It is damaged or not whole: download it again."

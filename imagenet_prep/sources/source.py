@@ -23,6 +23,7 @@ from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import WNID, ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.storage.archive import RangeReader
+from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 if TYPE_CHECKING:
@@ -298,6 +299,7 @@ def scan(folder: Path, inside: Path | None = None) -> list[File]:
                         within.demand(folder / path)
                     files.append(File(path, status.st_size, status.st_mtime_ns))
     except OSError as error:
+        demand_disk(error.filename, error)
         raise SourceError(
             f"{error.filename}: cannot be read: {error.strerror}. "
             "Check links, permissions and the disk."
@@ -372,6 +374,7 @@ def read_bytes(path: Location, most: int) -> bytes:
             while len(data) <= most and (part := file.read(_PIECE_BYTES)):
                 data += part
     except OSError as error:
+        demand_disk(path, error)
         raise SourceError(f"{path}: cannot be read: {error.strerror}. Get it again.") from error
     if len(data) > most:
         raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")

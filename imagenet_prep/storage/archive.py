@@ -18,6 +18,7 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset.member import damaged_list
 from imagenet_prep.storage import open_files
+from imagenet_prep.storage.os_errors import demand_disk
 
 _HASH_CHUNK_BYTES = 4 << 20
 
@@ -68,6 +69,7 @@ class ArchiveReader:
 
         Raises:
           SourceError: the archive ends before, or cannot be read there.
+          StoreError: the disk fails.
         """
         # At once where it is open: a header is read in 2 us.
         descriptor = self._descriptors.get(archive)
@@ -84,10 +86,9 @@ class ArchiveReader:
                     break
                 data += more
         except OSError as error:
-            raise SourceError(
-                f"{self._archives[archive]}: cannot read {size:,} bytes at byte {offset:,}: "
-                f"{error.strerror}. Check the disk that holds it."
-            ) from error
+            where = f"{self._archives[archive]}: {size:,} bytes at byte {offset:,}"
+            demand_disk(where, error)
+            raise SourceError(f"{where}: cannot be read: {error.strerror}.") from error
         if len(data) < size:
             raise SourceError(
                 f"{self._archives[archive]}: ends at byte {offset + len(data):,}, expected at "

@@ -24,3 +24,18 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Syncs what a library has written: a file, or a folder with all that is in it.
+
+    Raises:
+      OSError: it is not there, or the disk is full or fails.
+    """
+    there = [each for each in path.rglob("*") if each.is_file() or each.is_dir()]
+    for each in [*there, path, path.parent]:
+        descriptor = os.open(each, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -25,6 +25,15 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
         raise StoreError(f"cannot {action} {path}: {error.strerror or error}{advice}") from error
 
 
+def demand_disk(where: object, error: Exception) -> None:
+    """Raises StoreError where a read failed because of the disk: the data may be sound."""
+    if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE):
+        raise StoreError(
+            f"{where}: cannot be read: {error.strerror}. Check the disk or the server that holds "
+            "it, then run the same command again."
+        ) from error
+
+
 @contextlib.contextmanager
 def removed_on_failure(*paths: Path) -> Iterator[None]:
     """Removes unfinished files where the work on them ends before its time."""

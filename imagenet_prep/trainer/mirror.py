@@ -11,7 +11,9 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from imagenet_prep.core import terminal
 from imagenet_prep.core.errors import (
@@ -24,8 +26,9 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.fetch import as_file
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage.remote import CHUNK_BYTES, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.log import EVENTS, LOG, SCALARS
@@ -202,15 +205,30 @@ class Mirror:
                     state = _state(os.fstat(opened.fileno()))
                     if self._uploaded.get(name) == state:
                         continue
-                    data = opened.read()
+                    # Whatever is written after `state` was taken makes the file differ from it.
+                    self._put(name, opened, state[0])
             except FileNotFoundError:  # a later checkpoint has taken its place
                 continue
-            # Whatever was written since `state` was taken makes the file differ from it again.
-            self._store.write(name, data)
             self._uploaded[name] = state
         for name in self._uploaded.keys() - {name for name, _ in here}:
             self._store.remove(name)
             del self._uploaded[name]
+
+    def _put(self, name: str, opened: BinaryIO, size: int) -> None:
+        """Puts the first `size` bytes of an open file, which may grow meanwhile."""
+        sha256 = hashlib.sha256()
+        for chunk in _beginning(opened, size):
+            sha256.update(chunk)
+        file = File(name, size, sha256.hexdigest())
+        self._store.put(file, lambda: as_file(_beginning(opened, size)))
+
+
+def _beginning(opened: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yields the first `size` bytes of an open file."""
+    opened.seek(0)
+    while size > 0 and (chunk := opened.read(min(size, CHUNK_BYTES))):
+        size -= len(chunk)
+        yield chunk
 
 
 def _is_needed(name: str) -> bool:

@@ -11,6 +11,8 @@ import numpy as np
 from mxnet.gluon import model_zoo, nn
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.storage.new_file import sync
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import Config
@@ -154,6 +156,8 @@ class MxnetLearner:
         self.logits(np.zeros((1, 3, self._plan.image_size, self._plan.image_size), np.float32))
         path.mkdir(parents=True, exist_ok=True)
         self._network.export(str(path / "model"))
+        with storage_errors("export", path):
+            sync(path)
 
 
 def _network(plan: Run, context: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
@@ -145,8 +145,10 @@ class TensorFlowLearner:
         if path.suffix == ".keras":
             partial = path.with_name(f".{path.name}.partial.keras")
             self._model.save(partial)
-            with storage_errors("export", path), open(partial, "rb") as file:
-                os.fsync(file.fileno())
+            with storage_errors("export", path):
+                sync(partial)
             LocalStore(path.parent).publish(partial, path.name)
         else:
             self._model.export(path, verbose=False)
+            with storage_errors("export", path):
+                sync(path)

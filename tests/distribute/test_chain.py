@@ -212,6 +212,14 @@ def test_the_leaders_own_sender_may_be_killed_as_often_as_a_host_be_lost() -> No
     assert "failed 4 times, last: killed" in str(a.error)
 
 
+def test_what_the_leaders_sender_cannot_take_for_a_file_is_not_tried_again() -> None:
+    run = Run(1)
+    (a,) = run.members
+    run.chain.giver_broken(a, "b: is a named pipe", code=3)
+    assert isinstance(a.error, DataDamagedError)
+    assert run.chain.is_over(0.0)
+
+
 def test_damage_at_a_giver_is_fetched_elsewhere_and_at_the_leader_is_the_end() -> None:
     run = Run(2)
     _, b = run.members

@@ -23,6 +23,8 @@ from tests.kit.command import PATIENCE_S
 from tests.kit.warm import Ended, Warm
 
 PEAK_BYTES = 1_000_000_000
+# What is hostile costs seconds. Of a processor: this machine may have other work.
+MOST_CPU_S = 20.0
 EXIT_CODES = (0, 1, 2, 3, 4)
 SHOWN = 12
 
@@ -105,6 +107,7 @@ class Arena:
             self._write_secrets()
         assert not changed, f"changed outside: {changed}\n{said}"
         assert not ended.hung, f"waits for something for ever\n{said}"
+        assert ended.cpu_s < MOST_CPU_S, f"{ended.cpu_s:.1f} s of processor time\n{said}"
         assert b"Traceback" not in ended.err, f"a traceback\n{said}"
         assert ended.code in EXIT_CODES, f"exit code {ended.code}\n{said}"
         assert ended.peak_bytes < PEAK_BYTES, f"{ended.peak_bytes:,} bytes of memory\n{said}"

@@ -97,6 +97,13 @@ def tiff_in_a_tile(side: int, tile: int) -> bytes:
     return head + directory + bytes(4) + struct.pack("<4H", 8, 8, 8, 8) + packed
 
 
+def heavy_webp(side: int = 8000) -> bytes:
+    """Returns a WebP of 33 kB at 8,000 squared; no image takes more memory to decode."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (10, 200, 30)).save(buffer, "WEBP", lossless=True, method=0)
+    return buffer.getvalue()
+
+
 def transparent_png(side: int) -> bytes:
     """Returns a PNG of few bytes with side x side transparent pixels."""
     buffer = io.BytesIO()

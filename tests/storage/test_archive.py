@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.core.errors import ImagenetPrepError, SourceError, StoreError
 from imagenet_prep.storage import open_files
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.storage.test_folder import failing
@@ -57,7 +57,7 @@ def test_reads_that_return_less_than_asked_are_continued(
 def test_a_failing_disk_is_named(reader: ArchiveReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pread", failing(errno.EIO))
 
-    with pytest.raises(SourceError, match=r"some\.tar: cannot read 4 bytes at byte 3: Input/outpu"):
+    with pytest.raises(StoreError, match=r"some\.tar: 4 bytes at byte 3: cannot be read: Input/"):
         reader.read("some.tar", 3, 4)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.new_file import new_file, sync
 from tests.storage.test_folder import failing
 
 
@@ -38,3 +38,20 @@ def test_no_file_is_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), new_file(tmp_path / "there"):
         pass
     assert (tmp_path / "there").read_bytes() == b"mine"
+
+
+def test_what_a_library_has_written_is_synced_with_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "variables").mkdir(parents=True)
+    (tmp_path / "model" / "variables" / "data").write_bytes(b"weights")
+    (tmp_path / "model" / "nowhere").symlink_to("absent")
+    os.mkfifo(tmp_path / "model" / "pipe")
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
+    sync(tmp_path / "model")
+
+    inside = ("", "/model", "/model/variables", "/model/variables/data")
+    assert sorted(synced) == [f"{tmp_path}{name}" for name in inside]

@@ -121,6 +121,22 @@ def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) ->
     assert list(elsewhere.iterdir()) == []
 
 
+def test_nobody_else_looks_into_the_folders(tmp: Path) -> None:
+    scratch.own()
+
+    assert (tmp / f"imagenet-prep-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.root
+def test_a_folder_of_another_user_is_refused(tmp: Path) -> None:
+    root = tmp / f"imagenet-prep-{os.getuid()}"
+    root.mkdir()
+    os.chown(root, 12345, 12345)
+
+    with pytest.raises(StoreError, match="is not yours. Remove it, or set TMPDIR"):
+        scratch.own()
+
+
 def test_a_file_system_that_cannot_lock_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.storage import upload
 from imagenet_prep.trainer import checkpoint, mirror
 from imagenet_prep.trainer.config import Config
 from tests.kit.command import wait_until
@@ -149,6 +151,32 @@ def test_a_mirror_catches_up_while_training_goes_on(
     wait_until(arrived, "all has arrived after all")
     assert copy.close()
     assert objects(s3.client(), prefix) == {"train.jsonl": b"{}\n"}
+
+
+def test_a_file_larger_than_memory_is_sent_by_parts_and_only_as_long_as_it_was(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "train.jsonl"
+    log.write_bytes(b"0123456789abcdef" * (upload.PART_BYTES // 4))
+    whole = log.read_bytes()
+    copy = mirror.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
+    put = copy._store.put
+
+    def put_while_it_grows(*arguments: Any) -> None:
+        with open(log, "ab") as growing:
+            growing.write(b"a line more")
+        put(*arguments)
+
+    copy._store.put = put_while_it_grows  # type: ignore[method-assign]
+    tracemalloc.start()
+    try:
+        copy._upload()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert objects(s3.client(), prefix) == {"train.jsonl": whole}
+    assert peak < 4 * upload.PART_BYTES == len(whole)
 
 
 def test_nothing_is_trained_where_the_mirror_cannot_be_asked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -239,11 +240,20 @@ def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("name", ["model.keras", "saved"])
 def test_what_is_exported_gives_the_models_answers(
-    tf: Any, train: Train, finished: Path, tmp_path: Path, name: str
+    tf: Any,
+    train: Train,
+    finished: Path,
+    tmp_path: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import keras
 
+    synced, fsync = set[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda f: (synced.add(os.fstat(f).st_ino), fsync(f)))
     train(finished, export=str(tmp_path / "out" / name))
+    written = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert [path for path in written if path.stat().st_ino not in synced] == []
     images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
     if name.endswith(".keras"):
         answers = keras.models.load_model(tmp_path / "out" / name)(images).numpy()

@@ -220,16 +220,17 @@ def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
         assert_nothing_half_visible(hosts.replica(address), before)
 
 
-def test_a_pipe_in_place_of_a_shard_at_the_source_is_not_waited_for(
+def test_a_pipe_in_place_of_a_shard_at_the_source_is_refused_at_once(
     hosts: Hosts, dataset: Path
 ) -> None:
     (dataset / SHARD).unlink()
     os.mkfifo(dataset / SHARD)
 
-    result = hosts.run(dataset, "--retries", "1")
+    result = hosts.run(dataset)
 
-    assert result.code != 0, result
-    assert SHARD in result.out + result.err
+    assert result.code == 3, result
+    assert f"{SHARD}: is a named pipe" in result.out
+    assert "times" not in result.out
     assert "Traceback" not in result.out + result.err
 
 

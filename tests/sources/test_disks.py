@@ -1,0 +1,72 @@
+"""A disk that fails is no damage of the data: whoever fetches it again gets the same error."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from imagenet_prep.core.errors import StoreError
+from imagenet_prep.sources import class_tars, folder, parquet, source
+from tests.sources.test_parquet import NAME, row, write_parquet
+
+
+def fail(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Failing(io.FileIO):
+    """A file whose beginning can be read, as a disk with a bad sector gives it."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(size) if self.tell() > 10_000 else fail()
+
+    def readinto(self, buffer: Any) -> int:
+        return super().readinto(buffer) if self.tell() > 10_000 else fail()
+
+    def readall(self) -> bytes:
+        fail()
+
+
+READS: dict[str, Callable[[Path], object]] = {
+    "an image": lambda root: folder.FileReader(root).read(NAME, 0, 1),
+    "a list": lambda root: source.read_bytes(root / NAME, 10),
+    "a Parquet file": lambda root: list(of_parquet(root)),
+}
+
+
+def of_parquet(root: Path) -> Any:
+    found = parquet.find(root, ["train"])
+    return found.images(found.index_tasks("train")[0])
+
+
+@pytest.mark.parametrize("what", READS)
+def test_a_disk_that_fails_is_named_and_the_data_is_not_called_damaged(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parquet(tmp_path / NAME, [row(1, n, os.urandom(1000)) for n in range(50)], ())
+    for module in (folder, source, parquet):
+        monkeypatch.setattr(module, "open_to_read", Failing)
+
+    with pytest.raises(StoreError, match=rf"{NAME}: cannot be read: Input/output error.*the disk"):
+        READS[what](tmp_path)
+
+
+def test_a_disk_that_fails_while_a_folder_is_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n01440764.tar").write_bytes(b"")
+    tars = list(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(tars))
+    monkeypatch.setattr(Path, "stat", fail)
+    monkeypatch.setattr(os, "scandir", fail)
+
+    with pytest.raises(StoreError, match=r"n01440764\.tar: cannot be read: Input/output error"):
+        class_tars._class_files(tmp_path)
+    with pytest.raises(StoreError, match="cannot be read: Input/output error"):
+        source.scan(tmp_path, tmp_path)

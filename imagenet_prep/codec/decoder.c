@@ -77,8 +77,12 @@ static size_t copy_up_to_ff(uint8_t *out, const uint8_t *in, size_t size, enum s
   return n;
 }
 
+enum { RST0 = 0xD0, RST7 = 0xD7, EOI = 0xD9 }; /* markers that end an interval */
+
 /* Copies the data up to the next marker, with 0xFF for each 0xFF 0x00, and zeros behind them, which
- * a look-up at their end may see. Returns the place of the marker, NULL if there is none. */
+ * a look-up at their end may see. Returns the place of the marker, NULL if there is none or if it
+ * is one that ends no interval. Who asks for a window that ends before learns of this, too: libjpeg
+ * reads some bytes ahead, and may meet the end of a file there. */
 static const uint8_t *copy_interval(const uint8_t *in, const uint8_t *end, uint8_t *out,
                                     const uint8_t **out_end, enum simd simd) {
   for (;; in += 2) {
@@ -88,6 +92,7 @@ static const uint8_t *copy_interval(const uint8_t *in, const uint8_t *end, uint8
     if (in[1]) break;
     *out++ = 0xFF;
   }
+  if (in[1] != EOI && (in[1] < RST0 || in[1] > RST7)) return NULL;
   memset(out, 0, 2 * sizeof(uint64_t));
   *out_end = out;
   return in;
@@ -199,7 +204,6 @@ INLINE enum answer read_scan(decoder *d, const request *r) {
     }
     /* All data must have been used, but for bits that fill up the last byte. */
     if (bits_left(&s.stream, end) > 7) return NOT_TAKEN;
-    enum { RST0 = 0xD0, EOI = 0xD9 };
     if (!mcus_left) return in[1] == EOI ? TAKEN : NOT_TAKEN;
     if (in[1] != RST0 + number % 8) return NOT_TAKEN;
     in += 2;

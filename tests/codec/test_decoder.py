@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import simplejpeg
 
@@ -67,6 +68,24 @@ def test_a_file_is_proven_only_if_libjpeg_says_nothing(seed: int) -> None:
             simplejpeg.decode_jpeg(data, "RGB")  # strict: any warning raises
             proven += 1
     assert proven > 10
+
+
+@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
+def test_windows_of_damaged_files_have_the_verdict_and_pixels_of_libjpeg(seed: int) -> None:
+    """Damage below a window is not looked at, by neither."""
+    loaded = planes._libraries()
+    decoders = [planes._Workspace(loaded, "best", name) for name in ("own", "libjpeg")]
+    look, done = planes.Look(20, 30, planes.BYTES, planes.LINEAR), 0
+    cut = [("cut", data[: len(data) // 2] + b"\xff\xff") for data in mutations.sources().values()]
+    for how, data in [*cut, *mutations.mutated(4000 + seed, 250)]:
+        for window in ((0, 0, 40, 60), (30, 50, 60, 70), (100, 100, 20, 60)):
+            found = [np.zeros((20, 30, 3), np.uint8) for _ in decoders]
+            pairs = zip(decoders, found, strict=True)
+            verdicts = [decoder.decode(look, data, window, to) for decoder, to in pairs]
+            assert verdicts[0] == verdicts[1], (how, window)
+            assert not verdicts[0] or np.array_equal(*found), (how, window)
+            done += verdicts[0]
+    assert done > 100
 
 
 def test_a_proof_asks_libjpeg_only_where_ours_declines(monkeypatch: pytest.MonkeyPatch) -> None:

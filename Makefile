@@ -30,7 +30,7 @@ GPU := $(VENV)/gpu
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo gpu test test-long quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
+.PHONY: help demo gpu test test-long mutants quick lint types imports format locks images-rehearsal picture debian flink flink-up flink-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -45,6 +45,11 @@ test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everythi
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
 test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+
+# BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
+mutants: BASE = $(shell git rev-parse --verify --quiet origin/main > /dev/null && echo origin/main || echo main)
+mutants: $(TEST) ## small mistakes in changed lines that no test notices, BASE=main; minutes to hours
+	@$(BIN)/python -m tests.mutants --base $(BASE) $(MUTANTS_ARGS)
 
 gpu: $(GPU_KEY) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
 	@$(GPU)/bin/python -m benchmarks.gpu $(GPU_ARGS)

@@ -31,7 +31,7 @@ from imagenet_prep.hosts.hosts_file import read_hosts
 if TYPE_CHECKING:
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
-    from imagenet_prep.distribute.source import Source
+    from imagenet_prep.distribute.source import Original
     from imagenet_prep.engine import Progress
 
 Answer = TypeVar("Answer")
@@ -57,10 +57,10 @@ def replicate(config: Config) -> dict[str, Any]:
       IncompleteError: a server or the disk did not hold out; what arrived is kept.
       BusyError: another run writes there.
     """
-    from imagenet_prep.distribute.source import Source
+    from imagenet_prep.distribute.source import Original
 
     start = time.monotonic()
-    source = Source(
+    source = Original(
         config.dataset,
         connections=config.connections,
         timeout_s=config.timeout,
@@ -86,7 +86,7 @@ def replicate(config: Config) -> dict[str, Any]:
     }
 
 
-def _to_hosts(config: Config, source: Source, there: Manifest) -> list[dict[str, Any]]:
+def _to_hosts(config: Config, source: Original, there: Manifest) -> list[dict[str, Any]]:
     """Replicates to each host of the hosts file, or checks it."""
     from imagenet_prep.distribute import hosts
     from imagenet_prep.distribute.lead import Leader
@@ -122,8 +122,8 @@ def _to_hosts(config: Config, source: Source, there: Manifest) -> list[dict[str,
             say = (lambda _: None) if config.json else partial(print, file=sys.stderr, flush=True)
             leader = Leader(by_host, request, say=say, count=progress.add)
             answers = [
-                member.error or {"moved_bytes": member.moved_bytes, "losses": member.losses}
-                for member in leader.run()
+                peer.error or {"moved_bytes": peer.moved_bytes, "losses": peer.losses}
+                for peer in leader.run()
             ]
         source.check_unchanged()
     return [
@@ -144,7 +144,7 @@ def _pull_words(config: Config, part: Placement) -> list[str]:
     return words
 
 
-def _to_one(config: Config, source: Source) -> dict[str, Any]:
+def _to_one(config: Config, source: Original) -> dict[str, Any]:
     """Replicates to a folder or a bucket, or checks it."""
     target = _open_target(config, source.data)
     if config.check:
@@ -191,7 +191,7 @@ def _look(config: Config, target: Replica | Bucket) -> list[tuple[Problem, File]
     return [(problem, file) for problem, file in zip(found, target.files, strict=True) if problem]
 
 
-def _bring(config: Config, source: Source, target: Replica | Bucket) -> dict[str, Any]:
+def _bring(config: Config, source: Original, target: Replica | Bucket) -> dict[str, Any]:
     target.refuse_others()
     target.clear()
     wrong = _look(config, target)

@@ -15,7 +15,7 @@ from imagenet_prep.trainer.config import Config
 if TYPE_CHECKING:
     from imagenet_prep.core.world import World
     from imagenet_prep.trainer.evaluation import Score
-    from imagenet_prep.trainer.feed import Reader
+    from imagenet_prep.trainer.feed import BatchReader
 
 EXAMPLES = """\
   imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
@@ -54,7 +54,7 @@ def train(config: Config) -> Score | None:
 
     config = recipe.settled(config)
 
-    def open_reader(split: str, training: bool, world: World) -> Reader:
+    def open_reader(split: str, training: bool, world: World) -> BatchReader:
         from imagenet_prep.read import make_dataset
 
         assert config.data_dir is not None

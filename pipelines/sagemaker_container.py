@@ -35,12 +35,12 @@ EXAMPLES = """\
   imagenet-prep sagemaker-container -- python /opt/ml/input/data/code/my_train.py
   imagenet-prep sagemaker-container --root /tmp/ml --processes 2    # a rehearsal"""
 
-# In the environment of the job: what its containers prove to each other that they belong to it.
+# This variable of the job holds the token by which its containers know each other.
 TOKEN_VARIABLE = "IMAGENET_PREP_JOB_TOKEN"  # noqa: S105 - where the token is, not what it is
 
 # Where the data set may lie: the first two are ours and the guide's, the others may hold the rest.
 CHANNELS = ("training", "train", "validation", "eval", "test")
-# What SageMaker's SDK and the guide's script add, and we know from elsewhere.
+# SageMaker's SDK and the guide's script add these hyperparameters, which we know from elsewhere.
 _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
 # Any port above 1024 will do: a container has its network to itself.
@@ -48,7 +48,7 @@ _PORT, _TORCH_PORT = 29_431, 29_432
 # Containers start when their data is there, which may take one host longer than another.
 _HOSTS_S = 1800.0
 _END_S = 30.0
-# Of SIGTERM's 120 s; rank 0 may have a checkpoint to save and a mirror to bring up.
+# SageMaker kills 120 s after SIGTERM; rank 0 may have a checkpoint to save and a mirror to fill.
 _GRACE_S = 90.0
 _POLL_S = 0.1
 
@@ -67,7 +67,7 @@ class Config(Settings):
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What SageMaker says of the job.
 
     Attributes:
@@ -85,7 +85,7 @@ class Job:
     token: str
 
 
-def read_job(root: Path) -> Job:
+def read_job(root: Path) -> TrainingJob:
     """Returns what lies in `root`/input/config.
 
     Raises:
@@ -96,7 +96,7 @@ def read_job(root: Path) -> Job:
         resources = canonical.loads(regular_file.read(folder / "resourceconfig.json"))
         path = folder / "hyperparameters.json"
         hyperparameters = canonical.loads(regular_file.read(path)) if path.exists() else {}
-        job = Job(
+        job = TrainingJob(
             resources["current_host"],
             tuple(resources["hosts"]),
             resources.get("network_interface_name", "eth0"),
@@ -223,13 +223,13 @@ def run_container(config: Config) -> int:
     environment["SM_NUM_GPUS"] = str(facts["gpus"])
     if len(hosts) == 1 and ranks == 1:
         return _run(command, [environment])
-    with _meeting(job, hosts, facts) as told:
-        return _run(command, [environment | each for each in told])
+    with _meeting(job, hosts, facts) as ranks_variables:
+        return _run(command, [environment | each for each in ranks_variables])
 
 
 @contextlib.contextmanager
 def _meeting(
-    job: Job, hosts: Sequence[Host], facts: Mapping[str, Any]
+    job: TrainingJob, hosts: Sequence[Host], facts: Mapping[str, Any]
 ) -> Iterator[list[dict[str, str]]]:
     """Yields the variables of this host's ranks once all hosts are there and alike."""
     interface, place = "lo", rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
@@ -239,10 +239,10 @@ def _meeting(
     with contextlib.ExitStack() as stack:
         if job.host == job.hosts[0]:
             place = stack.enter_context(rendezvous.serving(hosts, place))
-        told = rendezvous.exchange(
+        answers = rendezvous.exchange(
             "facts", json.dumps(facts), hosts, job.host, place, limit_s=_HOSTS_S
         )
-        known = {host: _facts(host, told[host.address]) for host in hosts}
+        known = {host: _facts(host, answers[host.address]) for host in hosts}
         problems = [
             f"{host.address}: {each['problem']}" for host, each in known.items() if each["problem"]
         ]
@@ -253,12 +253,12 @@ def _meeting(
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
             reached = [interface] * len(hosts)
             torchrun = variables.of_torchrun(hosts, reached, place.address, _TORCH_PORT)
-            mine = zip(
+            of_ranks = zip(
                 torchrun[job.hosts.index(job.host)],
                 rendezvous.environments(hosts, job.host, place, interface),
                 strict=True,
             )
-            yield [one | other | variables.of_horovod() for one, other in mine]
+            yield [one | other | variables.of_horovod() for one, other in of_ranks]
         finally:
             # The server stays until no host needs it: some have yet to read what is wrong, ranks
             # say goodbye to it. Only its own host waits for that.
@@ -267,11 +267,11 @@ def _meeting(
                 rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
 
 
-def _facts(host: Host, told: str) -> dict[str, Any]:
-    """Returns what a host has told of itself, if that is what `launching.host.probe` tells."""
-    if (facts := understood(told)) is None:
+def _facts(host: Host, answer: str) -> dict[str, Any]:
+    """Returns the facts that a host has sent, if they are as of `launching.host.probe`."""
+    if (facts := understood(answer)) is None:
         raise ImagenetPrepError(
-            f"{host.address}: what it told of itself is not understood: {told[:200]!r}. Run the "
+            f"{host.address}: its answer is not understood: {answer[:200]!r}. Run the "
             "same image in all containers."
         )
     return facts
@@ -304,7 +304,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
         ranks.wait(note)
     if not failed:
         return 0
-    # Whoever was left by another is not the one to blame.
+    # A rank that another has left is not the one to blame.
     first = next((rank for rank in failed if not rank.left), failed[0])
     error = ImagenetPrepError(first.reason())
     error.exit_code = first.code()

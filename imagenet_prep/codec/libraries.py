@@ -1,4 +1,4 @@
-"""What the codec is made of: planes.c with decoder.c, and the libjpeg-turbo of Pillow's wheel.
+"""Loads the two parts of the codec: planes.c with decoder.c, and Pillow's libjpeg-turbo.
 
 The C files are compiled when this package is installed.
 """
@@ -46,7 +46,7 @@ class UnavailableError(UsageError):
         self.why = why
 
 
-class Output(ctypes.Structure):
+class PixelOutput(ctypes.Structure):
     """`output` in pixels.h."""
 
     _fields_ = (
@@ -61,7 +61,7 @@ class Output(ctypes.Structure):
 
 
 class Libraries(NamedTuple):
-    """What is loaded; `functions` are libjpeg's, as planes_new takes them."""
+    """The loaded parts; `functions` are libjpeg's, as planes_new takes them."""
 
     kernel: ctypes.CDLL
     libjpeg: ctypes.CDLL
@@ -120,7 +120,7 @@ def _declare(kernel: ctypes.CDLL) -> None:
     kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
     image: list[Any] = [pointer, pointer, size]
     kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
-    output = ctypes.POINTER(Output)
+    output = ctypes.POINTER(PixelOutput)
     kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]
     kernel.planes_prove.argtypes = image
     kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer

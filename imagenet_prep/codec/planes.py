@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.codec.libraries import Libraries, Output, UnavailableError, load
+from imagenet_prep.codec.libraries import Libraries, PixelOutput, UnavailableError, load
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
@@ -95,7 +95,7 @@ def proves(data: bytes) -> bool:
 
 
 class Values:
-    """What the values of R, G and B become: bytes, or floats (value - mean) / std.
+    """The conversion of R, G and B: to bytes, or to floats (value - mean) / std.
 
     Attributes:
       table: [3, 256] of all of them; bfloat16, which NumPy does not know, is uint16 here.
@@ -108,14 +108,14 @@ class Values:
         factors = (1 / np.array(std)).astype(np.float32)
         self.mean, self.factor = tuple(means.tolist()), tuple(factors.tolist())
         values = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
-        # As pixels.h does it, operation by operation: both must make the same bits.
+        # pixels.h does the same operations in the same order: both must make the same bits.
         shown = (values.astype(np.float32) - means[:, None]) * factors[:, None]
         self.table: npt.NDArray[Any]
         if dtype == "uint8":
             self.table = values
         elif dtype == "bfloat16":
             bits = shown.view(np.uint32)
-            # To the nearest, and to the even one of two.
+            # This rounds to the nearest number, and to the even one where two are as near.
             self.table = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
         else:
             self.table = shown.astype(dtype)
@@ -126,7 +126,7 @@ BYTES = Values("uint8", (0, 0, 0), (1, 1, 1))
 
 @dataclass(frozen=True)
 class Look:
-    """What windows of many images become: one size, one type, one filter. Safe for threads.
+    """The conversion of windows of images: to one size and type, by one filter. Safe for threads.
 
     Attributes:
       height, width: pixels of the result, 1 ... 65500.
@@ -184,7 +184,7 @@ class _Workspace:
     def shrink(
         self, data: bytes, height: int, width: int, quality: int, max_pixels: int
     ) -> bytes | None:
-        """As the function of that name."""
+        """Returns what the function `shrink` returns."""
         code = self.kernel.planes_shrink(
             self.pointer, data, len(data), height, width, quality, max_pixels
         )
@@ -202,12 +202,12 @@ class _Workspace:
         *,
         mirrored: bool = False,
     ) -> bool:
-        """As the method of Look."""
+        """Returns what `Look.decode` returns."""
         height, width, values = look.height, look.width, look.values
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * height * width
         assert pixels.itemsize == values.table.itemsize
-        output = Output(
+        output = PixelOutput(
             pixels.ctypes.data,
             values.table.ctypes.data,
             values.mean,
@@ -291,7 +291,7 @@ def _prove(libraries: Libraries, decoder: str) -> None:
         height, width, _ = pixels.shape
         look = Look(height, width, BYTES, NEIGHBOURS)
         workspace.decode(look, wide, (0, left, height, width), pixels)
-    # At the edge of a window chroma is enlarged from fewer samples.
+    # The columns at the edge differ: there chroma is enlarged from fewer samples.
     if not np.array_equal(whole[:, 56:], part[:, 8:]):
         raise UnavailableError(
             f"{libraries.libjpeg._name} leaves out other columns of an image than it should"

@@ -44,7 +44,7 @@ class Policy:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """What a manifest says of who made the bytes of images."""
+        """The libraries that made the bytes of images, for the manifest."""
         return {"codec": self.codec}
 
     @property
@@ -59,6 +59,6 @@ class Policy:
         short = min(height, width)
         if self.short_side is None or short <= self.short_side:
             return height, width
-        # One correctly rounded division: no drift of the kind that makes a float32
-        # product 479 where 480 was asked for.
+        # One division is rounded correctly. A product in float32 would drift, and make 479 of the
+        # 480 that were asked for.
         return tuple(max(1, round(side * self.short_side / short)) for side in (height, width))  # type: ignore[return-value]

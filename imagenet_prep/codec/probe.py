@@ -16,7 +16,7 @@ _STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 class Probe(NamedTuple):
-    """What a JPEG's header says.
+    """The facts in a JPEG's header.
 
     Attributes:
       height, width: pixels.

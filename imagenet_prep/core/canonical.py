@@ -42,7 +42,7 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
     """
     text = data if isinstance(data, str) else data.decode()
     if most_values is not None and len(text) > most_values // 8:
-        # What stands in texts is counted, too: for a bound that does not matter.
+        # Commas and brackets inside texts are counted, too; for a bound that does not matter.
         containers = text.count("[") + text.count("{")
         if containers > most_values // 8 or text.count(",") > most_values:
             raise ValueError(f"more than {most_values:,} values, or an eighth as many lists")

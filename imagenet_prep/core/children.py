@@ -6,19 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-# 1 is PR_SET_PDEATHSIG, which outlives exec. The kernel sends it when the thread ends that
-# started the process, so that thread has to live as long as the child may.
-_BOUND = """\
-import ctypes, os, signal, sys
-if os.getpgrp() != os.getpid():
-    os.setpgid(0, 0)
-if sys.argv[3] == "deaf":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[4], sys.argv[4:])
-"""
+_BOUND_CHILD = str(Path(__file__).with_name("bound_child.py"))
 
 
 def python(*words: str, program: str = sys.executable) -> list[str]:
@@ -43,4 +33,4 @@ def bound(
     ends its children in order. A `deaf` one ignores SIGTERM, unless it asks for it itself.
     """
     how = (str(os.getpid()), str(int(signum)), "deaf" if deaf else "")
-    return [sys.executable, "-I", "-S", "-c", _BOUND, *how, *argv]
+    return [sys.executable, "-I", "-S", _BOUND_CHILD, *how, *argv]

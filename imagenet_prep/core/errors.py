@@ -22,7 +22,7 @@ from collections.abc import Sequence
 EXIT_DONE = 0
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-# As a shell says it of other programs, which SIGPIPE ends.
+# A shell reports this code for programs that SIGPIPE has ended.
 EXIT_UNREAD = 141
 
 

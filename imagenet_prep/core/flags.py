@@ -13,7 +13,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ class Flag:
       most: the largest number allowed.
       below: the number must be smaller than this one.
       place: what the text must name.
+      only: the values that other fields must have where this flag is given, by field.
+      without: the fields whose flags must not be given together with this one.
     """
 
     help: str
@@ -52,6 +54,8 @@ class Flag:
     most: int | None = None
     below: int | None = None
     place: Place | None = None
+    only: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    without: Sequence[str] = ()
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError where a value is not what was asked for; None is always right."""
@@ -107,6 +111,26 @@ class Settings:
         for field in dataclasses.fields(self):
             if spec := field.metadata.get("flag"):
                 spec.check(_spelled(field.name, spec), getattr(self, field.name))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Raises ValueError where flags are given that have no effect together."""
+        fields = {each.name: each for each in dataclasses.fields(self) if "flag" in each.metadata}
+        words = {name: _spelled(name, each.metadata["flag"]) for name, each in fields.items()}
+        values = {name: getattr(self, name) for name in fields}
+        given = [name for name, each in fields.items() if values[name] not in (each.default, None)]
+        for name in filter(values.get, given):
+            spec: Flag = fields[name].metadata["flag"]
+            for other, allowed in spec.only.items():
+                if values[other] not in allowed:
+                    shown = words[name] if values[name] is True else f"{words[name]} {values[name]}"
+                    wanted = " or ".join(str(each) for each in allowed if each)
+                    raise ValueError(f"{shown} is for {words[other]} {wanted} alone: leave it out")
+            for other in filter(values.get, spec.without):
+                if other in given:
+                    raise ValueError(
+                        f"{words[name]} and {words[other]} cannot go together: leave one out"
+                    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ class _Loader(SourceFileLoader):
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[None]:
     """Makes the root of the file system the current folder meanwhile."""
-    # By its descriptor: the way back may have another name by then, or none.
+    # The folder is kept by its descriptor: it may have another name later, or none.
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir("/")

@@ -1,7 +1,8 @@
 """The examples of a data set: their bytes as tf.train.Example, and the schema's checks.
 
 Equal examples have equal bytes: entries of the features map are sorted by key, as protobuf's
-deterministic serialization does. What recurs is serialized and parsed once, and no image is copied.
+deterministic serialization does. Parts that recur are serialized and parsed once, and no image is
+copied.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
 from imagenet_prep.core.errors import DataDamagedError
@@ -20,11 +21,11 @@ from imagenet_prep.dataset.protobuf import Value
 ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
-# More than the features take that sort before the image, or behind it with 200 boxes.
+# The features before the image have fewer bytes, and so do those behind it with 200 boxes.
 _HEAD_BYTES = 4096
 # Tags of length-delimited fields.
 _FIELD_1, _FIELD_2 = b"\x0a", b"\x12"
-# What every record holds.
+# Every record holds these values.
 CONSTANTS: dict[str, bytes | int] = {
     schema.FORMAT: b"JPEG",
     schema.COLORSPACE: b"RGB",
@@ -57,6 +58,28 @@ class ImageExample(NamedTuple):
     boxes: Boxes = NO_BOXES
 
 
+class Places(NamedTuple):
+    """Where the parts of an example that is laid out as by `encode` lie, in bytes of a buffer.
+
+    Attributes:
+      entries: the first entry of the features map.
+      image_entry: the image's entry.
+      image: the first byte of the image.
+      image_end: the byte after the image, where the entry of the file name begins.
+      name: the first byte of the file name.
+      name_end: the byte after the file name, where the other entries begin.
+      end: the byte after the example.
+    """
+
+    entries: int
+    image_entry: int
+    image: int
+    image_end: int
+    name: int
+    name_end: int
+    end: int
+
+
 def encode(example: ImageExample) -> bytes:
     """Returns the serialized tf.train.Example with all 15 keys of the schema."""
     return b"".join(encode_parts(example))
@@ -73,7 +96,7 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     before = _class_entries(example.stored_label, example.wnid, example.text) + _entry_head(
         _ENCODED, len(encoded)
     )
-    # Not from a cache where there are boxes: -0.0 equals 0.0 and has other bytes.
+    # Boxes are not cached, since -0.0 equals 0.0 but has other bytes.
     rest = _size_entries if example.boxes == NO_BOXES else _size_and_box_entries
     behind = b"".join(
         (
@@ -111,55 +134,56 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
     """
     head = bytes(payload[:_HEAD_BYTES])
     length, start = _read_varint(head, 1)
-    at, size = _value(_IMAGE_VALUE, head)
-    if not at:
+    image, size = _value(_IMAGE_VALUE, head)
+    if not image:
         return None
-    behind = at + size
-    rest = bytes(payload[behind:])
-    name_at, name_size = _value(_FILENAME_VALUE, rest)
-    image_head, last = _entry_head(_ENCODED, size), behind + name_at + name_size
+    image_end, image_head = image + size, _entry_head(_ENCODED, size)
+    rest = bytes(payload[image_end:])
+    name, name_size = _value(_FILENAME_VALUE, rest)
     if (
         head[:1] != _FIELD_1
         or start + length != len(payload)
-        or not head[start:at].endswith(image_head)
-        or rest[:name_at] != _entry_head(_FILENAME, name_size)
+        or not head[start:image].endswith(image_head)
+        or rest[:name] != _entry_head(_FILENAME, name_size)
     ):
         return None
-    places = (start, at - len(image_head), at, behind, behind + name_at, last, len(payload))
+    places = Places(
+        entries=start,
+        image_entry=image - len(image_head),
+        image=image,
+        image_end=image_end,
+        name=image_end + name,
+        name_end=image_end + name + name_size,
+        end=len(payload),
+    )
     found = decode_at(memoryview(payload), places)
     return found and found._replace(encoded=bytes(found.encoded))
 
 
-def decode_at(data: memoryview, places: Sequence[int]) -> ImageExample | None:
+def decode_at(data: memoryview, places: Places) -> ImageExample | None:
     """Returns an example laid out as by `encode`; its image is a part of `data`.
 
-    Args:
-      data: holds the example.
-      places: in `data`: of the first entry, of the image's entry, of the image, of its end, of the
-        file name, of the entry behind that, and of the end.
-
-    Returns:
-      None where it is damaged or unusual: `decode` says which.
+    Returns None where the example is damaged or unusual; `decode` says which.
     """
-    start, entry, image, behind, name, rest, stop = places
-    if max(entry - start, stop - rest) > _HEAD_BYTES:
-        return None  # thousands of them would fill the memory
+    entries, image_entry, image, image_end, name, name_end, end = places
+    if max(image_entry - entries, end - name_end) > _HEAD_BYTES:
+        return None  # Thousands of them would fill the memory of the cache of `_part`.
     try:
-        first = _part(bytes(data[start:entry]), _KEYS_BEFORE_IMAGE)
-        last = _part(bytes(data[rest:stop]), _KEYS_BEHIND_FILENAME)
-        # By place: with names it takes twice as long.
+        first = _part(bytes(data[entries:image_entry]), _KEYS_BEFORE_IMAGE)
+        last = _part(bytes(data[name_end:end]), _KEYS_BEHIND_FILENAME)
+        # The fields are given by place: by name this takes twice as long.
         return ImageExample(
-            cast("bytes", data[image:behind]),
+            cast("bytes", data[image:image_end]),
             last.height,
             last.width,
-            str(data[name:rest], "utf-8"),
+            str(data[name:name_end], "utf-8"),
             first.stored_label,
             first.wnid,
             first.text,
             last.boxes,
         )
     except (DataDamagedError, UnicodeDecodeError):
-        return None  # what is wrong is found in the whole
+        return None  # `decode` parses the whole example and finds what is wrong.
 
 
 def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
@@ -168,7 +192,7 @@ def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
     return (found.end(), _read_varint(found[1], 0)[0]) if found else (0, 0)
 
 
-# As many as a reader meets soon again: classes, and the sizes of images.
+# A reader soon meets so many parts again: they hold classes, and the sizes of images.
 @functools.lru_cache(maxsize=1 << 13)
 def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
     """Returns an example that is blank but for what these entries say.
@@ -263,7 +287,7 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
     return (b"",) if key in schema.BYTES_KEYS else (0,)
 
 
-# More than ImageNet-21K has classes: a shard holds them in no order.
+# ImageNet-21K has fewer classes than this, and a shard holds them in no order.
 @functools.lru_cache(maxsize=1 << 15)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
     """Returns the entries whose keys sort before image/encoded."""
@@ -298,8 +322,8 @@ _size_entries = functools.lru_cache(maxsize=1 << 14)(_size_and_box_entries)
 def _entry_head(key: bytes, size: int) -> bytes:
     """Returns the entry of a key that holds `size` bytes, up to these bytes themselves.
 
-    By hand: protobuf would copy an image once for each of the four messages around it, and takes
-    longer for a file name than all the rest of an example.
+    This is done by hand. Protobuf would copy an image once for each of the four messages around it,
+    and takes longer for a file name than for all the rest of an example.
 
     Args:
       key: the key's own field of the entry.
@@ -335,7 +359,8 @@ def _key_field(key: str) -> bytes:
 
 
 _ENCODED, _FILENAME = map(_key_field, (schema.ENCODED, schema.FILENAME))
-# From a key to its value: the lengths of the feature, its list and, as a group, the value.
+# These match from a key to its value: the lengths of the feature, of its list and, as a group, of
+# the value.
 _LENGTH = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
 _IMAGE_VALUE, _FILENAME_VALUE = (
     re.compile(re.escape(key) + rb"\x12%b\x0a%b\x0a(%b)" % (_LENGTH, _LENGTH, _LENGTH))

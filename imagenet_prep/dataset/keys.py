@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
-# Room for millions of keys. The list may be a pipe of the user's, but not one without end.
+# Room for millions of keys. The list may be a pipe, as the shell makes for <(…), or a device, which
+# has no end.
 _MOST_BYTES = 64 << 20
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 
@@ -81,7 +82,10 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
       UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
     """
     try:
-        with open(Path(path).expanduser(), "rb") as file:
+        # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            os.set_blocking(descriptor, True)
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
@@ -102,6 +106,6 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
             keys.setdefault(key, number)
         start += len(line)
     if not keys:
-        raise UsageError(f"{path}: lists no key; one a line is expected")
+        raise UsageError(f"{path}: lists no key, expected one a line. A pipe must have a writer.")
     content = "".join(f"{key}\n" for key in sorted(keys))
     return KeyList(str(path), keys, hashlib.sha256(content.encode()).hexdigest())

@@ -5,7 +5,7 @@ dies leaves the chain, and its successor gets another predecessor at once. When 
 it becomes the last of the chain; files that were proven on it stay. If each host is to hold
 another part of the set, the leader gives to all of them itself.
 
-`Chain` is told what happened, and calls its `Actions`; `lead` carries them out.
+`lead` reports to `Chain` what happened; the chain calls its `Actions`, which `lead` carries out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from imagenet_prep.core.errors import (
     by_name,
 )
 from imagenet_prep.dataset import naming
-from imagenet_prep.distribute.messages import BrokenError, Cause
-from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _UNDER_WAY = {State.COMING, State.LIVE}
 
 
 @dataclass(eq=False)
-class Member:
+class Peer:
     """One host and its state.
 
     Attributes:
@@ -87,7 +87,7 @@ class Member:
     sizes: Mapping[str, int] = field(default_factory=dict)
     alone: bool = False
     state: State = State.COMING
-    upstream: Member | None = None
+    upstream: Peer | None = None
     avoid: set[str] = field(default_factory=set)
     lacking: int | None = None
     wrong: int = 0
@@ -107,19 +107,19 @@ class Member:
 class Actions(Protocol):
     """What a chain asks for. No call waits, and none calls the chain."""
 
-    def start(self, member: Member) -> None:
+    def start(self, peer: Peer) -> None:
         """Starts a giver on the `upstream` of a host; stops the giver before it."""
 
-    def stop(self, member: Member) -> None:
+    def stop(self, peer: Peer) -> None:
         """Ends the giver of a host, if there is one."""
 
-    def probe(self, member: Member, *, again: bool) -> None:
+    def probe(self, peer: Peer, *, again: bool) -> None:
         """Checks whether a host can be reached; with `again`, after a pause."""
 
-    def progress(self, member: Member, num_bytes: int) -> None:
+    def progress(self, peer: Peer, num_bytes: int) -> None:
         """Shows that `lacking` has changed; `num_bytes` were stored."""
 
-    def say(self, member: Member, sentence: str) -> None:
+    def say(self, peer: Peer, sentence: str) -> None:
         """Tells the user what happened to a host."""
 
 
@@ -127,21 +127,21 @@ class Chain:
     """Decides who gives to whom.
 
     Attributes:
-      members: in the order of the hosts file.
+      peers: in the order of the hosts file.
     """
 
-    def __init__(self, members: Sequence[Member], request: Request, actions: Actions) -> None:
+    def __init__(self, peers: Sequence[Peer], request: Request, actions: Actions) -> None:
         """Takes the hosts in the order of the chain; nothing is started."""
-        self.members = list(members)
-        self._order = list(members)
+        self.peers = list(peers)
+        self._order = list(peers)
         self._request = request
         self._actions = actions
         self._active_at_s: float | None = None
 
     def begin(self) -> None:
         """Starts a giver for every host."""
-        for member in self.members:
-            self._connect(member)
+        for peer in self.peers:
+            self._connect(peer)
 
     def is_over(self, now_s: float) -> bool:
         """Whether every host is whole or has failed, or the time to wait for lost ones is over.
@@ -149,21 +149,21 @@ class Chain:
         Args:
           now_s: of a monotonic clock.
         """
-        states = {member.state for member in self.members}
+        states = {peer.state for peer in self.peers}
         if states & _UNDER_WAY or self._active_at_s is None:
             self._active_at_s = now_s
         if states & _UNDER_WAY:
             return False
         return State.LOST not in states or now_s - self._active_at_s > self._request.wait_s
 
-    def message(self, member: Member, frame: Frame) -> None:
+    def message(self, peer: Peer, frame: Frame) -> None:
         """Takes a message of a giver about its neighbour.
 
         Raises:
           BrokenError: it contradicts what is known.
         """
-        if frame.kind not in _ALLOWED.get(member.state, ()):
-            raise BrokenError(f"it says {frame.kind!r} of a host that is {member.state.value}")
+        if frame.kind not in _ALLOWED.get(peer.state, ()):
+            raise BrokenError(f"it says {frame.kind!r} of a host that is {peer.state.value}")
         taken: dict[str, Callable[..., None]] = {
             "lacks": self._lacks,
             "stored": self._stored,
@@ -173,79 +173,77 @@ class Chain:
             "error": self._refused,
             "lost": self._lost,
         }
-        taken[frame.kind](member, **frame.fields)
+        taken[frame.kind](peer, **frame.fields)
 
-    def giver_broken(self, member: Member, why: str, code: int | None = None) -> None:
+    def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
         """The giver of a host ended too early, fell silent, or sent an impossible message.
 
         Args:
-          member: the host.
+          peer: the host.
           why: it did.
           code: its exit code, where it ended by itself.
         """
-        giver = member.upstream
-        member.losses += 1
+        giver = peer.upstream
+        peer.losses += 1
         if giver is not None:
-            member.avoid.add(giver.address)
-            self._actions.say(
-                member, f"{giver.address} cannot give to it ({why}); another one does"
-            )
+            peer.avoid.add(giver.address)
+            self._actions.say(peer, f"{giver.address} cannot give to it ({why}); another one does")
         elif code == DataDamagedError.exit_code:  # every further attempt would find the same
-            self._fail(member, DataDamagedError(f"{why}."))
+            self._fail(peer, DataDamagedError(f"{why}."))
             return
-        elif member.losses > self._request.retries:
-            what = f"the sending process here failed {member.losses} times, last: {why}"
-            self._fail(member, IncompleteError(what))
+        elif peer.losses > self._request.retries:
+            what = f"the sending process here failed {peer.losses} times, last: {why}"
+            self._fail(peer, IncompleteError(what))
             return
-        self._connect(member)
+        self._connect(peer)
 
-    def probed(self, member: Member, ending: Ending) -> None:
+    def probed(self, peer: Peer, ending: Ending) -> None:
         """Takes the result of a `probe`."""
-        if member.state is not State.LOST:
+        if peer.state is not State.LOST:
             return
         if ending.code == 0:
-            self._actions.say(member, "answers")
+            self._actions.say(peer, "answers")
             # It becomes the last: the host that was last has nobody to give to.
-            self._order.append(member)
-            self._connect(member)
+            self._order.append(peer)
+            self._connect(peer)
         elif ending.is_final:
-            self._fail(member, StoreError(ending.explained))
+            self._fail(peer, StoreError(ending.explained))
         else:
-            self._actions.probe(member, again=True)
+            self._actions.probe(peer, again=True)
 
-    def _lacks(self, member: Member, files: int) -> None:
-        if files > len(member.sizes):
-            raise BrokenError(f"it lacks {files:,} files of {len(member.sizes):,}")
-        member.become(State.LIVE)
-        member.was_live, member.lacking = True, files
-        self._actions.progress(member, 0)
+    def _lacks(self, peer: Peer, files: int) -> None:
+        if files > len(peer.sizes):
+            raise BrokenError(f"it lacks {files:,} files of {len(peer.sizes):,}")
+        peer.become(State.LIVE)
+        peer.was_live, peer.lacking = True, files
+        self._actions.progress(peer, 0)
 
-    def _stored(self, member: Member, name: str) -> None:
-        if not member.lacking or name not in member.sizes:
+    def _stored(self, peer: Peer, name: str) -> None:
+        if not peer.lacking or name not in peer.sizes:
             raise BrokenError(f"it stored {name}, which was not lacking")
-        member.lacking -= 1
-        member.moved_bytes += member.sizes[name]
-        self._actions.progress(member, member.sizes[name])
+        peer.lacking -= 1
+        peer.moved_bytes += peer.sizes[name]
+        self._actions.progress(peer, peer.sizes[name])
 
-    def _wrong(self, member: Member, name: str, message: str) -> None:
-        member.wrong += 1
-        if name not in member.sizes or member.wrong > MAX_WRONG * len(member.sizes):
+    def _wrong(self, peer: Peer, name: str, message: str) -> None:
+        peer.wrong += 1
+        if name not in peer.sizes or peer.wrong > MAX_WRONG * len(peer.sizes):
             raise BrokenError(f"{name} was damaged, which is impossible")
-        self._actions.say(member, f"{message} It is sent again.")
+        self._actions.say(peer, f"{message} It is sent again.")
 
-    def _whole(self, member: Member) -> None:
-        if member.lacking:
-            raise BrokenError(f"it is whole, and lacks {member.lacking:,} files")
-        member.become(State.WHOLE)
-        member.error = None
-        self._actions.stop(member)
-        self._actions.say(member, "whole")
+    def _whole(self, peer: Peer) -> None:
+        if peer.lacking:
+            raise BrokenError(f"it is whole, and lacks {peer.lacking:,} files")
+        peer.become(State.WHOLE)
+        peer.error = None
+        self._actions.stop(peer)
+        self._actions.say(peer, "whole")
 
-    def _spoiled(self, member: Member, name: str) -> None:
-        giver = member.upstream
+    def _spoiled(self, peer: Peer, name: str) -> None:
+        giver = peer.upstream
         if giver is None:
             self._fail(
-                member,
+                peer,
                 DataDamagedError(
                     f"{name} arrives damaged every time: {self._request.root} does not hold what "
                     f"its {naming.MANIFEST} says. Run verify there."
@@ -253,25 +251,25 @@ class Chain:
             )
             return
         self._actions.say(
-            member, f"{name} is damaged on {giver.address}, fetched elsewhere; --repair mends it"
+            peer, f"{name} is damaged on {giver.address}, fetched elsewhere; --repair mends it"
         )
-        member.avoid.add(giver.address)
-        self._connect(member)
+        peer.avoid.add(giver.address)
+        self._connect(peer)
 
-    def _refused(self, member: Member, error: str, message: str) -> None:
+    def _refused(self, peer: Peer, error: str, message: str) -> None:
         refusal = by_name(error)(message)
-        if isinstance(refusal, BusyError) and member.was_live:
+        if isinstance(refusal, BusyError) and peer.was_live:
             # This is our own receiver, whose sender has died; it will soon give up.
-            self._lose(member, "the receiver before has not ended yet", early=False)
+            self._lose(peer, "the receiver before has not ended yet", early=False)
         else:
-            self._fail(member, refusal)
+            self._fail(peer, refusal)
 
-    def _lost(self, member: Member, cause: Cause, why: str) -> None:
+    def _lost(self, peer: Peer, cause: Cause, why: str) -> None:
         """The receiver on a host ended too early, or was never reached."""
-        giver, early = member.upstream, member.state is State.COMING
+        giver, early = peer.upstream, peer.state is State.COMING
         if giver is None and cause is Cause.UNREADABLE:
             self._fail(
-                member,
+                peer,
                 StoreError(
                     f"its receiver is broken: {why}. Is what runs there imagenet-prep, and of the "
                     f"same version? {self._request.python} (see --python)."
@@ -280,51 +278,51 @@ class Chain:
             return
         if giver is not None and (early or cause is Cause.UNREADABLE):
             # Perhaps only this giver cannot reach the host, or is broken itself.
-            member.avoid.add(giver.address)
+            peer.avoid.add(giver.address)
             early = False
-        self._lose(member, why, early=early and cause is not Cause.UNREACHED)
+        self._lose(peer, why, early=early and cause is not Cause.UNREACHED)
 
-    def _lose(self, member: Member, why: str, *, early: bool) -> None:
-        member.become(State.LOST)
-        member.error = IncompleteError(f"{why}. Run the same command again when it is back.")
-        member.losses += 1
-        member.early_losses += early
-        self._actions.stop(member)
-        if member.early_losses >= _MAX_EARLY_LOSSES:
+    def _lose(self, peer: Peer, why: str, *, early: bool) -> None:
+        peer.become(State.LOST)
+        peer.error = IncompleteError(f"{why}. Run the same command again when it is back.")
+        peer.losses += 1
+        peer.early_losses += early
+        self._actions.stop(peer)
+        if peer.early_losses >= _MAX_EARLY_LOSSES:
             self._fail(
-                member,
+                peer,
                 StoreError(
                     f"its receiver never answers: {why}. The same Python with "
                     f"imagenet-prep must be there: {self._request.python} (see --python)."
                 ),
             )
-        elif member.losses > self._request.retries:
-            self._fail(member, IncompleteError(f"lost {member.losses} times, last: {why}"))
+        elif peer.losses > self._request.retries:
+            self._fail(peer, IncompleteError(f"lost {peer.losses} times, last: {why}"))
         else:
-            self._actions.say(member, f"lost ({why}); the others go on without it")
-            self._leave(member)
-            self._actions.probe(member, again=False)
+            self._actions.say(peer, f"lost ({why}); the others go on without it")
+            self._leave(peer)
+            self._actions.probe(peer, again=False)
 
-    def _fail(self, member: Member, error: ImagenetPrepError) -> None:
-        member.become(State.FAILED)
-        member.error = error
-        self._actions.stop(member)
-        self._actions.say(member, f"failed: {error}")
-        self._leave(member)
+    def _fail(self, peer: Peer, error: ImagenetPrepError) -> None:
+        peer.become(State.FAILED)
+        peer.error = error
+        self._actions.stop(peer)
+        self._actions.say(peer, f"failed: {error}")
+        self._leave(peer)
 
-    def _connect(self, member: Member) -> None:
+    def _connect(self, peer: Peer) -> None:
         """Chooses the nearest host before it in the chain that can give to it, and starts it."""
-        member.become(State.COMING)
-        member.lacking, member.wrong = None, 0
-        before = [] if member.alone else self._order[: self._order.index(member)]
-        givers = [each for each in before if each.address not in member.avoid]
-        member.upstream = givers[-1] if givers else None
-        self._actions.start(member)
+        peer.become(State.COMING)
+        peer.lacking, peer.wrong = None, 0
+        before = [] if peer.alone else self._order[: self._order.index(peer)]
+        givers = [each for each in before if each.address not in peer.avoid]
+        peer.upstream = givers[-1] if givers else None
+        self._actions.start(peer)
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, peer: Peer) -> None:
         """Takes a host out of the chain; the hosts that it gave to get another giver."""
-        if member in self._order:
-            self._order.remove(member)
+        if peer in self._order:
+            self._order.remove(peer)
         for each in self._order:
-            if each.upstream is member and each.state in _UNDER_WAY:
+            if each.upstream is peer and each.state in _UNDER_WAY:
                 self._connect(each)

@@ -18,15 +18,9 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset.manifest import Problem
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.distribute.messages import (
-    FROM_LOOKING,
-    PROTOCOL,
-    BrokenError,
-    Cause,
-    count,
-    sentence,
-)
-from imagenet_prep.distribute.wire import Process
+from imagenet_prep.distribute.messages import FROM_LOOKING
+from imagenet_prep.hosts.channel import Process
+from imagenet_prep.hosts.messages import PROTOCOL, BrokenError, Cause, count, sentence
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 
 # Hosts asked at a time; one ssh each.

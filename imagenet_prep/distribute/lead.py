@@ -18,10 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from imagenet_prep.dataset import naming
-from imagenet_prep.distribute.chain import Chain, Member
+from imagenet_prep.distribute.chain import Chain, Peer
 from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.messages import FROM_GIVER, PROTOCOL, BrokenError
-from imagenet_prep.distribute.wire import START_S, Frame, Process
+from imagenet_prep.distribute.messages import FROM_GIVER
+from imagenet_prep.hosts.channel import START_S, Frame, Process
+from imagenet_prep.hosts.messages import PROTOCOL, BrokenError
 from imagenet_prep.hosts.process import command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
 
@@ -79,24 +80,24 @@ class Leader:
           say: called with a sentence about what happened to a host.
           count: called with "num_bytes" that were moved, for each file that a host has.
         """
-        members = [
-            Member(address, files, alone=request.placements[address].nodes > 1)
+        peers = [
+            Peer(address, files, alone=request.placements[address].nodes > 1)
             for address, files in sizes.items()
         ]
-        self._chain = Chain(members, request, self)
+        self._chain = Chain(peers, request, self)
         self._request = request
         self._say, self._count = say, count
-        self._givers: dict[Member, _Giver] = {}
+        self._givers: dict[Peer, _Giver] = {}
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._news: list[Callable[[], None]] = []
         # Files that each host had at most, so that none is counted twice when it comes back.
-        self._counted = Counter[Member]()
+        self._counted = Counter[Peer]()
         self._closing = threading.Event()
         # This file is made in the data set's folder. A host that sees it in its own folder looks at
         # the same folder, by another name or through a shared file system.
         self._origin = f"origin-{uuid.uuid4().hex}"
 
-    def run(self) -> Sequence[Member]:
+    def run(self) -> Sequence[Peer]:
         """Gives to all hosts; returns them when the chain is over.
 
         Raises:
@@ -115,68 +116,66 @@ class Leader:
                 self._closing.set()
                 for giver in self._givers.values():
                     giver.stop()
-        return self._chain.members
+        return self._chain.peers
 
-    def start(self, member: Member) -> None:
+    def start(self, peer: Peer) -> None:
         """As for `Actions`."""
-        self.stop(member)
-        self._givers[member] = giver = _Giver()
-        host = member.upstream.address if member.upstream else None
-        prove = self._request.prove and not member.losses
-        threading.Thread(
-            target=self._listen, args=(member, giver, host, prove), daemon=True
-        ).start()
+        self.stop(peer)
+        self._givers[peer] = giver = _Giver()
+        host = peer.upstream.address if peer.upstream else None
+        prove = self._request.prove and not peer.losses
+        threading.Thread(target=self._listen, args=(peer, giver, host, prove), daemon=True).start()
 
-    def stop(self, member: Member) -> None:
+    def stop(self, peer: Peer) -> None:
         """As for `Actions`."""
-        if (giver := self._givers.pop(member, None)) is not None:
+        if (giver := self._givers.pop(peer, None)) is not None:
             giver.stop()
 
-    def probe(self, member: Member, *, again: bool) -> None:
+    def probe(self, peer: Peer, *, again: bool) -> None:
         """As for `Actions`."""
 
         def ask() -> None:
             if again and self._closing.wait(_PROBE_EVERY_S):
                 return
             # Every shell has `true`.
-            ending = run(command_on(member.address, ["true"]), timeout_s=START_S)
-            self._events.put(partial(self._chain.probed, member, ending))
+            ending = run(command_on(peer.address, ["true"]), timeout_s=START_S)
+            self._events.put(partial(self._chain.probed, peer, ending))
 
         threading.Thread(target=ask, daemon=True).start()
 
-    def progress(self, member: Member, num_bytes: int) -> None:
+    def progress(self, peer: Peer, num_bytes: int) -> None:
         """As for `Actions`."""
-        total, before = len(member.sizes), self._counted[member]
-        done = total - (member.lacking or 0)
+        total, before = len(peer.sizes), self._counted[peer]
+        done = total - (peer.lacking or 0)
         self._news += [partial(self._count, {"num_bytes": num_bytes})] * (done - before)
         if num_bytes and before * 4 // total < done * 4 // total < 4:
-            self.say(member, f"{100 * done // total} % of its files")
-        self._counted[member] = max(done, before)
+            self.say(peer, f"{100 * done // total} % of its files")
+        self._counted[peer] = max(done, before)
 
-    def say(self, member: Member, sentence: str) -> None:
+    def say(self, peer: Peer, sentence: str) -> None:
         """As for `Actions`."""
-        self._news.append(partial(self._say, f"{member.address}: {sentence}"))
+        self._news.append(partial(self._say, f"{peer.address}: {sentence}"))
 
     def _tell(self) -> None:
-        # Not in `_message`, which blames a peer for each error: a closed terminal is not its fault.
+        # `_message` blames the giver for each error, but a closed terminal is not its fault.
         news, self._news = self._news, []
         for tell in news:
             tell()
 
-    def _message(self, member: Member, giver: _Giver, frame: Frame) -> None:
+    def _message(self, peer: Peer, giver: _Giver, frame: Frame) -> None:
         giver.room.release()
-        if self._givers.get(member) is not giver:
+        if self._givers.get(peer) is not giver:
             return  # that giver was replaced
         try:
-            self._chain.message(member, frame)
-        except Exception as error:  # noqa: BLE001 - a peer is to blame for what its message causes
-            self._chain.giver_broken(member, plain(str(error)) or type(error).__name__)
+            self._chain.message(peer, frame)
+        except Exception as error:  # noqa: BLE001 - the giver is to blame for what its message causes
+            self._chain.giver_broken(peer, plain(str(error)) or type(error).__name__)
 
-    def _gone(self, member: Member, giver: _Giver, why: str, code: int | None = None) -> None:
-        if self._givers.get(member) is giver:
-            self._chain.giver_broken(member, why, code)
+    def _gone(self, peer: Peer, giver: _Giver, why: str, code: int | None = None) -> None:
+        if self._givers.get(peer) is giver:
+            self._chain.giver_broken(peer, why, code)
 
-    def _listen(self, member: Member, giver: _Giver, host: str | None, prove: bool) -> None:
+    def _listen(self, peer: Peer, giver: _Giver, host: str | None, prove: bool) -> None:
         request, why = self._request, ""
         words = ("imagenet_prep.distribute.send",)
         try:
@@ -185,7 +184,7 @@ class Leader:
             )
         except OSError as error:
             why = f"it cannot be started: {error}"
-            self._events.put(partial(self._gone, member, giver, why))
+            self._events.put(partial(self._gone, peer, giver, why))
             return
         giver.started(process)
         process.channel.begin(
@@ -194,21 +193,21 @@ class Leader:
             protocol=PROTOCOL,
             root=request.path if host else request.root,
             trusted=host is None,
-            address=member.address,
+            address=peer.address,
             path=request.path,
             origin=self._origin,
             python=request.python,
             prove=prove,
-            placement=request.placement(member.address),
+            placement=request.placement(peer.address),
             limit=request.limit,
         )
         try:
             while not giver.stopped and (frame := process.channel.read()) is not None:
                 giver.room.acquire()
-                self._events.put(partial(self._message, member, giver, frame))
+                self._events.put(partial(self._message, peer, giver, frame))
         except (BrokenError, OSError) as error:
             why = str(error)
         process.kill()
         ending = process.end()
         code = None if why else ending.code
-        self._events.put(partial(self._gone, member, giver, why or ending.why, code))
+        self._events.put(partial(self._gone, peer, giver, why or ending.why, code))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.chain import MAX_WRONG
-from imagenet_prep.distribute.messages import BrokenError
+from imagenet_prep.hosts.messages import BrokenError
 
 
 class Line:

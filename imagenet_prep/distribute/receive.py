@@ -18,9 +18,10 @@ from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepE
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE
-from imagenet_prep.distribute.messages import TO_RECEIVER, BrokenError, OtherVersionError, sentence
+from imagenet_prep.distribute.messages import TO_RECEIVER
 from imagenet_prep.distribute.replica import Replica
-from imagenet_prep.distribute.wire import Channel
+from imagenet_prep.hosts.channel import Channel
+from imagenet_prep.hosts.messages import BrokenError, OtherVersionError, sentence
 
 # A receiver whose connection has just ended needs a moment to release the lock.
 _LOCK_PATIENCE_S = 5.0

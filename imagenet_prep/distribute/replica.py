@@ -25,7 +25,7 @@ from imagenet_prep.storage.ledger import Ledger
 from imagenet_prep.storage.os_errors import storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
-# What prepare, resize and adopt leave while they write here.
+# Files that prepare, resize and adopt leave here while they write.
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
 # Journals, folders, blocks half used: a disk that is filled to the last byte fails late.
 _SPARE_BYTES = 16 << 20
@@ -145,7 +145,7 @@ class Replica(Target):
 
     def withdraw(self) -> None:
         """Takes the manifest away: what is about to be mended is not whole; says which part."""
-        # One after the other: what says which part this is never goes before the manifest.
+        # The manifest goes first, and the file that names the part after it.
         self.store.remove(naming.MANIFEST)
         self.store.remove(naming.PLACEMENT)
         if self.placement != WHOLE:

@@ -22,17 +22,11 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.line import Line
-from imagenet_prep.distribute.messages import (
-    CHUNK_BYTES,
-    FROM_STORING,
-    PROTOCOL,
-    TO_GIVER,
-    BrokenError,
-    Cause,
-)
+from imagenet_prep.distribute.messages import FROM_STORING, TO_GIVER
 from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.distribute.replica import Replica, incoming_name
-from imagenet_prep.distribute.wire import Channel, Frame, Process
+from imagenet_prep.hosts.channel import Channel, Frame, Process
+from imagenet_prep.hosts.messages import CHUNK_BYTES, PROTOCOL, BrokenError, Cause
 from imagenet_prep.storage.os_errors import storage_errors
 
 # Pause before looking for new bytes to pass on. Each host of a chain adds this delay once.

@@ -19,7 +19,7 @@ from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 
 
-class Source:
+class Original:
     """A data set to read from; safe for threads.
 
     Attributes:

@@ -11,7 +11,7 @@ from imagenet_prep.dataset.manifest import Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 if TYPE_CHECKING:
-    # What it imports for servers is not needed on hosts.
+    # This module imports libraries for servers, which hosts do not need.
     from imagenet_prep.storage.store import Store
 
 

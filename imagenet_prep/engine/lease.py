@@ -10,6 +10,7 @@ import random
 import socket
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,24 +100,22 @@ class Lease:
         claims = f"{self._folder}/{stage.name}"
         if place := self.store.as_folder:
             place.make_folder(claims)
-        left, spread = list(tasks), 1
-        # Each try may be a request, so claims are listed after one that was in vain.
-        while left := _without(left, self.store.names(claims)):
-            start = _chance.randrange(min(spread, len(left)))
-            left = left[start:] + left[:start]
-            for number, task in enumerate(left, 1):
-                self.check()
-                if not self.store.take(f"{claims}/{task.name}"):
-                    left, spread = left[number:], 2 * spread
-                    break
+        left, spread = _without(tasks, self.store.names(claims)), 1
+        while left:
+            task = left.popleft()
+            self.check()
+            if self.store.take(f"{claims}/{task.name}"):
                 yield task
-            else:
-                return
+                continue
+            # Each try may be a request, so claims are listed after one that was in vain.
+            left, spread = _without(left, self.store.names(claims)), 2 * spread
+            if left:
+                left.rotate(-_chance.randrange(min(spread, len(left))))
 
 
-def _without(tasks: Sequence[AnyTask], names: Iterable[str]) -> list[AnyTask]:
+def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
     taken = set(names)
-    return [task for task in tasks if task.name not in taken]
+    return deque(task for task in tasks if task.name not in taken)
 
 
 def end_jobs(store: Store) -> None:

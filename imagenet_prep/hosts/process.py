@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO, NamedTuple
 
 from imagenet_prep.hosts.hosts_file import LOCAL
@@ -15,14 +16,15 @@ from imagenet_prep.hosts.hosts_file import LOCAL
 # Exit code of ssh itself.
 _SSH_FAILED = 255
 
-# What is kept of an output. The result of a run with --json has some hundred bytes.
+# So many bytes of an output are kept. The result of a run with --json has some hundred.
 _OUTPUT_BYTES = 1 << 20
 _STDERR_BYTES = 4096
-# What it said is in the pipe by then, unless somebody else holds the pipe open.
+_READ_BYTES = 1 << 16
+# The last words of a process come within this time, unless another one holds the pipe open.
 _LAST_WORDS_S = 10.0
 _POLL_S = 0.02
 
-# What ssh says where trying again cannot help.
+# Trying again cannot help where ssh says one of these.
 _FINAL = ("Host key verification failed", "Permission denied", "Could not resolve hostname")
 _ADVICE = (
     "ssh to it must work without a question (BatchMode), with its key in known_hosts. A key that "
@@ -136,10 +138,22 @@ def start(
 class Tail:
     """The last bytes of a pipe, which a thread of its own reads to the end, and closes."""
 
-    def __init__(self, pipe: IO[bytes] | None, num_bytes: int = _STDERR_BYTES) -> None:
-        """Begins to read; without a pipe there is nothing."""
+    def __init__(
+        self,
+        pipe: IO[bytes] | None,
+        num_bytes: int = _STDERR_BYTES,
+        hear: Callable[[bytes], object] | None = None,
+    ) -> None:
+        """Begins to read; without a pipe there is nothing.
+
+        Args:
+          pipe: with a buffer.
+          num_bytes: that are kept.
+          hear: called with each line as it comes; a longer one than 64 KiB comes in pieces.
+        """
         self._kept = bytearray()
         self._num_bytes = num_bytes
+        self._hear = hear
         self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
         self._thread.start()
 
@@ -151,9 +165,13 @@ class Tail:
     def _read(self, pipe: IO[bytes] | None) -> None:
         if pipe is not None:
             with pipe:
-                while data := os.read(pipe.fileno(), 1 << 16):
+                # Only `hear` needs whole lines. Without it, bytes are kept as soon as they come.
+                read = pipe.readline if self._hear else partial(os.read, pipe.fileno())
+                while data := read(_READ_BYTES):
                     self._kept += data
                     del self._kept[: -self._num_bytes]
+                    if self._hear is not None:
+                        self._hear(data)
 
 
 class _Running:

@@ -1,37 +1,40 @@
 """What a launch runs on all hosts: started, listened to, and ended in order.
 
-One process a host, here or through ssh, runs the ranks there, as it is told: `launching.host`.
+One process a host, here or through ssh, starts the host's ranks, as messages ask it to:
+`launching.host`. A thread listens to each and puts events into a queue. One loop takes them out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
+import dataclasses
 import json
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from functools import partial
+from typing import IO
 
 from imagenet_prep.core import children, signals
+from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.process import command_on, start
+from imagenet_prep.hosts.messages import BrokenError
+from imagenet_prep.hosts.process import Tail, start
 from imagenet_prep.launching import mpi
+from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
 
-# A host that vanished without a word is noticed after a minute.
-_ALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=4")
-# What the others have when a rank has failed; nothing is left to save, unless all are to end.
+# A host that vanished without a word, or says nothing, is noticed after a minute.
+_SILENCE_S = 60.0
+_SSH_OPTIONS = ("ServerAliveInterval=15", "ServerAliveCountMax=4")
+# The other ranks have so long when one has failed; nothing is left to save, unless all are to end.
 _FAILED_S = 15.0
-# Of a host to answer, beyond what its ranks have.
+# A host has so long to answer, beyond the time that its ranks have.
 _ANSWER_S = 30.0
 _INCOMPLETE = 4
-# A longer line of a rank is passed on in pieces.
-_LINE_LETTERS = 1 << 16
-# Of what has ended, to be passed on.
-_LAST_WORDS_S = 5.0
 
 _printing = threading.Lock()
 
@@ -47,80 +50,33 @@ def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
     return codes[0] if codes else 0
 
 
-class _Member:
-    """A process whose output is passed on; what it tells goes to `news`."""
-
-    def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        news: queue.SimpleQueue[Any],
-        hear: Callable[[str], bool],
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name = name
-        self._news = news
-        self.process = start(argv, environment=environment)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self._orders = self.process.stdin
-        self._readers = [
-            threading.Thread(target=_pass_on, args=arguments, daemon=True)
-            for arguments in (
-                (self.process.stdout, sys.stdout, None),
-                (self.process.stderr, sys.stderr, hear),
-            )
-        ]
-        for thread in (*self._readers, threading.Thread(target=self._wait, daemon=True)):
-            thread.start()
-
-    def _wait(self) -> None:
-        code = self.process.wait()
-        for reader in self._readers:
-            # What a rank has started may outlive it, and hold the pipe open.
-            reader.join(_LAST_WORDS_S)
-        with contextlib.suppress(OSError):
-            self._orders.close()
-        self._news.put((self, code))
-
-    def tell(self, order: dict[str, Any]) -> None:
-        """Sends an order; one that has ended needs none."""
-        with contextlib.suppress(OSError, ValueError):
-            self._orders.write(json.dumps(order).encode() + b"\n")
-            self._orders.flush()
-
-
-def _pass_on(source: IO[bytes], target: IO[str], hear: Callable[[str], bool] | None) -> None:
-    with io.TextIOWrapper(source, "utf-8", "replace") as lines:
-        while line := lines.readline(_LINE_LETTERS):
-            if hear is None or not hear(line):
-                _say(line, target)
-
-
-def _say(text: str, target: IO[str] | None = None) -> None:
+def _print(target: IO[str], text: bytes | str) -> None:
     """Prints; where nobody reads any more, ranks go on and are ended as asked."""
     with _printing, contextlib.suppress(OSError, ValueError):
-        target = target or sys.stderr
-        target.write(text)
+        target.write(text if isinstance(text, str) else text.decode(errors="replace"))
         target.flush()
+
+
+def _say(sentence: str) -> None:
+    _print(sys.stderr, f"imagenet-prep: {sentence}\n")
 
 
 class Crew:
     """The processes of one launch on all hosts."""
 
-    def __init__(self, hosts: Sequence[Host], mark: str, grace_s: float) -> None:
+    def __init__(self, hosts: Sequence[Host], grace_s: float) -> None:
         """Begins with none.
 
         Args:
           hosts: where ranks run.
-          mark: of the launch; a line on stderr that begins with it is for us.
           grace_s: that ranks have to save a checkpoint when asked to end.
         """
-        self._hosts, self._mark, self._grace_s = hosts, mark, grace_s
-        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._members: list[_Member] = []
-        self._starter: _Member | None = None
+        self._hosts, self._grace_s = hosts, grace_s
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._members: list[Process] = []
+        self._mpirun: subprocess.Popen[bytes] | None = None
+        # Names of the processes that have not ended: addresses of hosts, and mpirun.
+        self._running: set[str] = set()
         self._ends = float("inf")
         self._asked = False
         self._done = 0
@@ -129,57 +85,114 @@ class Crew:
 
     def run(
         self,
-        orders: Sequence[dict[str, Any]],
+        orders: Sequence[Order],
         starter: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> int:
         """Runs all ranks to their end, and returns the exit code of the launch.
 
         Args:
-          orders: the first one of each host, as for `launching.host.run`.
+          orders: what each host is to run.
           starter: the mpirun that starts the ranks, where those do not.
           environment: of that.
         """
-        argv = children.python("-m", "imagenet_prep.launching.host", "run")
-        with signals.handled(lambda *_: self._news.put(None), signal.SIGINT):
+        with signals.handled(lambda *_: self._events.put(self._ask), signal.SIGINT):
             try:
                 for host, order in zip(self._hosts, orders, strict=True):
-                    line = command_on(host.address, argv, _ALIVE)
-                    member = _Member(host.address, line, self._news, self._told)
-                    self._members.append(member)
-                    member.tell(order)
+                    self._start(host, order)
                 if starter:
-                    # mpirun ends its ranks when it is asked to.
-                    line = children.bound(starter, signal.SIGTERM)
-                    hear = self._told_by_mpi
-                    self._starter = _Member("mpirun", line, self._news, hear, environment)
-                    self._members.append(self._starter)
+                    self._start_mpirun(starter, environment)
                 self._follow()
             finally:
+                # Only processes that did not answer are still there.
                 for member in self._members:
-                    member.process.kill()  # none but those that did not answer
+                    member.kill()
+                if self._mpirun is not None:
+                    self._mpirun.kill()
         self._name_silent()
         return exit_code(self._failures)
 
+    def _start(self, host: Host, order: Order) -> None:
+        words = ("imagenet_prep.launching.host", "run")
+        member = Process(
+            host.address,
+            sys.executable,
+            words,
+            FROM_HOST,
+            _SILENCE_S,
+            ssh_options=_SSH_OPTIONS,
+            hear=partial(_print, sys.stderr),
+        )
+        self._members.append(member)
+        self._running.add(host.address)
+        # Variables may hold bytes that are no UTF-8, which only escapes bring through.
+        member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
+        arguments = (member, len(order.ranks))
+        threading.Thread(target=self._listen, args=arguments, daemon=True).start()
+
+    def _listen(self, member: Process, num_ranks: int) -> None:
+        """Passes on what a host says, until its process has ended; a wrong message ends it."""
+        # A host may say of each of its ranks that it failed, and once that none is left.
+        may_say = {"failed": num_ranks, "done": 1}
+        why = ""
+        try:
+            while (frame := member.channel.read()) is not None:
+                if frame.kind == "printed":
+                    _print(sys.stdout, frame.body)
+                    continue
+                may_say[frame.kind] -= 1
+                if may_say[frame.kind] < 0:
+                    raise BrokenError(f"it says {frame.kind!r} too often")
+                self._events.put(partial(self._heard, frame))
+        except BrokenError as error:
+            why = f"the process that runs its ranks is given up: {error}"
+            member.kill()
+        except OSError as error:
+            why = str(error)
+            member.kill()
+        code = member.end(_ANSWER_S).code
+        if code and not why:
+            why = f"the process that runs its ranks ended with code {code}"
+        self._events.put(partial(self._ended, member.address, why))
+
+    def _start_mpirun(self, argv: Sequence[str], environment: Mapping[str, str] | None) -> None:
+        # mpirun ends its ranks when it is asked to.
+        self._mpirun = popen = start(
+            children.bound(argv, signal.SIGTERM),
+            environment=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        self._running.add("mpirun")
+        outputs = [
+            Tail(popen.stdout, hear=partial(_print, sys.stdout)),
+            Tail(popen.stderr, hear=self._hear_mpirun),
+        ]
+
+        def wait() -> None:
+            code = popen.wait()
+            for output in outputs:
+                output.text()
+            self._events.put(partial(self._mpirun_ended, 128 - code if code < 0 else code))
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _hear_mpirun(self, line: bytes) -> None:
+        rank = mpi.left_rank(line.decode(errors="replace"))
+        if rank is None:
+            _print(sys.stderr, line)
+        else:
+            self._left.add(rank)
+
     def _follow(self) -> None:
         """Waits for all, and ends all where one has failed, or where that is asked."""
-        waiting = set(self._members)
-        while waiting:
+        while self._running:
             try:
-                news = self._news.get(timeout=self._left_s())
+                event = self._events.get(timeout=self._left_s())
             except queue.Empty:
-                names = ", ".join(sorted(member.name for member in waiting))
-                _say(f"imagenet-prep: no answer from {names}: ranks may still run there\n")
+                names = ", ".join(sorted(self._running))
+                _say(f"no answer from {names}: ranks may still run there")
                 return
-            if news is None:
-                self._ask()
-            elif not isinstance(news, dict):
-                waiting.remove(news[0])
-                self._ended(*news)
-            elif "done" in news:
-                self._ranks_done()
-            else:
-                self._failed(news)
+            event()
 
     def _left_s(self) -> float | None:
         return None if self._ends == float("inf") else max(0.0, self._ends - time.monotonic())
@@ -187,60 +200,53 @@ class Crew:
     def _ask(self) -> None:
         if not self._asked:
             self._asked = True
-            self._order({"ask": self._grace_s}, self._grace_s)
+            self._order("ask", self._grace_s)
 
-    def _order(self, order: dict[str, Any], seconds: float) -> None:
+    def _order(self, kind: str, seconds: float) -> None:
+        """Orders something of all hosts; one that does not read holds up nobody."""
         self._ends = time.monotonic() + seconds + _ANSWER_S
+
+        def write(member: Process) -> None:
+            with contextlib.suppress(OSError):  # One that has ended needs no order.
+                member.channel.write(kind, seconds=seconds)
+
         for member in self._members:
-            if member is not self._starter:
-                member.tell(order)
+            threading.Thread(target=write, args=(member,), daemon=True).start()
 
-    def _failed(self, told: dict[str, Any]) -> None:
-        self._failures.append((told["code"], told["left"]))
-        if told["left"]:
-            self._left.add(told["rank"])
-        if self._ends == float("inf"):
-            # Where one has come to an orderly end all have, and rank 0 is saving.
-            limit_s = self._grace_s if told["code"] == _INCOMPLETE else _FAILED_S
-            limit_s = min(limit_s, self._grace_s)
-            self._order({"limit": limit_s}, limit_s)
-
-    def _ranks_done(self) -> None:
-        """Takes that a host has no rank left, and after the last one ends what servers do not."""
+    def _heard(self, frame: Frame) -> None:
+        if frame.kind == "failed":
+            self._failed(**frame.fields)
+            return
         self._done += 1
         if self._done == len(self._hosts) and self._ends == float("inf"):
-            self._order({"limit": _FAILED_S}, _FAILED_S)
+            # There is no rank left. A server that no rank has parted from does not end by itself.
+            self._order("limit", _FAILED_S)
 
-    def _ended(self, member: _Member, code: int) -> None:
-        if member is self._starter:
-            if code:
-                self._failures.append((128 - code if code < 0 else code, False))
-            # What mpirun left is ended by those that watch each host.
-            self._order({"ask": _FAILED_S}, _FAILED_S)
-        elif code:
-            _say(
-                f"imagenet-prep: {member.name}: the process that runs its ranks ended with code "
-                f"{code}\n"
-            )
-            self._failed({"rank": -1, "code": 1, "left": False})
+    def _failed(self, rank: int, code: int, left: bool) -> None:
+        self._failures.append((code, left))
+        if left:
+            self._left.add(rank)
+        if self._ends == float("inf"):
+            # Where one has come to an orderly end, all have, and rank 0 is saving.
+            limit_s = self._grace_s if code == _INCOMPLETE else _FAILED_S
+            self._order("limit", min(limit_s, self._grace_s))
 
-    def _told(self, line: str) -> bool:
-        """Takes a line that is for us: what `launching.host` tells of its ranks."""
-        if not line.startswith(self._mark):
-            return False
-        self._news.put(json.loads(line.removeprefix(self._mark)))
-        return True
+    def _ended(self, address: str, why: str) -> None:
+        self._running.remove(address)
+        if why:
+            _say(f"{address}: {why}")
+            self._failed(NO_RANK, 1, left=False)
 
-    def _told_by_mpi(self, line: str) -> bool:
-        rank = mpi.left_rank(line)
-        if rank is None:
-            return False
-        self._left.add(rank)
-        return True
+    def _mpirun_ended(self, code: int) -> None:
+        self._running.remove("mpirun")
+        if code:
+            self._failures.append((code, False))
+        # The process on each host ends the ranks that mpirun has left there.
+        self._order("ask", _FAILED_S)
 
     def _name_silent(self) -> None:
         """Names the ranks that did not complain of another: one of them died or stalled first."""
         places = [host.address for host in self._hosts for _ in range(host.slots)]
         silent = [f"{rank} on {at}" for rank, at in enumerate(places) if rank not in self._left]
         if self._left and silent:
-            _say(f"imagenet-prep: died or stalled: rank {', '.join(silent)}\n")
+            _say(f"died or stalled: rank {', '.join(silent)}")

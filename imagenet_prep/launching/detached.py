@@ -27,7 +27,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 RECORD, LOG = "launch.json", "launch.log"
 
 _TAIL_LINES, _TAIL_BYTES = 10, 8192
-# What was said before it left: a line for each host that is not fit, at most.
+# The launch prints at most a line for each host before it leaves the terminal.
 _SAID_BYTES = 1 << 20
 # A record has some two hundred bytes.
 _RECORD_BYTES = 1 << 16
@@ -36,10 +36,10 @@ _SHAPE = {
     **dict.fromkeys(("pid", "start"), int),
     "exit": (int, type(None)),
 }
-# What the kernel allows: an int of C, and a byte.
+# The kernel allows these process ids (an int of C) and exit codes (a byte).
 _PIDS, _CODES = range(2, 1 << 31), range(256)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# What an end that was asked for looks like.
+# A launch that was asked to end has one of these exit codes.
 _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTERRUPTED)
 
 
@@ -96,7 +96,7 @@ class Record:
         """Writes it, whole or not at all."""
         partial = folder / f"{RECORD}.{os.getpid()}"
         with storage_errors("write", folder / RECORD):
-            # Of a launch that was killed; or planted, for us to write into.
+            # A launch that was killed has left it, or somebody has planted it for us to write into.
             partial.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical, children
@@ -14,7 +14,7 @@ from imagenet_prep.hosts.process import Ending, command_on, run_all
 from imagenet_prep.launching import host as here
 from imagenet_prep.launching.work import Work
 
-# What `launching.host.probe` tells of a host.
+# A host's facts, as `launching.host.probe` prints them.
 Answer = dict[str, Any]
 _SHAPE = {
     "versions": dict.fromkeys(("python", *here.PACKAGES), str),
@@ -106,7 +106,7 @@ def _answer(host: Host, ending: Ending, program: str) -> Answer | str:
 
 
 def understood(text: str) -> Answer | None:
-    """Returns what a host told of itself, as JSON; None where another version, or nobody, did."""
+    """Returns a host's facts in JSON; None where it is no answer of this version."""
     try:
         answer: Answer = canonical.loads(text)
     except ValueError:
@@ -135,39 +135,46 @@ def _network(
     """Returns how the hosts reach each other, or what keeps them from it."""
     first, second = answers[0]["ports"]
     ports = (first, second)
-    own, mine, wanted = interface, here.interfaces(), [interface] * len(used)
+    interfaces = here.interfaces()
+    # The interface of this machine, and that of each host; None where it is not known.
+    own, names = interface, [interface] * len(used)
     if interface is None:
-        wanted = [_reached_by(host, answer) for host, answer in zip(used, answers, strict=True)]
-        told = zip(answers, wanted, strict=True)
-        elsewhere = [a["reached"] or a["address"] for a, name in told if name is not None]
+        addresses = [_remote_address(*each) for each in zip(used, answers, strict=True)]
+        elsewhere = [address for address in addresses if address is not None]
         if not elsewhere:
             return Network("127.0.0.1", ("lo",) * len(used), "127.0.0.1", ports), []
-        source = _source(elsewhere[0])
-        own = next((name for name, address in mine.items() if address == source), None)
-    problems = []
-    names = [own or "" if name is None else name for name in wanted]
+        own = _having(_source(elsewhere[0]), interfaces)
+        names = [
+            own if address is None else _having(address, answer["interfaces"])
+            for address, answer in zip(addresses, answers, strict=True)
+        ]
+    problems, of_hosts = [], []
     for host, answer, name in zip(used, answers, names, strict=True):
-        if name not in answer["interfaces"]:
+        if name is not None and name in answer["interfaces"]:
+            of_hosts.append(name)
+        else:
             known = ", ".join(f"{n} {a}" for n, a in answer["interfaces"].items())
             problems.append(
                 f"{host.address}: no network interface {name or 'at which it was reached'}; it "
                 f"has {known}. Say which by --network-interface."
             )
-    if own not in mine and not problems:
+    if own not in interfaces and not problems:
         problems.append(f"this machine has no network interface {own}: see --network-interface")
-    if problems:
+    if problems or own is None:
         return None, problems
-    address = answers[0]["interfaces"][names[0]]
-    return Network(mine[own or ""], tuple(names), address, ports), []
+    address = answers[0]["interfaces"][of_hosts[0]]
+    return Network(interfaces[own], tuple(of_hosts), address, ports), []
 
 
-def _reached_by(host: Host, answer: Answer) -> str | None:
-    """Returns the interface at which ssh reached a host; None where it is this machine."""
-    address = answer["reached"] or answer["address"]
-    if host.is_local or address.startswith("127."):
-        return None
-    found = [name for name, each in answer["interfaces"].items() if each == address]
-    return found[0] if found else ""
+def _remote_address(host: Host, answer: Answer) -> str | None:
+    """Returns the address at which ssh reached a host; None where it is this machine."""
+    address: str = answer["reached"] or answer["address"]
+    return None if host.is_local or address.startswith("127.") else address
+
+
+def _having(address: str, interfaces: Mapping[str, str]) -> str | None:
+    """Returns the first interface that has an address; None if none has."""
+    return next((name for name, each in interfaces.items() if each == address), None)
 
 
 def _source(address: str) -> str:
@@ -181,7 +188,7 @@ def _source(address: str) -> str:
 
 
 def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[str]:
-    """Returns what keeps two hosts, of which `launching.host.probe` told, from one job."""
+    """Returns what keeps two hosts from training together, by their facts."""
     found = [
         f"{other.address}: {package} {second['versions'].get(package, 'none')}, "
         f"{one.address} has {version}: install the same"

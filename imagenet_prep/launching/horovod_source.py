@@ -7,7 +7,7 @@ from pathlib import Path
 from imagenet_prep.core.errors import ImagenetPrepError
 
 VERSION = "0.28.1"
-# Behind the version of what is built here: `launch` then refuses a host that has Horovod as it was.
+# This follows the version of a Horovod built here, so `launch` refuses a host with an unmended one.
 LOCAL_VERSION = "interface"
 
 _IN_PROCESS_SET = "  assert(global_context.IsEnabled());\n"

@@ -2,9 +2,9 @@
 
 `python -P -m imagenet_prep.launching.host probe|run`
 
-`probe` tells in one line of JSON what is there. `run` starts the host's ranks and ends when they
-have ended. It is told all it needs through its input, so that no command line shows it, and the end
-of its input is the end of `launch`: then no rank stays.
+`probe` prints in one line of JSON what is there. `run` starts the host's ranks and ends when they
+have ended. All it needs comes through its input, so that no command line shows it, and the end of
+its input is the end of `launch`: then no rank stays.
 """
 
 from __future__ import annotations
@@ -21,30 +21,101 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from imagenet_prep.core import regular_file, signals, terminal
+from imagenet_prep.core import canonical, regular_file, signals, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.hosts.channel import Channel, Frame
+from imagenet_prep.hosts.messages import (
+    CHUNK_BYTES,
+    BrokenError,
+    Cause,
+    Kind,
+    Messages,
+    count,
+    flag,
+    number,
+)
+from imagenet_prep.hosts.process import Tail
 from imagenet_prep.launching.ranks import Rank, Ranks
 
-# In the environment of every rank of one launch, and of nothing else.
+# This variable is in the environment of every rank of one launch, and of nothing else.
 MARK = "IMAGENET_PREP_LAUNCH"
 
 PACKAGES = (
     *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
     *("horovod", "numpy"),
 )
-_RANK = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
+# A rank has one of these in its environment.
+_NUMBERS = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
 _POLL_S = 0.2
-# What ranks have left when `launch` is gone without a word: killed, or its machine is.
+# Ranks have so long to end when `launch` is gone without a word: killed, or its machine is.
 _ABANDONED_S = 5.0
-# Of linux/sockios.h: the IPv4 address of an interface.
+# The request for the IPv4 address of an interface, in linux/sockios.h.
 _SIOCGIFADDR = 0x8915
+# Stands for a process that is no rank: a server or a scheduler.
+NO_RANK = -1
+# Variables and command lines: more bytes than any system lets a process have.
+_MAX_RUN_BYTES = 128 << 20
+
+
+def _rank(value: Any) -> int:
+    return NO_RANK if value == NO_RANK and type(value) is int else count(value)
+
+
+def _code(value: Any) -> int:
+    if not 0 < count(value) < 256:
+        raise ValueError("expected the exit code of a process that has failed")
+    return count(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What a host is to run.
+
+    Attributes:
+      mark: of the launch, see `MARK`.
+      folder: to be in, where it is there.
+      command: of each rank.
+      shared: variables of all ranks.
+      ranks: variables of each rank and each server; none where mpirun starts them.
+      logs: the folder for copies of what they print, or None.
+    """
+
+    mark: str
+    folder: str
+    command: Sequence[str]
+    shared: Mapping[str, str]
+    ranks: Sequence[Mapping[str, str]]
+    logs: str | None
+
+
+_ORDER = {
+    "mark": str,
+    "folder": str,
+    "command": [str],
+    "shared": {str: str},
+    "ranks": [{str: str}],
+    "logs": (str, type(None)),
+}
+_SECONDS = {"seconds": number}
+# "ask": ask the ranks to end, and kill them after that time. "limit": kill those that live then.
+TO_HOST: Messages = {
+    "run": Kind({}, _MAX_RUN_BYTES),
+    "ask": Kind(_SECONDS),
+    "limit": Kind(_SECONDS),
+}
+FROM_HOST: Messages = {
+    "printed": Kind({}, CHUNK_BYTES),
+    "failed": Kind({"rank": _rank, "code": _code, "left": flag}),
+    "done": Kind(),
+}
 
 
 def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
@@ -125,64 +196,103 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
     return facts.digest, part, ""
 
 
-def run(orders: IO[str]) -> None:
+def run(launch: Channel) -> None:
     """Runs this host's ranks until they have ended, or `launch` has.
 
-    What happens is told on stderr, as the launch's mark and JSON: of each rank that fails its
-    "rank", "code" and whether it was "left" by another; {"done": true} when no rank is left.
+    Says "failed" of each rank that fails, and "done" when no rank is left.
 
     Args:
-      orders: lines of JSON. The first has "mark", "folder" (to be in, where it is there),
-        "command", "shared" (variables of all ranks), "ranks" (those of each, and of each server;
-        none where mpirun starts them) and "logs" (the folder of their outputs, or None). Then
-        {"ask": seconds}: ask the ranks to end, and kill them after that time; {"limit": seconds}:
-        kill what lives then.
+      launch: what is to be done comes through it, see `TO_HOST`. The first message is "run".
 
     Raises:
+      BrokenError: that message is not of this version.
       StoreError: the output of a rank cannot be written where it is asked for. None runs then.
     """
-    begin = json.loads(orders.readline())
+    orders = _orders(launch)
+    if (first := next(orders, None)) is None:
+        return
+    if not canonical.fits(content := canonical.loads(first.body), _ORDER):
+        raise BrokenError("what it asks to run is not understood")
+    asked = Order(**content)
     with contextlib.suppress(OSError):
-        os.chdir(Path(begin["folder"]).expanduser())
-    if not begin["ranks"]:
+        os.chdir(Path(asked.folder).expanduser())
+    if not asked.ranks:
         # mpirun has started them here. They end when `launch` says so, or is gone.
-        order = json.loads(orders.readline() or "{}")
-        end(begin["mark"], order.get("ask", _ABANDONED_S))
+        last = next(orders, None)
+        end(asked.mark, last.fields["seconds"] if last and last.kind == "ask" else _ABANDONED_S)
         return
     ranks = Ranks()
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
-    # How long they may take to save, `launch` says; where it is gone, the end of the orders.
+    # `launch` says how long they may take to save; where it is gone, its end does.
     with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
-        environments = [begin["shared"] | each for each in begin["ranks"]]
-        ranks.start(begin["command"], environments, begin.get("logs"))
-        mark = begin["mark"]
-        ranks.wait(lambda rank: _tell_failed(mark, rank), lambda: _tell(mark, {"done": True}))
+        environments = [{**asked.shared, **each} for each in asked.ranks]
+        ranks.start(asked.command, environments, asked.logs)
+        ranks.wait(partial(_say_failed, launch), partial(_say, launch, "done"))
 
 
-def _obey(orders: IO[str], ranks: Ranks) -> None:
-    for line in orders:
-        order = json.loads(line)
-        if "ask" in order:
-            ranks.ask(order["ask"])
-        else:
-            ranks.limit(order["limit"])
+def _orders(launch: Channel) -> Iterator[Frame]:
+    """Yields what `launch` says, until it is gone."""
+    while True:
+        try:
+            order = launch.read()
+        except OSError:
+            return
+        except BrokenError as error:
+            if error.cause is Cause.SILENT:
+                continue  # Somebody has stopped it, as Ctrl-Z does: its ranks go on.
+            return
+        if order is None:
+            return
+        yield order
+
+
+def _obey(orders: Iterator[Frame], ranks: Ranks) -> None:
+    for order in orders:
+        if order.kind == "ask":
+            ranks.ask(order.fields["seconds"])
+        elif order.kind == "limit":
+            ranks.limit(order.fields["seconds"])
     ranks.ask(_ABANDONED_S)
 
 
-def _tell_failed(mark: str, rank: Rank) -> None:
-    # The code first: by then its last line has come, which tells who left whom.
+def _say_failed(launch: Channel, rank: Rank) -> None:
+    # The code is asked for first: its last line, which says whether another left it, comes before.
     code = rank.code()
     if rank.number < 0 or (code > 128 and code != 128 + signal.SIGTERM):
         # It says nothing itself, and ranks that wait for a server wait for ever.
         with contextlib.suppress(OSError):
             terminal.say(rank.reason())
-    _tell(mark, {"rank": rank.number, "code": code, "left": rank.left})
+    _say(launch, "failed", rank=rank.number, code=code, left=rank.left)
 
 
-def _tell(mark: str, told: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        print(f"{mark} {json.dumps(told)}", file=sys.stderr, flush=True)
+def _say(launch: Channel, kind: str, **fields: Any) -> None:
+    with contextlib.suppress(OSError):  # It is gone, which `_obey` sees, too.
+        launch.write(kind, **fields)
+
+
+@contextlib.contextmanager
+def _launch(silence_s: float) -> Iterator[Channel]:
+    """Yields the channel to `launch`; what is printed meanwhile, also by ranks, goes through it."""
+    launch = Channel(0, os.dup(1), TO_HOST, silence_s=silence_s)
+    launch.begin()
+    reads, writes = os.pipe()
+    os.dup2(writes, 1)
+    os.close(writes)
+
+    def pass_on(line: bytes) -> None:
+        with contextlib.suppress(OSError):
+            launch.write("printed", line)
+
+    printed = Tail(os.fdopen(reads, "rb"), hear=pass_on)
+    try:
+        yield launch
+    finally:
+        sys.stdout.flush()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+        printed.text()
 
 
 def end(mark: str, grace_s: float) -> None:
@@ -202,7 +312,7 @@ def _marked(mark: str) -> list[int]:
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             try:
                 environment = (folder / "environ").read_bytes().split(b"\0")
-                if wanted in environment and any(line.startswith(_RANK) for line in environment):
+                if wanted in environment and any(line.startswith(_NUMBERS) for line in environment):
                     found.append(int(folder.name))
             except OSError:  # another user's, or just gone
                 continue
@@ -222,7 +332,8 @@ if __name__ == "__main__":
         print(json.dumps(probe(*(word or None for word in sys.argv[2:]))))
     else:
         try:
-            run(sys.stdin)
-        except ImagenetPrepError as error:
+            with _launch(float(sys.argv[2])) as launch:
+                run(launch)
+        except (ImagenetPrepError, BrokenError) as error:
             terminal.say(error)
-            sys.exit(error.exit_code)
+            sys.exit(getattr(error, "exit_code", 1))

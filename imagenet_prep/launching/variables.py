@@ -1,4 +1,4 @@
-"""Environment variables: which of this machine's travel to other hosts, and what ranks are told."""
+"""Environment variables: which of this machine's travel to other hosts, and which ranks get."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.hosts.hosts_file import Host
 
-# By whole name, or by beginning: what Python, TensorFlow, MXNet, Horovod, the network and our own
-# program read. HOME, the shell's own and whatever else is set here stay here.
+# Python, TensorFlow, MXNet, Horovod, the network and our own program read variables of these names,
+# or with these beginnings. HOME, the shell's own and all others stay here.
 _NAMES = {
     *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -79,7 +79,7 @@ def of_horovod(stall_s: int = 600) -> dict[str, str]:
 def of_torchrun(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> list[list[dict[str, str]]]:
-    """Returns, for each host, what torchrun would tell each of its ranks, and their interface.
+    """Returns, for each host, the variables of torchrun for each of its ranks, and their interface.
 
     Args:
       hosts: with their ranks as slots; ranks are numbered host by host, as Horovod does.
@@ -106,7 +106,7 @@ def of_torchrun(
 def of_servers(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int, servers: int
 ) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
-    """Returns, for each host, what MXNet's parameter servers want its ranks, and themselves, told.
+    """Returns, for each host, the variables of MXNet for its ranks, and those of each server on it.
 
     Args:
       hosts: where servers are started in turn; the scheduler, by which all meet, on the first.

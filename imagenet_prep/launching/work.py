@@ -18,7 +18,7 @@ EXPECTED = (
     "-- python SCRIPT.py ..."
 )
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-# Of Python's own options, those whose value is the next word.
+# These options of Python have their value in the next word.
 _WITH_VALUE = ("-W", "-X")
 
 

@@ -189,7 +189,7 @@ def _crops(
     crop_height = np.take_along_axis(tall, first, axis=1)[:, 0]
     crop_width = np.take_along_axis(wide, first, axis=1)[:, 0]
     top, left = draws[:, -3], draws[:, -2]
-    # In a very long image none may fit: then the largest allowed part of its middle is taken.
+    # In a very long image no crop may fit. Then the largest allowed part of its middle is taken.
     none = ~fits.any(axis=1)
     if none.any():
         crop_height[none] = np.minimum(whole_height, np.rint(whole_width / low))[none]

@@ -1,11 +1,11 @@
 """A data set that lies elsewhere, fetched shard by shard into a folder that a node's ranks share.
 
 Shards come in the order in which they will be read, a window ahead of the reader. Each is
-proven by its sha256 before it gets its name, and fetched once a node: whoever holds the
-lock of its name fetches, the others wait for the file.
+proven by its sha256 before it gets its name. It is fetched once a node: the rank that has the lock
+of its name fetches it, and the others wait for the file.
 
-A shard that a reader reads now or next is open there, under a shared lock. Who makes room
-removes only what it can lock for itself alone, so no rank loses what another one removes.
+Each rank holds the shards that it reads now or next open, under a shared lock. A rank that makes
+room removes only the shards of which it gets an exclusive lock, so none that another rank reads.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read import cached
+from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
@@ -31,9 +31,114 @@ from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
 
 _REMEDY = "Check the source (imagenet-prep replicate --check), and put that file there again."
-_CONNECTIONS = 8
 _RETRIES = 20
 _TIMEOUT_S = 60.0
+
+
+class _Copy:
+    """The folder of the copy: what lies in it is proven, and what nobody reads makes room.
+
+    Attributes:
+      root: the folder; laid out like the data set itself.
+      ended: once set, fetches that fail are not tried again.
+    """
+
+    def __init__(self, address: str, folder: Path, limit_bytes: int | None) -> None:
+        """Fetches the manifest and the class list; see `NodeCache`."""
+        self._remote = open_remote(address, connections=THREADS, timeout_s=_TIMEOUT_S)
+        self._limit = limit_bytes
+        self.ended = threading.Event()
+        content = whole(self._remote, naming.MANIFEST, self._budget(naming.MANIFEST))
+        facts = manifest.loads(content, self._remote.where(naming.MANIFEST))
+        self.root = folder / facts.digest[:16]
+        self._store = LocalStore(self.root)
+        self._all_shards = [shard for split in facts.splits.values() for shard in split.shards]
+        cached.take_folder(self._store)
+        labels = next(file for file in facts.files if file.name == naming.LABELS)
+        if labels.num_bytes > MOST_BYTES:
+            raise DataDamagedError(
+                f"{self._remote.where(labels.name)}: has {labels.num_bytes:,} bytes, expected "
+                f"{MOST_BYTES:,} at most. Get the data set from where it was made."
+            )
+        with storage_errors("fetch", self.root / labels.name), only_one(self._store, labels.name):
+            self._bring([labels], set)
+        self._store.write(naming.MANIFEST, content)
+
+    def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
+        """Returns a shard, open under a shared lock, once it and its index are in `root`.
+
+        Args:
+          shard: one of the data set.
+          near: returns the names of the shards that must not be removed to make room.
+        """
+        path = self.root / shard.name
+        with storage_errors("fetch", path), only_one(self._store, shard.name):
+            self._bring(shard.files, near)
+            # This waits for nobody: an exclusive lock is only taken with the lock of the name.
+            return HeldFile(path, fcntl.LOCK_SH)
+
+    def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
+        """Leaves files in `root`, proven. The caller has locked their name in the folder."""
+        missing = [file for file in files if not cached.is_proven(self._store, file)]
+        if missing:
+            self._make_room(missing, near)
+        for file in missing:
+            name, budget = _temporary(file.name), self._budget(file.name)
+            bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
+            cached.note(self._store, file)
+
+    def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
+        """Removes what nobody reads, as far as needed, and makes temporary files of full size.
+
+        Only one thread of a node does this at a time, so that files which others are about to fetch
+        count too.
+        """
+        with only_one(self._store, "room"):
+            if self._limit is not None:
+                most = self._limit - sum(file.num_bytes for file in files)
+                self._remove_down_to(most, near())
+            self._store.make_folder(TEMPORARY)
+            for file in files:
+                # Only the holder of the lock uses this name, so a file that is there was left by
+                # a process that was killed, and is overwritten.
+                name = _temporary(file.name)
+                opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+                with os.fdopen(opened, "wb") as empty:
+                    # A signal would end the file object's own `truncate`; this call goes on.
+                    os.ftruncate(empty.fileno(), file.num_bytes)
+
+    def _remove_down_to(self, num_bytes: int, near: set[str]) -> None:
+        """Removes shards that nobody on this node reads now or next, the oldest first."""
+        taken = 0
+        far: list[tuple[float, Shard]] = []
+        for shard in self._all_shards:
+            for file in shard.files:
+                for name in (file.name, _temporary(file.name)):
+                    taken += self._store.size(name) or 0
+            if shard.name not in near:
+                with contextlib.suppress(FileNotFoundError):
+                    far.append(((self.root / shard.name).stat().st_mtime, shard))
+        for _, shard in sorted(far, key=lambda each: each[0]):
+            if taken <= num_bytes:
+                return
+            if self._remove(shard):
+                taken -= bytes_of(shard)
+
+    def _remove(self, shard: Shard) -> bool:
+        """Removes a shard; returns False, and leaves it, where somebody fetches or reads it."""
+        try:
+            with only_one(self._store, shard.name, fcntl.LOCK_NB):
+                alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The index goes too, since a shard is fetched together with it.
+                for file in shard.files:
+                    (self.root / file.name).unlink(missing_ok=True)
+                del alone
+        except BlockingIOError:
+            return False
+        return True
+
+    def _budget(self, name: str) -> RetryBudget:
+        return RetryBudget(self._remote.where(name), _RETRIES, self.ended)
 
 
 class NodeCache:
@@ -57,36 +162,12 @@ class NodeCache:
           StoreError: the server refuses, or the data set's part of the folder is another user's.
           IncompleteError: the server fails again and again, or the disk is full.
         """
-        self._address = address
-        self._remote = open_remote(address, connections=_CONNECTIONS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
-        self._ended = threading.Event()
-        self._closed = False
-        self._news = threading.Condition()
-        self._wanted: deque[Shard] = deque()
-        self._in_work: set[str] = set()
-        self._asked: list[Shard] = []
-        self._held: dict[str, HeldFile] = {}
-        self._failed: dict[str, Exception] = {}
-        self._windows: Sequence[Sequence[Shard]] = ()
-        self._window_of: dict[str, int] = {}
-        self._window = 0
-        self._num_threads = 0
-        content = whole(self._remote, naming.MANIFEST, self._budget(naming.MANIFEST))
-        facts = manifest.loads(content, self._remote.where(naming.MANIFEST))
-        self.root = folder / facts.digest[:16]
-        self._store = LocalStore(self.root)
-        self._all_shards = [shard for split in facts.splits.values() for shard in split.shards]
-        cached.take_folder(self._store)
-        labels = next(file for file in facts.files if file.name == naming.LABELS)
-        if labels.num_bytes > MOST_BYTES:
-            raise DataDamagedError(
-                f"{self._remote.where(labels.name)}: has {labels.num_bytes:,} bytes, expected "
-                f"{MOST_BYTES:,} at most. Get the data set from where it was made."
-            )
-        with storage_errors("fetch", self.root / labels.name), only_one(self._store, labels.name):
-            self._bring([labels])
-        self._store.write(naming.MANIFEST, content)
+        self._copy = _Copy(address, folder, limit_bytes)
+        self.root = self._copy.root
+        # Neither of the two refers to this object. So connections are closed at once when the last
+        # thread ends after the reader was dropped.
+        self._ahead = FetchAhead(self._copy.fetch)
 
     def follow(self, windows: Sequence[Sequence[Shard]]) -> None:
         """Begins to fetch what an epoch will read, and lets go of what it will not.
@@ -97,24 +178,16 @@ class NodeCache:
         Raises:
           UsageError: two windows at once are more than the limit.
         """
-        sizes = [sum(map(_size, each)) for each in windows]
-        most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
+        epoch = Windows(windows)
+        most = epoch.most_bytes()
         if self._limit is not None and most > self._limit:
             raise UsageError(
                 f"the cache may hold {self._limit / 1e9:,.1f} GB; reading one window of shards "
                 f"while the next is fetched takes {most / 1e9:,.1f} GB. Allow more, or choose a "
                 "smaller shuffle_window."
             )
-        with self._news:
-            self._closed = False
-            self._ended.clear()
-            self._failed.clear()
-            self._windows = windows
-            self._window_of = {
-                shard.name: number for number, each in enumerate(windows) for shard in each
-            }
-            self._move(0)
-            self._begin_work()
+        self._copy.ended.clear()
+        self._ahead.follow(epoch)
 
     def need(self, shard: Shard) -> HeldFile:
         """Returns a shard, open, once it and its index are in `root`.
@@ -124,164 +197,23 @@ class NodeCache:
         Raises:
           ImagenetPrepError: it cannot be had; the message names it and the remedy.
         """
-        name = shard.name
-        with self._news:
-            if self._window_of.get(name, 0) > self._window:
-                self._move(self._window_of[name])
-            if name in self._held:
-                return self._held[name]
-            self._asked.append(shard)
-            try:
-                self._move(self._window)
-                self._begin_work()
-                while name not in self._held:
-                    if name in self._failed:
-                        raise self._failed[name]
-                    if self._closed:
-                        raise IncompleteError(f"{name}: not fetched, the reader was closed")
-                    self._news.wait()
-                return self._held[name]
-            finally:
-                self._asked.remove(shard)
+        return self._ahead.need(shard)
 
     def forget(self, shard: Shard) -> None:
         """Looks at the files of a shard anew when it is needed again: some were removed by hand."""
-        with self._news:
-            self._held.pop(shard.name, None)
+        self._ahead.forget(shard.name)
 
     def close(self) -> None:
         """Ends the fetching until `follow` begins again; what is there stays."""
-        self._ended.set()
-        self.leave()
+        self._copy.ended.set()
+        self._ahead.stop()
 
     def leave(self) -> None:
-        """Ends the fetching as `close` does, but for a shard whose server is being waited for.
+        """Ends the fetching as `close` does, but does not interrupt the wait for a server.
 
-        The garbage collector calls this, in any thread and at any place, so the only lock it
-        takes is one that a thread may take twice.
+        The garbage collector may call this: it only takes a lock that a thread may take twice.
         """
-        with self._news:
-            self._closed = True
-            self._held.clear()
-            self._news.notify_all()
-
-    def _near(self) -> dict[str, Shard]:
-        """Returns by name what is waited for, read now or read next; the caller holds the lock."""
-        windows = self._windows[self._window : self._window + 2]
-        return {shard.name: shard for each in (self._asked, *windows) for shard in each}
-
-    def _move(self, window: int) -> None:
-        """Wants the shards of a window and of the next; the caller holds the lock."""
-        self._window = window
-        near = self._near()
-        self._held = {name: held for name, held in self._held.items() if name in near}
-        there = self._held.keys() | self._in_work
-        self._wanted = deque(shard for name, shard in near.items() if name not in there)
-        self._news.notify_all()
-
-    def _begin_work(self) -> None:
-        """Starts the threads that are missing; the caller holds the lock."""
-        while self._num_threads < _CONNECTIONS and not self._closed:
-            self._num_threads += 1
-            threading.Thread(target=self._work, name="fetch", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            with self._news:
-                while not self._wanted and not self._closed:
-                    self._news.wait()
-                if self._closed:
-                    self._num_threads -= 1
-                    return
-                shard = self._wanted.popleft()
-                self._in_work.add(shard.name)
-            held: HeldFile | Exception
-            try:
-                held = self._hold(shard)
-            except Exception as error:  # noqa: BLE001 - `need` raises it, where it is waited for
-                held = error
-            with self._news:
-                self._in_work.discard(shard.name)
-                if isinstance(held, Exception):
-                    self._failed[shard.name] = held
-                elif shard.name in self._near() and not self._closed:
-                    self._held[shard.name] = held
-                del held  # or this thread would hold it while it waits
-                self._news.notify_all()
-
-    def _hold(self, shard: Shard) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and its index are in `root`."""
-        path = self.root / shard.name
-        with storage_errors("fetch", path), only_one(self._store, shard.name):
-            self._bring(shard.files)
-            # Nobody has it to themselves: they would hold the lock of its name.
-            return HeldFile(path, fcntl.LOCK_SH)
-
-    def _bring(self, files: Sequence[File]) -> None:
-        """Leaves files in `root`, proven; the caller holds the lock of their name."""
-        missing = [file for file in files if not cached.is_proven(self._store, file)]
-        if missing:
-            self._make_room(missing)
-        for file in missing:
-            name, budget = _temporary(file.name), self._budget(file.name)
-            bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
-            cached.note(self._store, file)
-
-    def _make_room(self, files: Sequence[File]) -> None:
-        """Removes what nobody reads, as far as needed, and makes temporary files of full size.
-
-        One at a time on a node, so that what others are about to fetch counts too.
-        """
-        with only_one(self._store, "room"):
-            if self._limit is not None:
-                self._remove_down_to(self._limit - sum(file.num_bytes for file in files))
-            self._store.make_folder(TEMPORARY)
-            for file in files:
-                # Ours alone while we hold its lock: what a killed holder left is written over.
-                name = _temporary(file.name)
-                opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-                with os.fdopen(opened, "wb") as empty:
-                    # A signal would end the file object's own `truncate`; this call goes on.
-                    os.ftruncate(empty.fileno(), file.num_bytes)
-
-    def _remove_down_to(self, num_bytes: int) -> None:
-        """Removes shards that nobody on this node reads now or next, the oldest first."""
-        with self._news:
-            near = self._near()
-        taken = 0
-        far: list[tuple[float, Shard]] = []
-        for shard in self._all_shards:
-            for file in shard.files:
-                for name in (file.name, _temporary(file.name)):
-                    taken += self._store.size(name) or 0
-            if shard.name not in near:
-                with contextlib.suppress(FileNotFoundError):
-                    far.append(((self.root / shard.name).stat().st_mtime, shard))
-        for _, shard in sorted(far, key=lambda each: each[0]):
-            if taken <= num_bytes:
-                return
-            if self._remove(shard):
-                taken -= _size(shard)
-
-    def _remove(self, shard: Shard) -> bool:
-        """Removes a shard; returns False, and leaves it, where somebody fetches or reads it."""
-        try:
-            with only_one(self._store, shard.name, fcntl.LOCK_NB):
-                alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The index goes too: a shard counts with it, and comes back with it.
-                for file in shard.files:
-                    (self.root / file.name).unlink(missing_ok=True)
-                del alone
-        except BlockingIOError:
-            return False
-        return True
-
-    def _budget(self, name: str) -> RetryBudget:
-        return RetryBudget(self._remote.where(name), _RETRIES, self._ended)
-
-
-def _size(shard: Shard) -> int:
-    return sum(file.num_bytes for file in shard.files)
+        self._ahead.stop()
 
 
 def _temporary(name: str) -> str:

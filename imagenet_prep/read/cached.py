@@ -23,7 +23,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 _NOTES = f"{naming.WORK}/proven"
 _FOLDERS = (naming.WORK, TEMPORARY, _NOTES, naming.INDEX)
-# Ours have less than 300.
+# The notes that `_note` writes have less than 300 bytes.
 _MOST_NOTE_BYTES = 4096
 
 
@@ -83,7 +83,7 @@ def note(store: LocalStore, file: File) -> None:
 
 
 def _note(store: LocalStore, file: File, status: os.stat_result) -> None:
-    """What cannot be noted is merely read again."""
+    """Writes the note of a file; a file without a note is merely read again."""
     with contextlib.suppress(OSError, StoreError):
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         with os.fdopen(store.open(_note_name(file), flags), "wb") as opened:

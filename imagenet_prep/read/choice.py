@@ -32,7 +32,7 @@ _SHA256_BYTES = 32
 
 
 class Choice:
-    """What a reader is asked for; an example is read if all of it holds."""
+    """Chooses the examples that fulfil all that the settings of a reader ask for."""
 
     def __init__(self, config: ReadConfig, wnids: Sequence[str]) -> None:
         """Looks classes up, and reads the list of keys.
@@ -114,7 +114,7 @@ class Finder:
         self._hashed = hashed[self._numbers]
 
     def find(self, key: str) -> int:
-        """As `Reader.find`."""
+        """Returns and raises as `Reader.find`."""
         wnids = self._records.wnids
         # An example is kept under one of them, and asked for under either.
         spelled = itertools.chain((key, key.partition("/")[2]), (f"{wnid}/{key}" for wnid in wnids))
@@ -142,7 +142,7 @@ def _names(records: Records, kept: Path, *, in_turn: bool) -> npt.NDArray[Any]:
     store, name = LocalStore(kept), f"{naming.WORK}/names-{records.split}"
     with contextlib.ExitStack() as held:
         try:
-            # One of the ranks reads them, the others wait.
+            # One of the ranks reads the names, and the others wait for them.
             held.enter_context(only_one(store, f"names-{records.split}"))
         except StoreError as error:
             raise StoreError(

@@ -14,7 +14,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.read.augment import RECIPES, Recipe
 
-# What decoders hand out, and what every batch holds unless other fields are asked for.
+# The fields of every batch, unless `ReadConfig.fields` names others.
 DECODED = ("images", "class_index", "mask")
 FIELDS = (*DECODED, "key", "number", "boxes", "width", "height")
 _CHOICES = {
@@ -27,6 +27,8 @@ _CHOICES = {
     "device": ("cpu", "gpu"),
     "on_bad_record": ("raise", "skip"),
 }
+# The default of `shuffle_window` for remote sets.
+_REMOTE_WINDOW = 16
 _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuffle_window": 0}
 
 
@@ -161,6 +163,34 @@ class ReadConfig:
     def is_training(self) -> bool:
         """Whether batches are shuffled random crops; by default for the train split."""
         return self.split == schema.TRAIN if self.training is None else self.training
+
+    @property
+    def is_antialiased(self) -> bool:
+        """Whether images are filtered before they shrink; by default in evaluation."""
+        return not self.is_training if self.antialias is None else self.antialias
+
+    @property
+    def rank(self) -> World:
+        """This process among those that train together; alone where no world is given."""
+        return self.world or World()
+
+    @property
+    def decode_threads(self) -> int:
+        """Images decoded at once; by default one a core of this rank's share."""
+        cores = len(os.sched_getaffinity(0))
+        return self.num_threads or max(1, cores // self.rank.local_size)
+
+    @property
+    def array_framework(self) -> str:
+        """The framework whose arrays batches hold; `backend` is no longer "auto"."""
+        return self.framework or ("numpy" if self.backend == "native" else "tensorflow")
+
+    @property
+    def window(self) -> int:
+        """Shards whose examples are shuffled with each other; 0 is all of them."""
+        if self.shuffle_window is None:
+            return _REMOTE_WINDOW if self.is_remote else 0
+        return self.shuffle_window
 
     @property
     def is_coloured(self) -> bool:

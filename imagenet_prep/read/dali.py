@@ -20,28 +20,27 @@ _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT1
 
 
 class DaliBackend:
-    """Turns encoded batches into DLPack tensors.
+    """The backend of NVIDIA DALI.
 
     DALI reads through `external_source`, in our order. Its own `readers.tfrecord` shuffles in a
     small buffer only, assigns shards to ranks by itself, cannot be resumed by another number of
     ranks, and would not agree with the other backends.
     """
 
-    def __init__(self, wanted: ReadConfig, device_id: int | None, largest: tuple[int, int]) -> None:
+    def __init__(self, config: ReadConfig, largest: tuple[int, int]) -> None:
         """Builds the pipeline.
 
         Args:
-          wanted: what is asked for; antialias and the number of threads are decided.
-          device_id: of the GPU; None decodes on the CPU.
+          config: the settings; with device "gpu", the GPU of this local rank decodes.
           largest: height and width of the data set's largest image, for nvJPEG's buffers.
         """
-        self._feed: Iterator[EncodedBatch] = iter(())
-        # What DALI may still be reading, since it copies nothing of what it is given.
+        self._encoded: Iterator[EncodedBatch] = iter(())
+        # The inputs that DALI may still be reading, since it does not copy them.
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
-        self._wanted = wanted
-        self._device_id = device_id
+        self._config = config
+        self._convert = _CONVERTERS[config.array_framework]
         self._decoder: dict[str, Any] = {"device": "cpu"}
-        if device_id is not None:
+        if config.device == "gpu":
             height, width = largest
             self._decoder = {
                 "device": "mixed",
@@ -50,40 +49,39 @@ class DaliBackend:
             }
         self._pipeline = self._new_pipeline()
         self._pipeline.build()
-        self._idle = True
+        self._is_idle = True
 
     def _new_pipeline(self) -> Any:
         return _show(
             self._next,
-            self._wanted,
+            self._config,
             self._decoder,
-            batch_size=self._wanted.batch_size,
-            num_threads=self._wanted.num_threads,
-            device_id=self._device_id,
+            batch_size=self._config.batch_size,
+            num_threads=self._config.decode_threads,
+            device_id=self._config.rank.local_rank if self._config.device == "gpu" else None,
         )
 
-    def batches(self, feed: Callable[[], Iterator[EncodedBatch]], steps: int) -> Iterator[Any]:
+    def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        if self._idle:
+        if self._is_idle:
             self._pipeline.reset()
         else:
-            # The last epoch was not read to its end: the pipeline still holds batches of it.
+            # The last epoch was not read to its end, so the pipeline still holds batches of it.
             self._pipeline = self._new_pipeline()
-        self._feed = feed()
-        self._idle = False
+        self._encoded = encoded
+        self._is_idle = False
         for step in range(steps):
             (images,) = self._pipeline.run()
-            self._idle = step == steps - 1
-            if self._idle:
+            self._is_idle = step == steps - 1
+            if self._is_idle:
                 self._given.clear()
-            yield images.as_tensor()
+            yield self._convert(images.as_tensor())
 
     def _next(self) -> tuple[Any, ...]:
-        batch = next(self._feed)
-        # Given to DALI as they are, a list of arrays would be gone through three times in Python.
-        images = [TensorCPU(encoded) for encoded in batch.encoded]
-        encoded = TensorListCPU(images, contiguous=False)
-        given = encoded, *(array for each in batch.views for array in _arrays(each))
+        batch = next(self._encoded)
+        # DALI would walk through a list of arrays three times in Python.
+        encoded = TensorListCPU([TensorCPU(image) for image in batch.encoded], contiguous=False)
+        given = encoded, *(array for views in batch.views for array in _arrays(views))
         self._given.append(given)
         return given
 
@@ -102,21 +100,27 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
-def _show(source: Callable[[], Any], wanted: ReadConfig, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline: `source` is `DaliBackend._next`, `decoder` where and how it decodes."""
-    each = 5 if wanted.is_coloured else 3  # arrays of a view
-    encoded, *views = fn.external_source(
-        source=source, num_outputs=1 + wanted.views * each, batch=True, no_copy=True
+def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
+    """Defines the pipeline.
+
+    Args:
+      source: returns the inputs of a batch, as `DaliBackend._next` does.
+      config: the settings.
+      decoder: the arguments of DALI's decoder that say where it decodes.
+    """
+    per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
+    encoded, *arrays = fn.external_source(
+        source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True
     )
     images = [
-        _view(wanted, decoder, encoded, *views[first : first + each])
-        for first in range(0, len(views), each)
+        _view(config, decoder, encoded, *arrays[first : first + per_view])
+        for first in range(0, len(arrays), per_view)
     ]
-    return images[0] if wanted.views == 1 else fn.stack(*images)
+    return images[0] if config.views == 1 else fn.stack(*images)
 
 
 def _view(
-    wanted: ReadConfig,
+    config: ReadConfig,
     decoder: dict[str, Any],
     encoded: Any,
     anchor: Any,
@@ -126,7 +130,7 @@ def _view(
 ) -> Any:
     """Defines how one view of the images is made."""
     crop = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
-    if wanted.constants.padding is None:
+    if config.constants.padding is None:
         pixels = fn.decoders.image_slice(
             encoded, anchor, shape, output_type=types.RGB, **crop, **decoder
         )
@@ -137,36 +141,44 @@ def _view(
         )
     pixels = fn.resize(
         pixels,
-        resize_x=wanted.image_size,
-        resize_y=wanted.image_size,
+        resize_x=config.image_size,
+        resize_y=config.image_size,
         interp_type=types.INTERP_LINEAR,
-        antialias=wanted.antialias,
-        # Colours are computed from what the resize has not rounded.
-        dtype=types.FLOAT if wanted.is_coloured else types.UINT8,
+        antialias=config.is_antialiased,
+        # Colours are computed from pixels that the resize has not rounded.
+        dtype=types.FLOAT if config.is_coloured else types.UINT8,
     )
-    if wanted.is_coloured:
+    if config.is_coloured:
         of_pixel, of_mean = colours
         mean = fn.reductions.mean(pixels, axes=[0, 1], keep_dims=True)
         pixels = fn.coord_transform(pixels, M=of_pixel) + fn.coord_transform(mean, MT=of_mean)
         pixels = math.clamp(pixels, 0.0, 255.0)
-    normalise = wanted.dtype != "uint8"
+    normalise = config.dtype != "uint8"
     return fn.crop_mirror_normalize(
         pixels,
         mirror=mirrored,
-        mean=list(wanted.constants.mean) if normalise else [0.0] * 3,
-        std=list(wanted.constants.std) if normalise else [1.0] * 3,
-        dtype=_DTYPES[wanted.dtype],
-        output_layout=wanted.layout[1:],
+        mean=list(config.constants.mean) if normalise else [0.0] * 3,
+        std=list(config.constants.std) if normalise else [1.0] * 3,
+        dtype=_DTYPES[config.dtype],
+        output_layout=config.layout[1:],
     )
 
 
-def to_tensorflow(tensor: Any) -> Any:
+def _to_tensorflow(tensor: Any) -> Any:
     """Returns DALI's tensor as TensorFlow's, without a copy where DLPack allows."""
     import tensorflow as tf
 
     return tf.experimental.dlpack.from_dlpack(tensor.__dlpack__())
 
 
-def to_numpy(tensor: Any) -> Any:
+def _to_numpy(tensor: Any) -> Any:
     """Returns a copy of DALI's tensor in this machine's memory."""
     return np.array(tensor.as_cpu())
+
+
+def _unchanged(tensor: Any) -> Any:
+    """Returns DALI's tensor itself: it has the DLPack protocol."""
+    return tensor
+
+
+_CONVERTERS = {"dlpack": _unchanged, "numpy": _to_numpy, "tensorflow": _to_tensorflow}

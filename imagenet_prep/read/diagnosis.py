@@ -56,7 +56,7 @@ class Diagnosis:
         records = self._feed.records
         for batch in tuple(self._fed):
             for number in batch.numbers.tolist():
-                # Where there is no example, the number is negative.
+                # A negative number stands for no example.
                 if number >= 0 and (problem := _problem(records.read(number).encoded)):
                     damage = DataDamagedError(f"{records.where(number)}: {problem}")
                     self._feed.skip(number, damage)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # Steps that are read ahead.
 _STEPS_AHEAD = 3
-# Of one image. A batch has room for as many boxes of each image as one of them has.
+# The most boxes of one image. A batch has room for as many boxes of each image as one of its
+# images has.
 MOST_BOXES = 5_000
 
 # A grey JPEG of 8 x 8 pixels. It is decoded in places that the mask marks as empty.
@@ -50,7 +51,7 @@ class EncodedBatch(NamedTuple):
       mask: [batch] bool: whether there is an example.
       views: the crop of each image; another one for each further view.
       numbers: [batch] int64 example numbers; -1 where the mask is False.
-      details: the fields that were asked for and are not decoded.
+      details: the fields that were asked for and need no decoder.
     """
 
     encoded: list[bytes | memoryview]
@@ -131,7 +132,7 @@ class Feed:
     def close(self) -> None:
         """Closes the shards; another epoch opens them again."""
         self.records.close()
-        # Once more after the thread's present work, which may have opened a shard again.
+        # The thread may have opened a shard again, so it closes them once more after its work.
         self._thread.submit(self.records.close).result()
 
     def skip(self, number: int, error: DataDamagedError) -> None:

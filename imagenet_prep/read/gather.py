@@ -1,4 +1,4 @@
-"""The records of a batch, read, proven and taken apart in one call of C: what gather.c does."""
+"""Reads, proves and takes apart the records of a batch, in one call of gather.c."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from imagenet_prep.dataset.example import Places
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 from imagenet_prep.read.dlpack import Lease
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_NUM_PLACES = 9
+# gather.c returns the fields of `Places`, then height and width of the image.
+_NUM_PLACES = len(Places._fields)
+_NUM_FOUND = _NUM_PLACES + 2
 _LIBRARY = Path(__file__).with_name("_gather.so")
 
 
@@ -26,31 +29,35 @@ def gather(
     offsets: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
-) -> tuple[memoryview, list[list[int] | None]]:
+) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
     """Reads records.
 
     Args:
-      descriptors: of the open file of each.
-      offsets, sizes: of each in its file, bytes.
-      free: memory that batches have had; this one's is put there when nothing refers to it.
+      descriptors: the open file of each record.
+      offsets, sizes: where each record lies in its file, in bytes.
+      free: the memory of earlier batches. The memory of this batch is put there once nothing
+        refers to it.
 
     Returns:
-      The bytes of all, and of each where its parts lie in them, as `example.decode_at` takes it,
-      and then height and width of its image, as the JPEG says them: None for a record that is
-      damaged or unlike those of `prepare`, and for all of them where this was not compiled or the
-      processor cannot.
+      The bytes of all records, and for each record the places of its parts in these bytes, and
+      (height, width) of its image in pixels, as the JPEG says. None stands for a record that is
+      damaged or unlike those of `prepare`, and for every record where gather.c was not compiled or
+      the processor lacks an instruction for CRC32C.
     """
     library = _library()
     if library is None:
         return memoryview(b""), [None] * len(descriptors)
     batch = np.asarray(Lease(_memory(int(sizes.sum()), free), free))
-    found = np.empty((len(descriptors), _NUM_PLACES), np.int64)
+    found = np.empty((len(descriptors), _NUM_FOUND), np.int64)
     files = np.array(descriptors, np.int32)
     arrays = (array.ctypes.data for array in (files, offsets, sizes))
     done = library.gather(len(files), *arrays, MAX_PIXELS, batch.ctypes.data, found.ctypes.data)
     if not done:
         return memoryview(b""), [None] * len(descriptors)
-    return batch.data, [row if row[0] >= 0 else None for row in found.tolist()]
+    return batch.data, [
+        (Places(*row[:_NUM_PLACES]), (row[-2], row[-1])) if row[0] >= 0 else None
+        for row in found.tolist()
+    ]
 
 
 def _memory(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -58,7 +65,7 @@ def _memory(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         memory = free.pop()
     except IndexError:
         memory = np.empty(0, np.uint8)
-    # One that is too small is not kept: soon all are as large as the largest batch.
+    # Memory that is too small is not kept, so soon each is as large as the largest batch.
     return memory if len(memory) >= num_bytes else np.empty(num_bytes, np.uint8)
 
 

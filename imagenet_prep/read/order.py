@@ -195,7 +195,7 @@ class StepSampler:
 
     @property
     def epoch(self) -> int:
-        """Of the next `for`, from 0."""
+        """The epoch of the next `for`, from 0."""
         return self._after(self._handed_out)[0]
 
     def __len__(self) -> int:

@@ -15,17 +15,16 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.read.backend import Backend, choose_backend, open_backend
 from imagenet_prep.read.choice import Choice, Finder
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.decoder import Convert, Decode, choose_backend, open_decoder
 from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
+from imagenet_prep.read.frameworks import CONVERTERS
 from imagenet_prep.read.order import Order, Position, StepSampler
 from imagenet_prep.read.records import Records
 
 _STATE_VERSION = 1
-# Default for remote sets: shards whose examples are shuffled with each other.
-_REMOTE_WINDOW = 16
 
 
 class Reader:
@@ -46,19 +45,10 @@ class Reader:
         the digest of the examples' numbers; empty for all of it.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        decode: Decode,
-        convert: Convert,
-        wrap: Convert,
-        choice: dict[str, Any],
-    ) -> None:
+    def __init__(self, feed: Feed, backend: Backend, choice: dict[str, Any]) -> None:
         """Use make_dataset."""
         self._feed = feed
-        self._decode = decode
-        self._convert = convert
-        self._wrap = wrap
+        self._backend = backend
         self.choice = choice
         self.epoch = 0
         self.num_classes = len(feed.records.wnids)
@@ -125,7 +115,7 @@ class Reader:
         while count:
             steps = self._feed.steps(start)
             diagnosis = Diagnosis(self._feed, epoch, start, count)
-            batches = self._decode(diagnosis.batches, count)
+            batches = self._backend.batches(diagnosis.batches(), count)
             for step in range(1, count + 1):
                 try:
                     images = next(batches)
@@ -140,11 +130,12 @@ class Reader:
                 yield start, self._asked(images, encoded)
 
     def _asked(self, images: Any, encoded: EncodedBatch) -> dict[str, Any]:
-        """Returns the fields that were asked for, as the framework's."""
+        """Returns the fields that were asked for, as arrays of the framework."""
+        config = self._feed.config
+        convert = CONVERTERS[config.array_framework]
         other = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
         return {
-            name: self._convert(images) if name == "images" else self._wrap(other[name])
-            for name in self._feed.config.fields
+            name: images if name == "images" else convert(other[name]) for name in config.fields
         }
 
     def _begin_epoch(self) -> None:
@@ -186,7 +177,7 @@ class Reader:
             # Less than one step of this many ranks is left.
             self._begin_epoch()
 
-    # Under the names that PyTorch's loaders ask for.
+    # PyTorch's loaders ask for these names.
     state_dict, load_state_dict = state, restore
 
     def _position(self, state: dict[str, Any]) -> Position:
@@ -356,19 +347,16 @@ def open_reader(config: ReadConfig) -> Reader:
         chosen = choice.numbers(records, _kept(config, records))
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
-    window = config.shuffle_window
-    if window is None:
-        window = _REMOTE_WINDOW if config.is_remote else 0
-    order_seed = config.seed if config.is_training else None
-    order = Order(records.examples_per_shard, order_seed, window, records.placement, chosen)
+    seed = config.seed if config.is_training else None
+    order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
     feed = Feed(records, order, world, config)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
             f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
-    opened = open_decoder(config, world, records.manifest.splits[config.split])
-    return Reader(feed, *opened, asked)
+    backend = open_backend(config, records.manifest.splits[config.split])
+    return Reader(feed, backend, asked)
 
 
 def _kept(config: ReadConfig, records: Records) -> Path:

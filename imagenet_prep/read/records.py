@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 # Numbers of this many digits fit 63 bits. A line has two numbers, a blank and a line end.
 _INDEX_DIGITS = 18
 _INDEX_LINE_BYTES = 2 * _INDEX_DIGITS + 2
-# Of a record that is read together with others. A damaged index may claim 256 MB for each of them.
+# Larger records are read alone. A damaged index may claim 256 MB for each record of a batch.
 _TOGETHER_BYTES = 16 << 20
-# Batches whose memory is kept for the next ones.
+# The memory of so many batches is kept for the next ones.
 _FREE = 3
 
 
@@ -123,7 +123,7 @@ class Records:
                 "manifest again from where the data set was made."
             ) from None
         self._indexed: set[int] = set()
-        # Memory that batches have had.
+        # The memory of earlier batches that nobody uses any more.
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
@@ -186,13 +186,14 @@ class Records:
         offsets, sizes = places.T.copy()
         sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
         data, found = gather([file.descriptor for file in files], offsets, sizes, self._free)
-        return [self._image_at(data, each) if each else None for each in found]
+        return [self._image_at(data, *each) if each else None for each in found]
 
-    def _image_at(self, data: memoryview, found: list[int]) -> example.ImageExample | None:
-        """Returns what `gather` has found, if `read` would return the same."""
-        *places, height, width = found
+    def _image_at(
+        self, data: memoryview, places: example.Places, sides: tuple[int, int]
+    ) -> example.ImageExample | None:
+        """Returns the example at these places, if `read` would return the same."""
         image = example.decode_at(data, places)
-        if image is None or (image.height, image.width) != (height, width):
+        if image is None or (image.height, image.width) != sides:
             return None
         return image if self._is_of_class(image) else None
 

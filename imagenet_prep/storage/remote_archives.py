@@ -170,8 +170,8 @@ class _Ahead:
         self, ranges: Sequence[Range], submit: Callable[[str, int, int], Future[bytes]]
     ) -> None:
         self._submit = submit
-        self._request_of: dict[Range, _Request] = {}
-        self._waiting = deque(_requests(ranges, self._request_of))
+        self._request_of = _requests(ranges)
+        self._waiting = deque(dict.fromkeys(self._request_of.values()))
         self._in_flight: set[Future[bytes]] = set()
         # The bytes that were asked for and not taken yet.
         self._num_bytes = 0
@@ -218,23 +218,32 @@ class _Ahead:
         self._num_bytes += request.size
 
 
-def _requests(ranges: Sequence[Range], request_of: dict[Range, _Request]) -> Iterator[_Request]:
-    """Yields requests in the order of their first reading; notes which brings what."""
+def _requests(ranges: Sequence[Range]) -> dict[Range, _Request]:
+    """Returns the request that brings each range, in the order in which ranges are read."""
+    request_of: dict[Range, _Request] = {}
     for window in _windows([each for each in dict.fromkeys(ranges) if each[2]]):
-        last: _Request | None = None
-        for archive, offset, size in sorted(window):
-            stop = offset + size
-            if (
-                last is None
-                or last.archive != archive
-                or offset - last.stop > NEAR_BYTES
-                or max(stop, last.stop) - last.start > REQUEST_BYTES
-            ):
-                last = _Request(archive, offset, stop)
-            last.stop = max(stop, last.stop)
-            last.left += 1
-            request_of[archive, offset, size] = last
-        yield from dict.fromkeys(request_of[each] for each in window)
+        merged = _merged(window)
+        request_of |= {each: merged[each] for each in window}
+    return request_of
+
+
+def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
+    """Returns the request that brings each range; ranges that lie near each other share one."""
+    request_of: dict[Range, _Request] = {}
+    request: _Request | None = None
+    for archive, offset, size in sorted(ranges):
+        stop = offset + size
+        if (
+            request is None
+            or request.archive != archive
+            or offset - request.stop > NEAR_BYTES
+            or max(stop, request.stop) - request.start > REQUEST_BYTES
+        ):
+            request = _Request(archive, offset, stop)
+        request.stop = max(stop, request.stop)
+        request.left += 1
+        request_of[archive, offset, size] = request
+    return request_of
 
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:

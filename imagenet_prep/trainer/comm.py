@@ -25,7 +25,9 @@ _MAX_OBJECT_BYTES = 1 << 20
 
 
 class Comm:
-    """What ranks do together; all call the same methods in the same order. This is the only rank.
+    """The ways in which ranks work together; here there is only one rank.
+
+    All ranks call the same methods in the same order.
 
     Attributes:
       world: which rank this is.

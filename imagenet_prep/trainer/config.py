@@ -1,4 +1,4 @@
-"""What a training run can be told, and what cannot go together."""
+"""The settings of a training run, and which of them cannot go together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from typing import Any
 from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
 
-# Of the models, what Gluon's model zoo has, and a small net of our own.
+# MXNet has these models: those of Gluon's model zoo, and a small net of our own.
 GLUON_MODELS = ("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny")
+# MXNet has these values of flags that have more with TensorFlow.
+_MXNET_HAS = {
+    "optimizer": ("sgd",),
+    "precision": ("float32", "float16"),
+    "backend": ("auto", "dali", "native"),
+}
 FRAMEWORKS = ("tensorflow", "mxnet")
+# Flags for one framework, and for one schedule.
+_TENSORFLOW, _STEPS = {"framework": ("tensorflow",)}, {"schedule": ("steps",)}
 OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
-# What each recipe says before ranks and data set are known; trainer.recipe has the rest.
+# The settings of each recipe that depend on neither ranks nor data set; the rest is in
+# trainer.recipe.
 _IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_every": 0.0}
 RECIPES: dict[str, dict[str, Any]] = {
     "tutorial": _IMAGENET,
@@ -24,7 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "cifar10": {"model": "cifar", "image_size": 32, "num_epochs": 100.0, "eval_every": 1.0},
     "mnist": {"model": "mnist", "image_size": 28, "num_epochs": 2.0, "eval_every": 0.0},
 }
-# Smaller images do not fit through its convolutions.
+# The convolutions of model cifar leave nothing of images with a shorter side.
 _LEAST_CIFAR = 22
 
 
@@ -47,8 +56,13 @@ class Config(Settings):
         help="how ranks sum gradients: by Horovod's ring, or, with --framework mxnet, by the "
         "parameter servers that `launch --servers` starts; dist_device_sync adds up the GPUs of a "
         "process on a GPU",
+        only={"framework": ("mxnet",)},
     )
-    synthetic: bool = flag(False, help="train on random images; this needs no data set")
+    synthetic: bool = flag(
+        False,
+        help="train on random images; this needs no data set",
+        without=("backend", "keys", "fraction", "evaluate", "eval_every"),
+    )
     model: str | None = flag(
         None,
         choices=(
@@ -71,7 +85,9 @@ class Config(Settings):
         help="how often every image is used; default: 90, or the recipe's",
         aliases=("--epochs",),
     )
-    num_batches: int | None = flag(None, least=1, help="steps of the run, instead of --num-epochs")
+    num_batches: int | None = flag(
+        None, least=1, help="steps of the run, instead of --num-epochs", without=("num_epochs",)
+    )
     image_size: int | None = flag(
         None,
         least=16,
@@ -85,6 +101,7 @@ class Config(Settings):
     clear_log: bool = flag(
         False,
         help="begin anew: remove the checkpoints, the log and the scalars of an earlier run first",
+        without=("evaluate", "mirror"),
     )
     local_ckpt: bool = flag(
         False,
@@ -92,7 +109,10 @@ class Config(Settings):
         "run resumes",
     )
     tensorboard_dir: str | None = flag(
-        None, help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)", metavar="DIR"
+        None,
+        help="folder of TensorBoard's scalars (default: LOG_DIR/tensorboard)",
+        metavar="DIR",
+        only=_TENSORFLOW,
     )
     mirror: str | None = flag(
         None,
@@ -111,7 +131,11 @@ class Config(Settings):
     optimizer: str | None = flag(
         None, choices=OPTIMIZERS, help="the optimizer; default: the recipe's"
     )
-    nesterov: bool = flag(False, help="use Nesterov momentum, as recipe tutorial does anyway")
+    nesterov: bool = flag(
+        False,
+        help="use Nesterov momentum, as recipe tutorial does anyway",
+        only={"optimizer": (None, "sgd", "larc")},
+    )
     lr: float | None = flag(
         None,
         above=0,
@@ -138,6 +162,7 @@ class Config(Settings):
         below=1,
         help="eta of lars and larc (default: 0.013 for larc, 0.001 for lars)",
         aliases=("--leta",),
+        only={"optimizer": ("lars", "larc")},
     )
     label_smoothing: float | None = flag(
         None,
@@ -156,12 +181,14 @@ class Config(Settings):
         help="epochs at which schedule steps lowers the rate (default: 30,60,80, in proportion "
         "for fewer than 90 epochs)",
         metavar="EPOCHS",
+        only=_STEPS,
     )
     lr_decay_lrs: str | None = flag(
         None,
         help="rates of schedule steps, one more than --lr-decay-steps: the first is that before "
         "the first of them (default: a tenth at each)",
         metavar="RATES",
+        only=_STEPS,
     )
     plateau_patience: int = flag(
         10, least=1, help="evaluations without a lower loss after which schedule plateau falls"
@@ -193,8 +220,10 @@ class Config(Settings):
         help="factor of the loss with float16, so that gradients do not vanish (default: 1024, "
         "with larc 256)",
     )
-    fp16_compression: bool = flag(False, help="send gradients between processes as float16")
-    jit: bool = flag(False, help="compile forward and backward pass with XLA")
+    fp16_compression: bool = flag(
+        False, help="send gradients between processes as float16", only=_TENSORFLOW
+    )
+    jit: bool = flag(False, help="compile forward and backward pass with XLA", only=_TENSORFLOW)
     display_every: int = flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = flag(
         None,
@@ -211,7 +240,11 @@ class Config(Settings):
     )
     keep: int = flag(3, least=1, help="how many checkpoints are kept")
     evaluate: bool = flag(False, help="evaluate the last checkpoint and end", aliases=("--eval",))
-    no_evaluation: bool = flag(False, help="do not evaluate; for a set without validation")
+    no_evaluation: bool = flag(
+        False,
+        help="do not evaluate; for a set without validation",
+        without=("synthetic", "evaluate", "eval_every"),
+    )
     export: str | None = flag(
         None,
         help="write the model here at the end: FILE.keras, or a folder for a SavedModel, or for "
@@ -239,24 +272,10 @@ class Config(Settings):
             object.__setattr__(self, "recipe", _usual_recipe(self.framework))
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
-        if self.synthetic and (self.evaluate or self.eval_every):
-            raise ValueError(
-                "--synthetic has nothing to evaluate: leave out --evaluate/--eval-every"
-            )
-        if self.no_evaluation and (self.synthetic or self.evaluate or self.eval_every):
-            raise ValueError("--no-evaluation: leave out --evaluate, --eval-every and --synthetic")
-        if self.synthetic and (self.backend != "auto" or self.keys or self.fraction < 1):
-            raise ValueError(
-                "--synthetic reads nothing: leave out --backend, --keys and --fraction"
-            )
         if self.loss_scale is not None and self.precision != "float16" and not self.half_if_fast:
             raise ValueError(
                 f"--loss-scale is for --precision float16, not {self.precision or 'float32'}"
             )
-        if self.trust_coefficient is not None and self.optimizer not in ("lars", "larc"):
-            raise ValueError("--trust-coefficient is for --optimizer lars or larc")
-        if self.nesterov and self.optimizer not in (None, "sgd", "larc"):
-            raise ValueError(f"--nesterov is for --optimizer sgd or larc, not {self.optimizer}")
         if self.export is not None and Path(self.export).suffix not in ("", ".keras"):
             raise ValueError(f"--export {self.export}: expected FILE.keras, or a folder")
         for name in ("log_dir", "tensorboard_dir", "export"):
@@ -271,32 +290,25 @@ class Config(Settings):
 
     def _check_framework(self) -> None:
         if self.framework != "mxnet":
-            if self.comm != "horovod":
-                raise ValueError(f"--comm {self.comm} is for --framework mxnet")
             return
-        chosen = self.model or RECIPES[self.recipe]["model"]
-        if chosen not in GLUON_MODELS:
+        model = self.model or RECIPES[self.recipe]["model"]
+        if model not in GLUON_MODELS:
             raise ValueError(
-                f"--framework mxnet: Gluon has no {chosen}; --model is one of "
+                f"--framework mxnet: Gluon has no {model}; --model is one of "
                 f"{', '.join(GLUON_MODELS)}"
             )
-        others = {
-            "--optimizer": self.optimizer not in (None, "sgd") and self.optimizer,
-            "--precision": self.precision == "bfloat16" and "bfloat16",
-            "--backend": self.backend == "tfdata" and "tfdata",
-            "--jit": self.jit,
-            "--fp16-compression": self.fp16_compression,
-            "--export": Path(self.export or "").suffix == ".keras" and self.export,
-            "--tensorboard-dir": self.tensorboard_dir,
-        }
-        for name, value in others.items():
-            if value:
-                word = name if value is True else f"{name} {value}"
-                raise ValueError(f"{word} is for --framework tensorflow alone: leave it out")
+        for name, has in _MXNET_HAS.items():
+            if (value := getattr(self, name)) not in (None, *has):
+                raise ValueError(
+                    f"--{name} {value} is for --framework tensorflow alone; mxnet has "
+                    f"{', '.join(has)}"
+                )
+        if Path(self.export or "").suffix:
+            raise ValueError(
+                f"--export {self.export} is for --framework tensorflow alone; mxnet writes a folder"
+            )
 
     def _check_length(self) -> None:
-        if self.num_batches is not None and self.num_epochs is not None:
-            raise ValueError("give either --num-epochs or --num-batches")
         first = RECIPES[self.recipe]
         warmup, whole = self.warmup_epochs, self.num_epochs
         if self.num_batches is None and whole is None:
@@ -308,13 +320,9 @@ class Config(Settings):
         size = self.image_size or first["image_size"]
         if (self.model or first["model"]) == "cifar" and size < _LEAST_CIFAR:
             raise ValueError(f"--image-size {size}: model cifar needs at least {_LEAST_CIFAR}")
-        if self.clear_log and (self.evaluate or self.mirror is not None):
-            raise ValueError("--clear-log: leave out --evaluate and --mirror, which need what is")
 
     def _check_schedule(self) -> None:
         steps, rates = self.decay_epochs, self.decay_rates
-        if (steps or rates) and self.schedule != "steps":
-            raise ValueError("--lr-decay-steps and --lr-decay-lrs are for --schedule steps")
         if list(steps) != sorted(set(steps)):
             raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected rising epochs")
         expected = len(steps or STEP_EPOCHS) + 1

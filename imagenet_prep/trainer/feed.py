@@ -15,7 +15,7 @@ _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 _NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
 
-class Reader(Protocol):
+class BatchReader(Protocol):
     """The batches of one rank; imagenet_prep.read.Reader is one.
 
     A batch is a dict of `images` [batch, size, size, 3], `class_index` [batch] int32 and `mask`
@@ -46,7 +46,7 @@ class Reader(Protocol):
 
 
 # (split, training, world) -> its reader
-OpenReader = Callable[[str, bool, World], Reader]
+OpenReader = Callable[[str, bool, World], BatchReader]
 
 
 class Noise:

@@ -1,4 +1,4 @@
-"""What a framework does for the training loop: one rank's network and optimizer, and its ranks.
+"""The part of training that depends on the framework: network, optimizer, and other ranks.
 
 The loop, the recipes, the log and the checkpoints know no framework. TensorFlow's learner and
 MXNet's are never imported together: each has an environment of its own.

@@ -150,7 +150,7 @@ class Log:
         if self._scalars is not None:
             import tensorflow as tf
 
-            # What tf.summary.scalar writes; that function alone would need TensorBoard itself.
+            # tf.summary.scalar writes the same, but needs TensorBoard.
             kind = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
             kind.plugin_data.plugin_name = "scalars"
             with self._scalars.as_default():

@@ -22,7 +22,7 @@ from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import lost_rank
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.evaluation import Score
-from imagenet_prep.trainer.feed import Noise, OpenReader, Reader
+from imagenet_prep.trainer.feed import BatchReader, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner, connect
 from imagenet_prep.trainer.log import SCALARS, Log, Timer
 from imagenet_prep.trainer.mirror import Mirror
@@ -76,11 +76,11 @@ class _Training:
         self._comm = comm = learner.comm
         self._folder = Path(config.log_dir).expanduser()
         self._leads = comm.world.rank == 0
-        self._readers: list[Reader] = []
+        self._readers: list[BatchReader] = []
         self._reader = self._open(schema.TRAIN, open_reader)
-        # What decides while training, and what is shown at the end.
-        self._watched: Reader | None = None
-        self._test: Reader | None = None
+        # Evaluations of `_watched` decide while training; that of `_test` is the last one.
+        self._watched: BatchReader | None = None
+        self._test: BatchReader | None = None
         if not (config.synthetic or config.no_evaluation):
             self._test = self._watched = self._open(schema.VALIDATION, open_reader)
             if _HOLDOUT in self._reader.splits:
@@ -129,7 +129,7 @@ class _Training:
             reader.close()
         return mirrored
 
-    def _open(self, split: str, open_reader: OpenReader) -> Reader:
+    def _open(self, split: str, open_reader: OpenReader) -> BatchReader:
         if self._config.synthetic:
             assert self._config.image_size is not None
             size, hold = self._config.image_size, self._learner.hold
@@ -154,7 +154,7 @@ class _Training:
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
         found, place = self._on_first(self._restore)
-        # Also at the start, since this refuses a rank that would read another set or order.
+        # A fresh run restores too: this refuses a rank that would read another set or order.
         self._reader.restore(place)
         if found is not None:
             self._step, self._saved_at = found["step"], found["saved_at"]
@@ -346,7 +346,7 @@ class _Training:
             self._mirror.close()
         self._comm.close()
 
-    def _evaluate(self, reader: Reader | None) -> Score:
+    def _evaluate(self, reader: BatchReader | None) -> Score:
         assert reader is not None
         score = evaluation.evaluate(self._learner.logits, reader, reader.num_examples, self._comm)
         is_test = reader is self._test

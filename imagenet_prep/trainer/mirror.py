@@ -37,7 +37,7 @@ from imagenet_prep.trainer.log import EVENTS, LOG, SCALARS
 _Place = tuple[Path, str]
 
 _EXPORT = "export"
-# What TensorFlow and Gluon write into the folder of a model.
+# TensorFlow and Gluon write these names into the folder of a model.
 _EXPORTED = (
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
     *("model-symbol.json", "model-0000.params"),
@@ -64,7 +64,7 @@ class Mirror:
 
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
         self._base = base.rstrip("/")
-        # Once training goes on, a failure is said and waited for by `_run`, not by the store.
+        # While training goes on, `_run` reports a failure and waits after it, not the store.
         self._store = BucketStore(
             self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
         )
@@ -151,7 +151,7 @@ class Mirror:
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
         """Notes whether an object is what is here; brings it first to a fresh machine."""
         path, found = self._folder / name, store.stored(name)
-        # Of a log, the longer one counts: this machine may have begun one already.
+        # The longer of two logs counts, since this machine may have begun one already.
         folder = LocalStore(self._folder)
         if fresh and (not path.is_file() or path.stat().st_size < found.num_bytes):
             if found.sha256 is None:  # a user has put it there

@@ -91,7 +91,7 @@ def _cifar(x: Any) -> Any:
 
 
 def _mnist(x: Any) -> Any:
-    """As small as LeNet-5 (LeCun et al. 1998), so that an epoch takes seconds on a CPU."""
+    """Returns a net as small as LeNet-5 (LeCun et al. 1998): an epoch takes seconds on a CPU."""
     for filters in (16, 32):
         x = keras.layers.Conv2D(filters, 5, activation="relu")(x)
         x = keras.layers.MaxPooling2D()(x)

@@ -1,8 +1,9 @@
 """How MXNet's ranks communicate: by Horovod's ring, or by MXNet's parameter servers.
 
-Both do one thing, adding arrays up in place, and all else is made of it. So ranks have the same
-weights either way, to the bit where there are two of them, and a run may change from one to the
-other. In Gluon's way, servers keep the first learning rate for ever (apache/mxnet issue 15919).
+Parameter servers can only add up, so all that ranks do together is made of sums, with Horovod too.
+So ranks have the same weights either way, to the bit where there are two of them, and a run may
+change from one to the other. In Gluon's way, servers keep the first learning rate for ever
+(apache/mxnet issue 15919).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import Comm, meet
 
-# Numbers of one message; what rank 0 tells the others has a few hundred bytes. The servers want
+# The numbers of one message. An object of rank 0 has a few hundred bytes, and the servers want
 # arrays of one name to have one shape.
 _PIECE = 4096
 
@@ -24,11 +25,14 @@ _PIECE = 4096
 class _Together(Comm):
     """Several ranks that add up."""
 
-    # Of numbers that are counted.
+    # The type in which counts are added up.
     _dtype = "float64"
 
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:
-        """Sets each array to what it is on rank 0, as its sum with zeros, and waits for it."""
+        """Sets each array to what it is on rank 0, and waits for it.
+
+        The servers have no operation for this, so all other ranks add zeros to the array of rank 0.
+        """
         import mxnet as mx
 
         if self.world.rank:
@@ -66,7 +70,7 @@ class _Together(Comm):
 
         room = np.zeros(-(-array.size // _PIECE) * _PIECE, np.float32)
         room[: array.size] = array
-        # Exact: what is told are bytes, and their number.
+        # Float32 holds these numbers exactly: they are bytes, and the number of bytes.
         pieces = [mx.nd.array(piece) for piece in room.reshape(-1, _PIECE)]
         for piece in pieces:
             self.broadcast([piece], "object")
@@ -79,8 +83,8 @@ class Ring(_Together):
 
     def __init__(self, world: World) -> None:
         """Meets the other ranks; raises as `comm.meet`."""
-        # Horovod makes all symbols of MXNet global, and among them an old libjpeg. Pillow's, which
-        # our reader uses too, keeps to its own functions if it is loaded before; else it crashes.
+        # Horovod makes all symbols of MXNet global, among them those of an old libjpeg. The libjpeg
+        # of Pillow, which our reader uses too, crashes unless it was loaded before.
         import PIL.Image  # noqa: F401
 
         self._hvd, self.world = meet("mxnet", world)
@@ -100,7 +104,7 @@ class Ring(_Together):
 class Servers(_Together):
     """MXNet's parameter servers: started by `imagenet-prep launch --servers`."""
 
-    # They add up in float32, whatever they are given: counts are exact to 16 million.
+    # Servers add up in float32, whatever type they get, so counts are exact to 16 million.
     _dtype = "float32"
 
     def __init__(self, world: World, kind: str) -> None:
@@ -113,7 +117,8 @@ class Servers(_Together):
         import mxnet as mx
 
         self._store: Any = mx.kv.create(kind)
-        # Servers number the ranks as they come. Ours are as launched: rank 0 is on the first host.
+        # Servers number the ranks as they come. We keep the launcher's numbers, by which rank 0 is
+        # on the first host.
         self.world = world
         self._known: set[str] = set()
 

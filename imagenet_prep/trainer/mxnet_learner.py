@@ -60,7 +60,7 @@ class MxnetLearner:
         self._weights = [each for each in parameters if each.grad_req != "null"]
         self._statistics = [each for each in parameters if each.grad_req == "null"]
         # The loss is a mean over this rank's images, and gradients come as sums over the ranks:
-        # MXNet's optimizers divide by what they are told, and by nothing else.
+        # MXNet's optimizers divide by `rescale_grad`, and by nothing else.
         self._optimizer = mx.optimizer.create(
             "nag" if plan.nesterov else "sgd",
             momentum=plan.momentum,
@@ -127,7 +127,7 @@ class MxnetLearner:
         decaying = [each.data() for each in self._weights if _decays(each)]
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
         total = loss + plan.weight_decay / 2 * squares
-        # As an array whose elements are numbers, once they are asked for.
+        # The elements of such an array turn into numbers when they are asked for.
         values = mx.nd.concat(loss, total, dim=0).as_np_ndarray()
         # float16 overflows now and then. The sum then overflows on every rank, and all skip the
         # step. To look waits for the device, as MXNet's own loss scaler does.
@@ -176,7 +176,7 @@ def _network(plan: Run, context: Any) -> Any:
     # A forward pass, as Gluon's own way to learn the shapes needs one, would leave weights in
     # oneDNN's own layout, which Horovod cannot read: it dies of that, at random.
     network.infer_shape(mx.nd.zeros((1, 3, plan.image_size, plan.image_size)))
-    # As He et al. 2015 (MSRA), and Horovod's example for MXNet.
+    # He et al. 2015 (MSRA) and Horovod's example for MXNet begin like this.
     first = mx.init.Xavier(rnd_type="gaussian", factor_type="in", magnitude=2)
     network.initialize(first, ctx=context)
     network.hybridize()

@@ -16,7 +16,7 @@ from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 _TUTORIAL_LARGE = 128
 _LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
-# What a recipe has that says nothing else.
+# A recipe has these settings unless it says otherwise.
 _USUAL: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": 0.9,
@@ -38,7 +38,7 @@ _CIFAR10: dict[str, Any] = {
     "schedule": "plateau",
     "warmup_epochs": 5.0,
 }
-# What each recipe says on top; the rate is that of 256 images a step, or of one rank.
+# The settings of each recipe; the rate is that of 256 images a step, or of one rank.
 _RECIPES: dict[str, dict[str, Any]] = {
     # train.sh. Its warm-up of 5 epochs is not what the tutorial's 256 GPUs ran with: their printed
     # rates fall together with 10 (tests/trainer/test_schedule.py).
@@ -248,7 +248,7 @@ def _chosen(config: Config, batch: int, world_size: int) -> dict[str, Any]:
     if config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE:
         recipe |= _MANY_RANKS
     elif config.recipe == "tutorial" and config.optimizer == "larc":
-        # As the script, which had one rate for LARC.
+        # The tutorial's script had one rate for LARC.
         recipe |= {"optimizer": "larc", "lr": _MANY_RANKS["lr"]}
     has_rate = recipe.pop("has_rate", (recipe["optimizer"],))
     if config.lr is None and config.optimizer not in (None, *has_rate):
@@ -269,7 +269,7 @@ def _chosen(config: Config, batch: int, world_size: int) -> dict[str, Any]:
 def _schedule(
     config: Config, chosen: dict[str, Any], steps_per_epoch: int, total_steps: int
 ) -> Schedule:
-    # What recipes count in epochs is for their full length; a shorter run keeps the shape.
+    # Recipes count in epochs of their full length; a shorter run keeps the shape of the rate.
     epochs = config.num_epochs or total_steps / steps_per_epoch
     shrink = min(1.0, epochs / RECIPES[config.recipe]["num_epochs"])
     warmup_epochs = config.warmup_epochs

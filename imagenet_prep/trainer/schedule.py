@@ -8,7 +8,7 @@ from typing import Any
 
 KINDS = ("poly", "cosine", "cosine-restarts", "linear-cosine", "steps", "plateau")
 
-# From train_imagenet_resnet_hvd.py; the output of the tutorial depends on them.
+# train_imagenet_resnet_hvd.py has these constants, and the tutorial's output depends on them.
 WARMUP_START = 0.001
 _POLY_END = 1e-5
 _LINEAR_COSINE_PERIODS = 0.47

@@ -33,14 +33,14 @@ class TensorFlowLearner:
             self.comm = Horovod(world, fp16_compression=config.fp16_compression)
             world = self.comm.world
         gpus = tf.config.list_physical_devices("GPU")
-        mine = gpus[world.local_rank : world.local_rank + 1]
-        details = [tf.config.experimental.get_device_details(gpu) for gpu in mine]
+        own_gpu = gpus[world.local_rank : world.local_rank + 1]
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in own_gpu]
         self.fast_half = any(d.get("compute_capability", (0, 0)) >= _FAST_HALF for d in details)
         self._precision = recipe.precision(config, fast_half=self.fast_half)
         if gpus:
             check_gpus(world.local_rank, len(gpus))
-            tf.config.set_visible_devices(mine, "GPU")
-            tf.config.experimental.set_memory_growth(mine[0], True)
+            tf.config.set_visible_devices(own_gpu, "GPU")
+            tf.config.experimental.set_memory_growth(own_gpu[0], True)
         elif world.local_size > 1:
             tf.config.threading.set_intra_op_parallelism_threads(cores(world))
         keras.config.set_dtype_policy(_POLICIES[self._precision])

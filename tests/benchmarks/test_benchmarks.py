@@ -20,7 +20,7 @@ import pytest
 from benchmarks import codec, download, measure, read, replicate, scale, write
 from benchmarks.delay import delayed
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import class_tars, ilsvrc, labels
+from imagenet_prep.sources import ilsvrc, labels
 from imagenet_prep.sources.editions import ILSVRC2012
 from tests.kit.command import wait_until
 from tests.kit.http_server import serve
@@ -69,35 +69,6 @@ def test_a_missing_program_is_said_in_a_sentence(
     with pytest.raises(SystemExit, match=f"needs {program}, not installed.*apt-get install"):
         bench.main([f"--scratch={tmp_path}"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_peaks_are_those_between_two_moments() -> None:
-    samples = [measure.Sample(1.0, 10, 30), measure.Sample(2.0, 20, 25), measure.Sample(3.0, 5, 6)]
-    run = measure.Run(0.0, samples=samples)
-
-    assert run.peak()[1:] == (20, 30)
-    assert run.peak(1.5)[1:] == (20, 25)
-    assert run.peak(2.5, 3.5)[1:] == (5, 6)
-    assert run.peak(4.0)[1:] == (0, 0)
-
-
-def test_a_failing_program_is_named_with_its_words() -> None:
-    with pytest.raises(RuntimeError, match="no such thing"):
-        measure.run([sys.executable, "-c", "raise SystemExit('no such thing')"])
-
-
-def test_rounds_begin_with_another_row_each() -> None:
-    seen: list[str] = []
-
-    def row(name: str) -> int:
-        seen.append(name)
-        return len(seen)
-
-    rows = {name: lambda name=name: row(name) for name in "abcd"}
-    results = measure.interleave(rows, 2, lambda *_: None)
-
-    assert "".join(seen) == "abcdcdab"
-    assert results == {"a": [1, 7], "b": [2, 8], "c": [3, 5], "d": [4, 6]}
 
 
 def test_codec_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,47 +147,6 @@ def test_write_measures_the_peers(tmp_path: Path, tool: str, package: str) -> No
             assert result.bytes_out > 20 * 1000, name
 
 
-def test_bars_are_judged_over_the_rounds() -> None:
-    def result(
-        seconds: float, shards_s: float | None = None, pss_mb: float = 100.0
-    ) -> write.Result:
-        return write.Result(100, seconds, seconds, shards_s, 0.0, 1.0, pss_mb, 200.0, 1, {})
-
-    results = {
-        write.FLOOR_R: [result(1.0), result(10.0), result(1.0)],
-        write.OURS_R: [result(2.1, 1.5), result(4.0, 4.0), result(2.1, 1.5)],
-        write.OURS_R1: [result(3.57, 3.0), result(7.6, 7.6), result(3.57, 3.0)],
-        write.PEERS_R[0]: [result(9.0), result(9.0), result(9.0)],
-        write.PEERS_R[1]: [result(2.5), result(9.0), result(2.5)],
-        write.OURS_P: [result(2.0, 1.5, 701.0)] * 3,
-        write.OURS_P_LARGE: [result(3.0, 1.0)] * 3,
-        write.WEBDATASET_P: [result(1.0)] * 3,
-    }
-    bars = write.render(results).partition("\n\n")[2]
-    judged = {line.split("|")[1].strip(): line.split("|")[3:5] for line in bars.splitlines()}
-
-    def of(name: str) -> tuple[str, str]:
-        found, verdict = judged[name]
-        return found.strip(), verdict.strip()
-
-    assert of("R: of the floor") == ("0.48", "MISSED")
-    assert of("R: against the best peer") == ("1.19", "MISSED")
-    assert of("R: 2 workers against 1") == ("1.70", "MISSED")
-    assert of("R: 2 workers against 1, shards alone") == ("2.00", "met")
-    assert of("P: against WebDataset") == ("0.50", "MISSED")
-    assert of("P: against WebDataset, shards alone") == ("1.00", "met")
-    assert of("peak PSS MB, 2 workers") == ("701", "MISSED")
-
-
-def test_scale_has_as_many_class_tars_as_it_says(tmp_path: Path) -> None:
-    for images, tars in ((7, 3), (6, 3)):
-        folder = tmp_path / str(images)
-        scale.make_source(folder, scale.Row("", images, 0, 1, tars))
-        source = class_tars.find(folder, ["train"])
-        found = [len(source.index(task)) for task in source.index_tasks("train")]
-        assert (sum(found), len(found)) == (images, tars)
-
-
 def test_scale_has_ilsvrc2012s_counts() -> None:
     counts = scale.class_counts(scale.NUM_TRAIN)
 
@@ -284,15 +214,6 @@ def test_replicate_measures_ours_beside_boto3(
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
-def test_programs_start_from_the_repositorys_root() -> None:
-    for name in ("codec", "write", "scale", "download", "read", "replicate"):
-        argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
-        done = subprocess.run(argv, cwd=measure.ROOT, capture_output=True, text=True)
-
-        assert done.returncode == 0, done.stderr
-        assert f"python -m benchmarks.{name}" in done.stdout
-
-
 @pytest.mark.slow
 def test_read_measures_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     raw = tmp_path / "raw.json"
@@ -349,45 +270,6 @@ def test_read_measures_the_peers_on_the_same_jpegs(tmp_path: Path, tool: str, pa
     theirs = b"".join(path.read_bytes() for path in own.iterdir())
     for picture in bench.pictures:
         assert (root / picture.shard).read_bytes()[picture.offset :][: picture.size] in theirs
-
-
-def test_pictures_are_found_within_their_shards(tmp_path: Path) -> None:
-    root = read.prepared(tmp_path, 20, (96, 72), "original")
-    found = read.pictures(root)
-
-    assert len(found) == 20
-    for picture in found:
-        data = (root / picture.shard).read_bytes()[picture.offset :][: picture.size]
-        assert data.startswith(b"\xff\xd8\xff")
-        assert data.endswith(b"\xff\xd9")
-    assert {picture.class_index for picture in found} <= set(range(10))
-
-
-def test_reading_is_judged_against_each_floor_and_by_what_epochs_add() -> None:
-    def result(seconds: float, *pss_mb: float) -> read.Result:
-        return read.Result(100, seconds, 1.0, list(pss_mb))
-
-    results = {
-        f"256 px: {read.PLAIN}": [result(1.0, 100)] * 3,
-        f"256 px: {read.OURS_TF}": [
-            result(0.8, 900, 990),
-            result(5, 900, 990),
-            result(0.9, 900, 990),
-        ],
-        f"256 px: {read.BARE}": [result(1.0, 100)] * 3,
-        f"256 px: {read.OURS_DALI}": [result(1.25, 500, 510)] * 3,
-    }
-    bars = read.render(results).partition("\n\n")[2]
-    judged = {line.split("|")[1].strip(): line.split("|")[3:5] for line in bars.splitlines()}
-
-    def of(name: str) -> tuple[str, str]:
-        found, verdict = judged[f"256 px: {name}"]
-        return found.strip(), verdict.strip()
-
-    assert of("tf.data, ours, against tf.data, plain") == ("1.11", "met")
-    assert of("DALI, ours, against DALI, bare") == ("0.80", "MISSED")
-    assert of("tf.data, ours, PSS MB more after 2 epochs") == ("90", "MISSED")
-    assert of("DALI, ours, PSS MB more after 2 epochs") == ("10", "met")
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,21 +15,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import exchange, exchange_host, scaling
-from benchmarks.exchange import EACH, ONE, RING, TWICE, Result, Row
+from benchmarks import exchange
+from benchmarks.exchange import EACH, ONE, RING, TWICE
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
 from tests.kit.lengths import long_but
 
 MXNET = REPOSITORY / ".venv" / "mxnet" / "bin" / "python"
 BOTH = ["ring, 2 workers", "1 server, 2 workers"]
-
-
-def test_tensors_are_those_of_resnet_50_and_half_the_width_has_a_quarter_of_the_bytes() -> None:
-    full, half = exchange_host.shapes(64), exchange_host.shapes(32)
-
-    assert exchange_host.num_bytes(64) == 4 * scaling.WEIGHTS
-    assert len(full) == len(half) == 161
-    assert exchange_host.num_bytes(32) == pytest.approx(scaling.WEIGHTS, rel=0.003)
 
 
 @pytest.mark.parametrize(
@@ -51,73 +42,6 @@ def test_every_row_is_held_against_the_paper_model(
     for row in mine:
         assert row.servers == servers(row.workers)
         assert row.model() == pytest.approx(expected(row.workers))
-
-
-def test_the_article_computes_for_nine_exchanges_and_one_server_leaves_what_it_printed() -> None:
-    assert pytest.approx(9.37, abs=0.02) == exchange.COMPUTE
-    assert exchange.efficiency(0) == 1
-    one_server = exchange.efficiency(Row(ONE, 8, 1).model())
-    assert one_server == pytest.approx(scaling.ARTICLE[64], abs=0.015)
-
-
-def test_cpu_is_a_share_of_all_cores() -> None:
-    cores = len(os.sched_getaffinity(0))
-
-    assert exchange.share([(10.0, 5.0), (11.0, 5.1), (14.0, 5.0 + cores)]) == pytest.approx(0.25)
-    assert exchange.share([(10.0, 5.0)]) == 0
-    assert exchange.cpu_seconds(os.getpid()) > 0
-
-
-def test_the_table_has_what_was_measured_beside_the_model() -> None:
-    ring, one = Row(RING, 2, 0), Row(ONE, 8, 1)
-    results = {
-        Row(RING, 1, 0): [Result([0.0], 0.0)],
-        ring: [Result([2.4, 2.2, 9.0], 0.1), Result([2.0, 2.2], 0.3)],
-        one: [Result([30.0], 0.2)],
-    }
-    lines = exchange.render(results, s_b=2.0).splitlines()
-    cells = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in lines[2:5]}
-    found = {name: [cell.strip() for cell in row] for name, row in cells.items()}
-
-    compute = exchange.COMPUTE
-    assert found["ring, 1 worker"][:3] == ["0.00", "0.00", "-"]
-    assert found[ring.name] == [
-        *("2.20", "2.00", "1.10", f"{2 * compute + 2.2:.2f}"),
-        *(f"{compute / (compute + 1.1):.3f}", f"{compute / (compute + 1):.3f}", "30%"),
-    ]
-    assert found[one.name][:3] == ["30.00", "32.00", "0.94"]
-    assert f"The busiest run ({ring.name}) used 30% of the cores." in lines[-2]
-    assert f"leaves {compute / (compute + 15):.3f} of their speed" in lines[-1]
-
-
-def test_the_plot_is_a_small_picture(tmp_path: Path) -> None:
-    found = {row: 1.1 * row.model() for row in exchange.rows()}
-    exchange.plot(found, tmp_path / "new" / "plot.png")
-    data = (tmp_path / "new" / "plot.png").read_bytes()
-
-    assert data.startswith(b"\x89PNG")
-    assert struct.unpack(">II", data[16:24]) == (704, 418)
-    assert len(data) < 60_000
-
-
-def test_the_documents_print_what_was_measured_against_this_model() -> None:
-    text = (REPOSITORY / "benchmarks" / "README.md").read_text("utf-8")
-    section = text[text.index("\n## exchange") :].split("\n## ")[1]
-    lines = [
-        line.split("|")[1:-1] for line in section.splitlines() if re.match(r"\| .* workers? ", line)
-    ]
-    printed = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
-    s_b = float(re.search(r"S / B is ([\d.]+) s", section)[1])
-
-    assert list(printed) == [row.name for row in exchange.rows()]
-    for row in exchange.rows():
-        exchange_s, model_s, ratio, _, efficiency, modelled, _ = printed[row.name]
-        assert float(model_s) == pytest.approx(row.model() * s_b, rel=0.01)
-        assert modelled == f"{exchange.efficiency(row.model()):.3f}"
-        measured = exchange.efficiency(float(exchange_s) / s_b)
-        assert float(efficiency) == pytest.approx(measured, abs=0.003)
-        assert ratio == "-" or 0.8 < float(ratio) < 1.5
-    assert (REPOSITORY / "docs" / "exchange.png").stat().st_size < 60_000
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ from tests.campaign.replicate import Replicate, ReplicateToS3
 from tests.campaign.resize import Resize
 from tests.campaign.story import Story
 from tests.hostile.arena import Arena
-from tests.hostile.conftest import in_memory
 from tests.kit import foreign, warm
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_server import BUCKET, S3Server, serve_s3
+from tests.kit.shared import in_memory
 
 # How often a round is of each kind. A round of most kinds takes a second and makes three to eight
 # faults; one of s3 takes some seconds, and one of train twenty.
@@ -149,7 +149,7 @@ class Place:
 
 
 def _shades(folder: Path) -> Path:
-    from tests.trainer.conftest import make_shades
+    from tests.kit.training import make_shades
 
     return make_shades(folder / f"shades-{threading.get_ident()}")
 

@@ -66,7 +66,7 @@ def build(folder: Path) -> Path:
     # Not for those who only arm it, in a process that is to be quick.
     import pytest
 
-    from tests.codec.native import GCC, missing, zig
+    from tests.kit.codec.native import GCC, missing, zig
 
     zigs = zig(f"{os.uname().machine}-linux-gnu.2.17")
     compiler = next((each for each in (GCC, zigs) if missing(each) is None), None)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from imagenet_prep.dataset import naming
 from tests.campaign.story import KILL, Story, hold, hold_whole_or_absent
-from tests.commands.replicate.conftest import Hosts, make_hosts
 from tests.kit import faults
 from tests.kit.dataset import contents
+from tests.kit.fake_hosts import Hosts, make_hosts
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import BUCKET, S3Server, objects

@@ -21,12 +21,12 @@ from tests.campaign import calls, commands
 from tests.campaign.calls import Entry
 from tests.campaign.story import KILL, Story, hold
 from tests.hostile.arena import Arena
-from tests.hostile.conftest import in_memory
 from tests.kit import faults, foreign, warm
 from tests.kit.dataset import contents
 from tests.kit.http_server import serve
 from tests.kit.miniature import miniature_for_tests
 from tests.kit.replicas import make_dataset
+from tests.kit.shared import in_memory
 
 _SHARDS = ("--train-shards", "2", "--validation-shards", "1")
 _PREPARE = (*_SHARDS, "--short-side", "32", "--allow-subset", "--workers", "1")

@@ -22,20 +22,21 @@ def theatre() -> Iterator[Theatre]:
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_call_that_fails_is_told_and_mended_by_the_next_run(theatre: Theatre, scene: str) -> None:
-    cases = failing.sample(theatre, scene, 4, seed=29)
+    cases = failing.sample(theatre, scene, 3, seed=29)
     outcomes = {str(case): failing.attempt(theatre, case) for case in cases}
 
     assert [f"{case}: {found[1]}" for case, found in outcomes.items() if found and found[1]] == []
     # Threads that wait for each other may look less often than when calls were counted.
-    assert sum(found is not None for found in outcomes.values()) > 1
+    assert sum(found is not None for found in outcomes.values()) > 0
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_lost_power_loses_nothing_that_was_committed(theatre: Theatre, scene: str) -> None:
-    total = power.lose_power(theatre, scene, 4, seed=29)
+    # In the beginning, in the middle and at the end.
+    total = power.lose_power(theatre, scene, 3, seed=29)
 
     assert total.violations == []
-    assert total.states == 4
+    assert total.states == 3
 
 
 @pytest.mark.parametrize("scene", SCENES)

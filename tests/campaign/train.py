@@ -13,7 +13,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.trainer import checkpoint
 from tests.campaign.story import INTERRUPTED, KILL, Story, hold
 from tests.kit import faults
-from tests.trainer.conftest import arguments, flags
+from tests.kit.training import arguments, flags
 
 STEPS = 16
 KEEP = 3

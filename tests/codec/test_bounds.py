@@ -10,7 +10,7 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg, member
 from imagenet_prep.reporting import pictures
 from tests.hostile import images
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 
 MANY = jpeg.MAX_SCANS + 1
 POLICIES = [Policy(None), Policy(32), Policy(None, check="header"), Policy(32, stretch=True)]

@@ -13,7 +13,7 @@ from setuptools import Distribution
 
 from imagenet_prep.codec import libraries, planes
 from imagenet_prep.codec.policy import PLANES
-from tests.codec import corpus, native
+from tests.kit.codec import corpus, native
 
 
 @pytest.fixture

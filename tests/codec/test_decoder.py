@@ -11,7 +11,7 @@ import pytest
 import simplejpeg
 
 from imagenet_prep.codec import libraries, planes, transform
-from tests.codec import corpus, fuzz, mutations, native, variety
+from tests.kit.codec import corpus, fuzz, mutations, native, variety
 from tests.kit.lengths import long_but
 
 pytestmark = pytest.mark.skipif(

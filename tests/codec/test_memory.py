@@ -18,7 +18,7 @@ from imagenet_prep.core import turns
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.hostile import images
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 
 SIDE = 2000
 # Of the libraries themselves, and for rows and strips on their way.

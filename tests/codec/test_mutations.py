@@ -12,7 +12,7 @@ from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.jpeg import refuse_bombs
 from imagenet_prep.dataset.member import PreparedImage
-from tests.codec import mutations
+from tests.kit.codec import mutations
 from tests.kit.lengths import long_but
 
 REASONS = {"empty", "truncated", "corrupt", "undecodable", "unknown_format"}

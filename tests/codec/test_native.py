@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.codec import corpus, native
+from tests.kit.codec import corpus, native
 from tests.kit.lengths import long_but
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64")

@@ -25,8 +25,8 @@ from imagenet_prep.codec import libraries, planes
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, UsageError
-from tests.codec import corpus, mutations
 from tests.kit import command
+from tests.kit.codec import corpus, mutations
 from tests.kit.lengths import long_but
 
 MAX_PIXELS = 10_000_000
@@ -65,7 +65,8 @@ def test_a_codecs_name_stands_for_these_bytes(count: int) -> None:
 def digests_of_a_process(count: int, *before: object, **env: str) -> dict[str, str]:
     """Returns the digests of a Python of its own, which takes the settings when it loads."""
     code = (
-        f"import json; from tests.codec import corpus; print(json.dumps(corpus.digests({count})))"
+        "import json; from tests.kit.codec import corpus;"
+        f"print(json.dumps(corpus.digests({count})))"
     )
     done = subprocess.run(
         [*map(str, before), sys.executable, "-c", code],
@@ -243,7 +244,7 @@ def test_short_memory_is_no_verdict() -> None:
 def test_no_image_leaves_memory_behind(count: int) -> None:
     code = (
         "import sys; from itertools import cycle, islice; from imagenet_prep.codec import planes\n"
-        "from tests.codec import corpus\n"
+        "from tests.kit.codec import corpus\n"
         "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "small = [data for data in corpus.files().values() if len(data) < 3_000]\n"
         "def work(n):\n"

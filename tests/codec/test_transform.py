@@ -16,7 +16,7 @@ from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE, SourceImage
-from tests.codec import mutations
+from tests.kit.codec import mutations
 from tests.kit.miniature import Miniature
 
 KEEP = Policy(short_side=None)

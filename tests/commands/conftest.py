@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents
+from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.miniature import Miniature, miniature_for_tests
-
-
-class Reference(NamedTuple):
-    """A data set that nobody changes, and the bytes of its files."""
-
-    out: Path
-    contents: dict[str, bytes]
-    source: Path
 
 
 @pytest.fixture(scope="session")

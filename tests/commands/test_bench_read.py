@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import command
-from tests.read.conftest import backend, dali, scenes
+from tests.kit.reading import backend, dali, scenes
 
 __all__ = ["backend", "dali", "scenes"]
 

@@ -14,7 +14,7 @@ from imagenet_prep.bench_train import Config, Measured, Run
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.reporting import training
 from tests.kit import command
-from tests.trainer.conftest import horovod, shades
+from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import children
-from tests.commands.conftest import SETTINGS, Reference
+from tests.commands.conftest import SETTINGS
 from tests.kit import command
-from tests.kit.dataset import contents
+from tests.kit.dataset import Reference, contents
 
 # Modules of Python's own that each of our processes imports, or that those import.
 PLANTED = ("json", "select", "shlex", "socket", "ctypes", "runpy")

@@ -24,7 +24,7 @@ from tests.commands.mxnet_rank import batches
 from tests.kit import layouts
 from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, started
-from tests.trainer.conftest import horovod, shades
+from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import everything, records
+from tests.kit.dataset import Reference, everything, records
 from tests.kit.faults import cut, flip_bit
 
 NAME = "train-00003-of-00008"

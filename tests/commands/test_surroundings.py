@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents
+from tests.kit.dataset import SETTINGS, Reference, contents
 
 
 @pytest.mark.parametrize("kind", ["threads", "processes"])

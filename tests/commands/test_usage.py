@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import contents, shard_names
+from tests.kit.dataset import Reference, contents, shard_names
 
 
 @pytest.mark.parametrize(

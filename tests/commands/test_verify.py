@@ -18,9 +18,8 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.dataset import example, manifest, tfrecord
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents, everything, records, shard_names
+from tests.kit.dataset import SETTINGS, Reference, contents, everything, records, shard_names
 from tests.kit.faults import cut, disk, flip_bit, remount
 from tests.kit.tfrecords import framed
 

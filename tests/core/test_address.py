@@ -6,7 +6,8 @@ import pytest
 
 from imagenet_prep.core import address
 from imagenet_prep.core.address import check_base
-from tests.storage.test_remote import SECRET
+
+SECRET = "open-sesame"
 
 
 @pytest.mark.parametrize(

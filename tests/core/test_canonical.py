@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagenet_prep.core import canonical
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 values = st.recursive(

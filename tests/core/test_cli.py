@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +168,32 @@ def test_bad_usage_ends_with_2_and_the_reason(
     capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
 ) -> None:
     assert complaint in refused(capsys, *argv)
+
+
+@dataclass(frozen=True)
+class Together(flags.Settings):
+    """Flags that say which others they need or exclude."""
+
+    engine: str = flags.flag("petrol", choices=("petrol", "diesel"), help="what drives")
+    turbo: bool = flags.flag(False, help="faster", only={"engine": ("diesel",)})
+    boost: float | None = flags.flag(None, help="bar", only={"engine": ("diesel",)})
+    parked: bool = flags.flag(False, help="stand", without=("gear",))
+    gear: int = flags.flag(1, help="which gear")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"turbo": True}, "--turbo is for --engine diesel alone: leave it out"),
+        ({"boost": 1.5}, "--boost 1.5 is for --engine diesel alone: leave it out"),
+        ({"parked": True, "gear": 2}, "--parked and --gear cannot go together: leave one out"),
+    ],
+)
+def test_flags_that_do_nothing_together_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Together(**given)
+    Together(engine="diesel", turbo=True, boost=1.5, parked=True, gear=0)
+    Together(engine="petrol", parked=True, gear=1)
 
 
 def test_bounds_hold_however_a_config_is_made() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import class_list
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 
 
 def test_each_line_is_a_class_and_its_words() -> None:

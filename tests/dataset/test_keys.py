@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
     assert found.keys == {"b/2 x.JPEG": 1, "a/1": 2}
     assert found.sha256 == read_list(other).sha256
     assert found.sha256 == hashlib.sha256(b"a/1\nb/2 x.JPEG\n").hexdigest()
+
+
+def test_a_pipe_with_a_writer_is_a_list_and_one_without_is_not_waited_for(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"), open(writing, "wb") as writer:
+        writer.write(b"a/1\nb/2\n")
+        writer.close()
+        assert set(read_list(f"/dev/fd/{reading}").keys) == {"a/1", "b/2"}
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="lists no key"):
+        read_list(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import manifest, naming, schema
 from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Source, Split
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 
 SMALL = Manifest(
     schema_version=1,

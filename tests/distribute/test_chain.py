@@ -16,10 +16,11 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.distribute.chain import Chain, Member, State
+from imagenet_prep.distribute.chain import Chain, Peer, State
 from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.messages import FROM_GIVER, BrokenError, Cause
-from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.distribute.messages import FROM_GIVER
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
 from tests.hostile import peers
 
@@ -36,20 +37,20 @@ class Recorder:
         self.said: list[str] = []
         self.stored: dict[str, int] = {}
 
-    def start(self, member: Member) -> None:
-        self.givers[member.address] = member.upstream.address if member.upstream else "leader"
+    def start(self, peer: Peer) -> None:
+        self.givers[peer.address] = peer.upstream.address if peer.upstream else "leader"
 
-    def stop(self, member: Member) -> None:
-        self.givers.pop(member.address, None)
+    def stop(self, peer: Peer) -> None:
+        self.givers.pop(peer.address, None)
 
-    def probe(self, member: Member, *, again: bool) -> None:
-        self.asked.append(f"{member.address} again" if again else member.address)
+    def probe(self, peer: Peer, *, again: bool) -> None:
+        self.asked.append(f"{peer.address} again" if again else peer.address)
 
-    def progress(self, member: Member, num_bytes: int) -> None:
-        self.stored[member.address] = self.stored.get(member.address, 0) + num_bytes
+    def progress(self, peer: Peer, num_bytes: int) -> None:
+        self.stored[peer.address] = self.stored.get(peer.address, 0) + num_bytes
 
-    def say(self, member: Member, sentence: str) -> None:
-        self.said.append(f"{member.address}: {sentence}")
+    def say(self, peer: Peer, sentence: str) -> None:
+        self.said.append(f"{peer.address}: {sentence}")
 
 
 class Run:
@@ -57,7 +58,7 @@ class Run:
 
     def __init__(self, count: int = 3, *, retries: int = 20, alone: bool = False) -> None:
         self.did = Recorder()
-        members = [Member(name, FILES, alone=alone) for name in "abcdefgh"[:count]]
+        hosts = [Peer(name, FILES, alone=alone) for name in "abcdefgh"[:count]]
         request = Request(
             data=b"",
             root="/data/set",
@@ -70,29 +71,29 @@ class Run:
             silence_s=60.0,
             placements={},
         )
-        self.chain = Chain(members, request, self.did)
+        self.chain = Chain(hosts, request, self.did)
         self.chain.begin()
-        self.members = members
+        self.peers = hosts
 
-    def tell(self, member: Member, kind: str, **fields: Any) -> None:
-        self.chain.message(member, Frame(kind, fields))
+    def tell(self, peer: Peer, kind: str, **fields: Any) -> None:
+        self.chain.message(peer, Frame(kind, fields))
 
-    def finish(self, *members: Member) -> None:
-        for member in members:
-            self.tell(member, "lacks", files=1)
-            self.tell(member, "stored", name="a")
-            self.tell(member, "whole")
+    def finish(self, *hosts: Peer) -> None:
+        for peer in hosts:
+            self.tell(peer, "lacks", files=1)
+            self.tell(peer, "stored", name="a")
+            self.tell(peer, "whole")
 
 
 def test_each_gives_to_the_next_until_all_are_whole() -> None:
     run = Run()
     assert run.did.givers == {"a": "leader", "b": "a", "c": "b"}
     assert not run.chain.is_over(0.0)
-    run.finish(*run.members)
+    run.finish(*run.peers)
 
     assert run.did.givers == {}
-    assert {member.state for member in run.members} == {State.WHOLE}
-    assert [member.moved_bytes for member in run.members] == [100] * 3
+    assert {peer.state for peer in run.peers} == {State.WHOLE}
+    assert [peer.moved_bytes for peer in run.peers] == [100] * 3
     assert run.did.stored == {"a": 100, "b": 100, "c": 100}
     assert run.chain.is_over(0.0)
 
@@ -103,9 +104,9 @@ def test_where_each_holds_another_part_the_leader_gives_to_all() -> None:
 
 def test_a_host_that_dies_is_bridged_and_comes_back_as_the_last() -> None:
     run = Run()
-    a, b, c = run.members
-    for member in run.members:
-        run.tell(member, "lacks", files=3)
+    a, b, c = run.peers
+    for peer in run.peers:
+        run.tell(peer, "lacks", files=3)
     run.tell(b, "lost", cause=Cause.UNREACHED, why="No route to host")
 
     assert b.state is State.LOST
@@ -122,7 +123,7 @@ def test_a_host_that_dies_is_bridged_and_comes_back_as_the_last() -> None:
 
 def test_lost_hosts_are_waited_for_only_when_nobody_else_is_under_way() -> None:
     run = Run(2)
-    a, b = run.members
+    a, b = run.peers
     run.tell(b, "lost", cause=Cause.UNREACHED, why="gone")
     assert not run.chain.is_over(1000.0)
     run.finish(a)
@@ -134,7 +135,7 @@ def test_lost_hosts_are_waited_for_only_when_nobody_else_is_under_way() -> None:
 
 def test_a_closed_way_between_two_hosts_is_gone_round() -> None:
     run = Run()
-    c = run.members[2]
+    c = run.peers[2]
     run.tell(c, "lost", cause=Cause.UNREACHED, why="Permission denied")
     run.chain.probed(c, ANSWERS)
     assert run.did.givers["c"] == "a"
@@ -145,7 +146,7 @@ def test_a_closed_way_between_two_hosts_is_gone_round() -> None:
 
 def test_what_ssh_will_always_refuse_is_not_asked_again() -> None:
     run = Run(1)
-    (a,) = run.members
+    (a,) = run.peers
     run.tell(a, "lost", cause=Cause.UNREACHED, why="refused")
     run.chain.probed(a, Ending(255, "x\nHost key verification failed.\n"))
     assert isinstance(a.error, StoreError)
@@ -156,7 +157,7 @@ def test_what_ssh_will_always_refuse_is_not_asked_again() -> None:
 @pytest.mark.parametrize("cause", [Cause.ENDED, Cause.SILENT])
 def test_a_receiver_that_never_gets_to_answer_is_tried_three_times(cause: Cause) -> None:
     run = Run(1)
-    (a,) = run.members
+    (a,) = run.peers
     for _ in range(2):
         run.tell(a, "lost", cause=cause, why="no module named imagenet_prep")
         run.chain.probed(a, ANSWERS)
@@ -168,7 +169,7 @@ def test_a_receiver_that_never_gets_to_answer_is_tried_three_times(cause: Cause)
 
 def test_a_receiver_that_hangs_is_lost_again_and_again_but_not_for_ever() -> None:
     run = Run(2, retries=5)
-    a, b = run.members
+    a, b = run.peers
     for number in range(6):
         assert a.state is State.COMING, number
         run.tell(a, "lacks", files=3)
@@ -182,28 +183,28 @@ def test_a_receiver_that_hangs_is_lost_again_and_again_but_not_for_ever() -> Non
 
 def test_a_receiver_that_talks_nonsense_to_everybody_is_broken() -> None:
     run = Run()
-    c = run.members[2]
+    c = run.peers[2]
     for giver in ("b", "a", "leader"):
         assert run.did.givers["c"] == giver
         run.tell(c, "lost", cause=Cause.UNREADABLE, why="it sent '[]'")
         run.chain.probed(c, ANSWERS)
     assert isinstance(c.error, StoreError)
     assert "its receiver is broken: it sent '[]'" in str(c.error)
-    assert run.members[1].state is State.COMING
+    assert run.peers[1].state is State.COMING
 
 
 def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
     run = Run()
-    c = run.members[2]
+    c = run.peers[2]
     run.chain.giver_broken(c, "it sent nonsense")
     assert run.did.givers["c"] == "a"
     assert run.did.said == ["c: b cannot give to it (it sent nonsense); another one does"]
-    assert run.members[1].state is State.COMING
+    assert run.peers[1].state is State.COMING
 
 
 def test_the_leaders_own_sender_may_be_killed_as_often_as_a_host_be_lost() -> None:
     run = Run(1, retries=3)
-    (a,) = run.members
+    (a,) = run.peers
     for _ in range(3):
         run.chain.giver_broken(a, "killed")
     assert a.state is State.COMING
@@ -214,7 +215,7 @@ def test_the_leaders_own_sender_may_be_killed_as_often_as_a_host_be_lost() -> No
 
 def test_what_the_leaders_sender_cannot_take_for_a_file_is_not_tried_again() -> None:
     run = Run(1)
-    (a,) = run.members
+    (a,) = run.peers
     run.chain.giver_broken(a, "b: is a named pipe", code=3)
     assert isinstance(a.error, DataDamagedError)
     assert run.chain.is_over(0.0)
@@ -222,7 +223,7 @@ def test_what_the_leaders_sender_cannot_take_for_a_file_is_not_tried_again() -> 
 
 def test_damage_at_a_giver_is_fetched_elsewhere_and_at_the_leader_is_the_end() -> None:
     run = Run(2)
-    _, b = run.members
+    _, b = run.peers
     run.tell(b, "lacks", files=3)
     run.tell(b, "wrong", name="a", message="a: sha256 1, expected 2.")
     run.tell(b, "spoiled", name="a")
@@ -235,7 +236,7 @@ def test_damage_at_a_giver_is_fetched_elsewhere_and_at_the_leader_is_the_end() -
 
 def test_our_own_receiver_of_before_is_waited_for_another_run_is_not() -> None:
     run = Run(2)
-    a, b = run.members
+    a, b = run.peers
     run.tell(a, "lacks", files=3)
     run.chain.giver_broken(a, "killed")
     for _ in range(4):  # more often than a receiver may fail to answer
@@ -248,7 +249,7 @@ def test_our_own_receiver_of_before_is_waited_for_another_run_is_not() -> None:
 
 def test_a_refusal_keeps_its_class() -> None:
     run = Run(1)
-    (a,) = run.members
+    (a,) = run.peers
     run.tell(a, "error", error="UsageError", message="another set")
     assert isinstance(a.error, UsageError)
     assert run.chain.is_over(0.0)
@@ -271,7 +272,7 @@ def test_a_refusal_keeps_its_class() -> None:
 )
 def test_what_cannot_be_is_not_believed(said: list[tuple[str, dict[str, Any]]]) -> None:
     run = Run(1)
-    (a,) = run.members
+    (a,) = run.peers
     *before, (kind, fields) = said
     for before_kind, before_fields in before:
         run.tell(a, before_kind, **before_fields)
@@ -286,7 +287,7 @@ def test_states_change_only_along_their_ways() -> None:
         (before, after)
         for before in State
         for after in State
-        if _becomes(Member("a", state=before), after)
+        if _becomes(Peer("a", state=before), after)
     }
     over = {State.WHOLE, State.FAILED}
     assert not [before for before, _ in allowed if before in over]
@@ -294,9 +295,9 @@ def test_states_change_only_along_their_ways() -> None:
     assert (State.LOST, State.LIVE) not in allowed
 
 
-def _becomes(member: Member, state: State) -> bool:
+def _becomes(peer: Peer, state: State) -> bool:
     try:
-        member.become(state)
+        peer.become(state)
     except RuntimeError:
         return False
     return True
@@ -316,25 +317,25 @@ def test_whatever_givers_say_every_run_ends_and_honest_hosts_get_all(
         if run.chain.is_over(now_s):
             break
         now_s += 1.0
-        for member in [m for m in run.members if m.state is State.LOST]:
-            run.chain.probed(member, rng.choice([ANSWERS, NO_ROUTE]))
-        working = [m for m in run.members if m.address in run.did.givers]
+        for peer in [m for m in run.peers if m.state is State.LOST]:
+            run.chain.probed(peer, rng.choice([ANSWERS, NO_ROUTE]))
+        working = [m for m in run.peers if m.address in run.did.givers]
         if not working:
             continue
-        member = rng.choice(working)
-        if "b" in (member.address, run.did.givers[member.address]):
+        peer = rng.choice(working)
+        if "b" in (peer.address, run.did.givers[peer.address]):
             kind = data.draw(st.sampled_from(sorted(FROM_GIVER.keys() - {"alive", "error"})))
             said = Frame(kind, data.draw(peers.honest(kind, list(FILES))))
-        elif member.state is State.COMING:
+        elif peer.state is State.COMING:
             said = Frame("lacks", {"files": 1})
         else:
-            said = Frame("stored", {"name": "a"}) if member.lacking else Frame("whole", {})
+            said = Frame("stored", {"name": "a"}) if peer.lacking else Frame("whole", {})
         try:
-            run.chain.message(member, said)
+            run.chain.message(peer, said)
         except BrokenError as error:
-            run.chain.giver_broken(member, str(error))
+            run.chain.giver_broken(peer, str(error))
     assert run.chain.is_over(now_s)
-    assert run.members[0].state is State.WHOLE
-    for member in run.members:
-        assert member.state in (State.WHOLE, State.FAILED, State.LOST)
-        assert (member.state is State.WHOLE) == (member.error is None)
+    assert run.peers[0].state is State.WHOLE
+    for peer in run.peers:
+        assert peer.state in (State.WHOLE, State.FAILED, State.LOST)
+        assert (peer.state is State.WHOLE) == (peer.error is None)

@@ -1,29 +1,221 @@
+"""The leader carries out what its chain decides: who is started, heard, counted and ended."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagenet_prep.distribute.lead import _Giver
+from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.distribute import lead
+from imagenet_prep.distribute.chain import Peer, State
+from imagenet_prep.distribute.hosts import Request
+from imagenet_prep.distribute.lead import Leader, _Giver
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
+from imagenet_prep.hosts.process import Ending
+from tests.kit.scripted_process import ScriptedProcess, say
 
-
-class Started:
-    """A process that was started."""
-
-    def __init__(self) -> None:
-        self.killed = False
-
-    def kill(self) -> None:
-        self.killed = True
+SIZES = {"index/train-0": 10, "train-0": 900, "index/train-1": 10, "train-1": 900}
+WHOLE_AT_ONCE = [say("lacks", files=0), say("whole")]
 
 
 @pytest.mark.parametrize("order", [("stop", "started"), ("started", "stop")], ids=str)
 def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
     order: tuple[str, ...],
 ) -> None:
-    giver, process = _Giver(), Started()
+    giver, process = _Giver(), ScriptedProcess([])
     steps: dict[str, Any] = {"stop": giver.stop, "started": lambda: giver.started(process)}  # type: ignore[arg-type]
     for step in order:
         steps[step]()
 
     assert process.killed
+
+
+class Led:
+    """One replication to hosts whose givers are `ScriptedProcess`s.
+
+    Attributes:
+      peers: in the order in which they were started, with the host that each ran on.
+      said: sentences.
+      moved: bytes that were counted, a number for each file.
+    """
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch, **given: Sequence[list[Any]]) -> None:
+        self.peers: list[tuple[str, ScriptedProcess]] = []
+        self.said: list[str] = []
+        self.moved: list[int] = []
+        self._scripts = {address: list(scripts) for address, scripts in given.items()}
+        self._request = Request(
+            data=b"the manifest",
+            root=str(root),
+            path="~/copy",
+            python="/usr/bin/python3",
+            prove=True,
+            limit=0.0,
+            retries=1,
+            wait_s=600.0,
+            silence_s=60.0,
+            placements=dict.fromkeys(given, WHOLE),
+        )
+        patch.setattr(lead, "Process", self._start)
+        patch.setattr(lead, "_TICK_S", 0.01)
+
+    def _start(self, host: str, *_: Any) -> ScriptedProcess:
+        """What a giver says follows from whom it is to give to, which it hears first."""
+
+        def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+            assert kind == "give"
+            script: list[Frame | None] = self._scripts[fields["address"]].pop(0)
+            return [*script, None]
+
+        peer = ScriptedProcess([], answer, Ending(7, "its last words"))
+        self.peers.append((host, peer))
+        return peer
+
+    def run(self) -> list[Peer]:
+        leader = Leader(
+            dict.fromkeys(self._scripts, SIZES),
+            self._request,
+            say=self.said.append,
+            count=lambda what: self.moved.append(what["num_bytes"]),
+        )
+        return list(leader.run())
+
+
+def stored(*names: str) -> list[Frame]:
+    return [say("stored", name=name) for name in names]
+
+
+def test_each_giver_is_told_whom_it_gives_to_and_from_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE], two=[WHOLE_AT_ONCE])
+    members = led.run()
+
+    assert [member.state for member in members] == [State.WHOLE, State.WHOLE]
+    given = {peer.heard[0][1]["address"]: (host, peer.heard[0][1]) for host, peer in led.peers}
+    host, first = given["one"]
+    assert (host, first["root"], first["trusted"]) == ("localhost", str(tmp_path), True)
+    host, second = given["two"]
+    # Only what lies in the data set's own folder needs no proof.
+    assert (host, second["root"], second["trusted"]) == ("one", "~/copy", False)
+    assert first["origin"] == second["origin"]
+    assert all(peer.killed for _, peer in led.peers)
+
+
+def test_the_mark_of_the_data_sets_folder_is_there_only_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE])
+    seen: list[list[str]] = []
+    start = led._start
+
+    def look_and_start(*arguments: Any) -> ScriptedProcess:
+        seen.append([path.name for path in (tmp_path / ".work").iterdir()])
+        return start(*arguments)
+
+    monkeypatch.setattr(lead, "Process", look_and_start)
+    led.run()
+
+    ((name,),) = seen
+    assert name == led.peers[0][1].heard[0][1]["origin"]
+    assert list((tmp_path / ".work").iterdir()) == []
+
+
+def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "run", lambda *_, **__: Ending(0, ""))
+    lost = say("lost", cause=Cause.UNREACHED, why="no route")
+    led = Led(
+        tmp_path,
+        monkeypatch,
+        one=[
+            [say("lacks", files=3), *stored("train-0"), lost],
+            # Its index is proven there; the file before was damaged, and comes again.
+            [say("lacks", files=3), *stored("train-0", "index/train-1", "train-1"), say("whole")],
+        ],
+    )
+    (member,) = led.run()
+
+    assert (member.state, member.losses) == (State.WHOLE, 1)
+    assert len(led.moved) == len(SIZES)
+    percents = [line for line in led.said if "%" in line]
+    assert percents == ["one: 50 % of its files", "one: 75 % of its files"]
+
+
+def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lead, "run", lambda *_, **__: Ending(0, ""))
+    lost = [say("lacks", files=1), say("lost", cause=Cause.UNREACHED, why="no route")]
+    led = Led(tmp_path, monkeypatch, one=[lost, lost], two=[WHOLE_AT_ONCE] * 3)
+    one, two = led.run()
+
+    assert (one.state, two.state) == (State.FAILED, State.WHOLE)
+    assert isinstance(one.error, IncompleteError)
+    assert "no route" in str(one.error)
+
+
+def test_a_host_that_ssh_refuses_for_good_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = Ending(255, "Permission denied (publickey)")
+    monkeypatch.setattr(lead, "run", lambda *_, **__: refused)
+    lost = [say("lost", cause=Cause.UNREACHED, why="Permission denied")]
+    (one,) = Led(tmp_path, monkeypatch, one=[lost]).run()
+
+    assert isinstance(one.error, StoreError)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ([say("stored", name="train-0")], "it says 'stored' of a host"),
+        ([say("lacks", files=5)], "it lacks 5 files of 4"),
+        ([say("lacks", files=1), say("whole")], "it is whole, and lacks 1 files"),
+        ([say("lacks", files=1), BrokenError("it sent 'x'")], "it sent 'x'"),
+        ([say("lacks", files=1), OSError(5, "Input/output error")], "Input/output error"),
+        ([say("lacks", files=1)], "its last words"),
+        ([say("lost", cause="no cause at all")], "why"),
+    ],
+)
+def test_a_giver_that_lies_breaks_or_ends_is_replaced_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: list[Any], why: str
+) -> None:
+    led = Led(tmp_path, monkeypatch, one=[script, script])
+    (member,) = led.run()
+
+    assert member.state is State.FAILED
+    assert isinstance(member.error, IncompleteError)
+    assert "the sending process here failed 2 times" in str(member.error)
+    assert why in str(member.error)
+    assert len(led.peers) == 2
+
+
+def test_a_process_that_cannot_be_started_is_a_failed_giver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = Led(tmp_path, monkeypatch, one=[])
+
+    def refuse(*_: Any) -> ScriptedProcess:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(lead, "Process", refuse)
+    (member,) = led.run()
+
+    assert "it cannot be started: " in str(member.error)
+
+
+def test_an_error_of_who_listens_is_not_blamed_on_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE])
+    monkeypatch.setattr(led, "said", None)
+
+    with pytest.raises(AttributeError):
+        led.run()

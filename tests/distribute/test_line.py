@@ -6,7 +6,7 @@ import pytest
 
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.line import Line
-from imagenet_prep.distribute.messages import BrokenError
+from imagenet_prep.hosts.messages import BrokenError
 
 FILES = [File(name, 100, "0" * 64) for name in ("labels", "index/a", "a", "index/b", "b")]
 

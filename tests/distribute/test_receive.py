@@ -13,7 +13,7 @@ import pytest
 
 from imagenet_prep.distribute import messages
 from imagenet_prep.distribute.receive import serve
-from imagenet_prep.distribute.wire import Channel
+from imagenet_prep.hosts.channel import Channel
 from tests.hostile import peers
 from tests.kit.replicas import make_dataset
 

@@ -1,10 +1,12 @@
-"""A giver whose own disk fails: the leader must not hear that the neighbour is lost."""
+"""A giver: what it sends its neighbour in which order, and what it tells its leader."""
 
 from __future__ import annotations
 
 import errno
 import io
-import queue
+import shutil
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +16,225 @@ from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.distribute import send
-from imagenet_prep.distribute.wire import Frame
+from imagenet_prep.distribute.replica import incoming_name
+from imagenet_prep.distribute.send import Hop
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.messages import BrokenError, Cause
 from imagenet_prep.hosts.process import Ending
 from tests.kit.replicas import make_dataset
+from tests.kit.scripted_process import ScriptedProcess, say
 
-SHARD = "train-00000-of-00002"
+SHARD, OTHER = "train-00000-of-00002", "train-00001-of-00002"
 INDEX = naming.index_name(SHARD)
 
-
-class Neighbour:
-    """A receiver that lacks one file, and its channel."""
-
-    def __init__(self, *_: object) -> None:
-        self.channel = self
-        self._says: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._says.put(Frame("lacking", {"name": INDEX, "begun": 0}))
-        self._says.put(Frame("lacks", {"files": 1}))
-
-    def begin(self, *_: object, **__: object) -> None:
-        """As of a channel."""
-
-    def read(self) -> Frame | None:
-        return self._says.get()
-
-    def write(self, *_: object, **__: object) -> None:
-        """As of a channel."""
-
-    def kill(self) -> None:
-        self._says.put(None)
-
-    def end(self) -> Ending:
-        return Ending(-9, "")
+Answer = Callable[[str, dict[str, Any]], Sequence[Frame | None]]
 
 
-class Leader:
-    """Notes what it hears."""
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "set", shards=2, shard_bytes=1000)
+    return tmp_path / "set"
 
-    def __init__(self) -> None:
-        self.heard: list[str] = []
 
-    def write(self, kind: str, **_: object) -> None:
-        self.heard.append(kind)
+def lacking(*names: str) -> list[Frame]:
+    """What a neighbour says first: the files that it lacks."""
+    lines = [say("lacking", name=name, begun=0) for name in names]
+    return [*lines, say("lacks", files=len(names))]
+
+
+def storing(names: Sequence[str]) -> Answer:
+    """A neighbour that stores each file that has arrived, and is whole when it has these."""
+    left = set(names)
+
+    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+        if kind != "end":
+            return ()
+        left.discard(fields["name"])
+        whole = () if left else (say("whole"),)
+        return [say("stored", name=fields["name"]), *whole]
+
+    return answer
+
+
+def given(
+    root: Path,
+    patch: pytest.MonkeyPatch,
+    neighbour: ScriptedProcess,
+    *,
+    trusted: bool = True,
+    meanwhile: Callable[[], None] = lambda: None,
+    leader: ScriptedProcess | None = None,
+) -> ScriptedProcess:
+    """Gives what lies in `root` to a neighbour, to the end; returns the leader."""
+    patch.setattr(send, "Process", lambda *_: neighbour)
+    leader = leader or ScriptedProcess([])
+    fields = {
+        "root": str(root),
+        "trusted": trusted,
+        "address": "next",
+        "path": "~/copy",
+        "python": "python3",
+        "origin": "origin-" + "0" * 32,
+        "prove": False,
+        "placement": WHOLE,
+        "limit": 0.0,
+    }
+    manifest = (root / "dataset.json").read_bytes()
+    hop = Hop(Frame("give", fields, manifest), leader, 60.0)  # type: ignore[arg-type]
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    hop.run()
+    thread.join()
+    return leader
+
+
+def sent(neighbour: ScriptedProcess) -> list[str]:
+    return [fields["name"] for kind, fields in neighbour.heard if kind == "file"]
+
+
+def told(leader: ScriptedProcess) -> list[str]:
+    return [kind for kind, _ in leader.heard]
+
+
+def test_an_index_is_sent_before_its_shard_and_every_byte_of_both(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbour = ScriptedProcess(lacking(SHARD, INDEX), storing([SHARD, INDEX]))
+    leader = given(root, monkeypatch, neighbour)
+
+    assert sent(neighbour) == [INDEX, SHARD]
+    assert neighbour.chunks == {name: (root / name).read_bytes() for name in (INDEX, SHARD)}
+    assert told(leader) == ["lacks", "stored", "stored", "whole"]
+
+
+def test_what_the_neighbour_has_begun_goes_on_at_its_end(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = [say("lacking", name=SHARD, begun=990), say("lacks", files=1)]
+    neighbour = ScriptedProcess(begun, storing([SHARD]))
+    given(root, monkeypatch, neighbour)
+
+    assert ("file", {"name": SHARD, "start": 990}) in neighbour.heard
+    assert neighbour.chunks == {SHARD: (root / SHARD).read_bytes()[990:]}
+
+
+def test_a_file_that_arrives_wrong_is_sent_again_whole_and_twice_wrong_is_spoiled(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+        return [say("wrong", name=fields["name"], message="sha256")] if kind == "end" else ()
+
+    begun = [say("lacking", name=SHARD, begun=990), say("lacks", files=1)]
+    neighbour = ScriptedProcess(begun, wrong)
+    leader = given(root, monkeypatch, neighbour)
+
+    starts = [fields["start"] for kind, fields in neighbour.heard if kind == "file"]
+    assert starts == [990, 0]
+    assert told(leader) == ["lacks", "wrong", "wrong", "spoiled"]
+    assert leader.heard[-1] == ("spoiled", {"name": SHARD})
+
+
+def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(root / SHARD, "r+b") as file:
+        file.truncate(10)
+
+    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+        return [say("wrong", name=fields["name"], message="too short")] if kind == "end" else ()
+
+    neighbour = ScriptedProcess(lacking(SHARD), wrong)
+    leader = given(root, monkeypatch, neighbour)
+
+    assert told(leader)[-1] == "spoiled"
+    assert "abandon" not in [kind for kind, _ in neighbour.heard]
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (lacking("../outside"), "it lacks ../outside, which is impossible"),
+        ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 bytes of 1,000"),
+        ([say("lacks", files=2)], "it lacks 2 files and has named 0"),
+        ([*lacking(SHARD), say("stored", name=OTHER)], "which was not sent"),
+        ([*lacking(SHARD), say("whole")], "it is whole, and lacks 1 files"),
+    ],
+)
+def test_a_neighbour_that_lies_is_lost_and_killed(
+    root: Path, monkeypatch: pytest.MonkeyPatch, says: list[Frame], why: str
+) -> None:
+    neighbour = ScriptedProcess(says)
+    leader = given(root, monkeypatch, neighbour)
+
+    kind, fields = leader.heard[-1]
+    assert (kind, fields["cause"]) == ("lost", Cause.UNREADABLE)
+    assert why in fields["why"]
+    assert neighbour.killed
+
+
+@pytest.mark.parametrize(
+    ("last", "ending", "cause", "why"),
+    [
+        (BrokenError("nothing for 60 s", Cause.SILENT), Ending(0, ""), Cause.SILENT, "60 s"),
+        (OSError(5, "Input/output error"), Ending(1, ""), Cause.ENDED, "Input/output error"),
+        (None, Ending(1, "no module\n"), Cause.ENDED, "no module"),
+        (None, Ending(255, "No route to host\n"), Cause.UNREACHED, "No route to host"),
+    ],
+)
+def test_a_neighbour_that_is_gone_is_lost_and_the_leader_hears_why(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: Exception | None,
+    ending: Ending,
+    cause: Cause,
+    why: str,
+) -> None:
+    leader = given(root, monkeypatch, ScriptedProcess([last], ending=ending))
+
+    ((kind, fields),) = leader.heard
+    assert (kind, fields["cause"]) == ("lost", cause)
+    assert why in fields["why"]
+
+
+def test_a_neighbour_that_refuses_has_the_last_word(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = say("error", error="BusyError", message="another run is at work there")
+    leader = given(root, monkeypatch, ScriptedProcess([refusal]))
+
+    assert leader.heard == [("error", refusal.fields)]
+
+
+def test_a_file_that_is_still_arriving_is_passed_on_and_one_that_broke_off_is_abandoned(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica passes on what arrives; when that transfer breaks off, it takes the file back."""
+    copy = tmp_path / "copy"
+    (copy / ".work").mkdir(parents=True)
+    shutil.copy(root / "dataset.json", copy)
+    data = (root / SHARD).read_bytes()
+    arriving = copy / incoming_name(SHARD)
+    arriving.parent.mkdir(parents=True, exist_ok=True)
+    arriving.write_bytes(data[:600])
+    abandoned = threading.Event()
+
+    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+        if kind == "abandon":
+            abandoned.set()
+            return [None]
+        return ()
+
+    neighbour = ScriptedProcess(lacking(SHARD), answer)
+
+    def break_off() -> None:
+        while len(neighbour.chunks.get(SHARD, b"")) < 600:
+            abandoned.wait(0.01)
+        arriving.unlink()
+
+    given(copy, monkeypatch, neighbour, trusted=False, meanwhile=break_off)
+
+    assert neighbour.chunks[SHARD] == data[:600]
+    assert [kind for kind, _ in neighbour.heard][1:] == ["file", "abandon"]
 
 
 class Failing(io.BytesIO):
@@ -64,27 +244,12 @@ class Failing(io.BytesIO):
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["leader", "host"])
 def test_a_giver_whose_own_disk_fails_names_the_disk_and_not_its_neighbour(
-    tmp_path: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
+    root: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_dataset(tmp_path / "set", shards=2, shard_bytes=1000)
-    data = (tmp_path / "set" / naming.MANIFEST).read_bytes()
-    monkeypatch.setattr(send, "Process", Neighbour)
-    monkeypatch.setattr(send.Hop, "_open", lambda *_: Failing())
-    monkeypatch.setattr(send.Hop, "_offer_what_is_here", lambda hop: hop._line.offer([INDEX]))
-    fields: dict[str, Any] = {
-        "root": str(tmp_path / "set"),
-        "trusted": trusted,
-        "limit": 0,
-        "address": "b",
-        "python": "python",
-        "path": "~/set",
-        "origin": "origin",
-        "prove": False,
-        "placement": WHOLE,
-    }
-    leader = Leader()
-    hop = send.Hop(Frame("give", fields, data), leader, 60.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(Hop, "_open", lambda *_: Failing())
+    monkeypatch.setattr(Hop, "_offer_what_is_here", lambda hop: hop._line.offer([INDEX]))
+    leader = ScriptedProcess([])
 
     with pytest.raises(StoreError, match=rf"cannot read .*{INDEX}: Input/output error"):
-        hop.run()
-    assert leader.heard == ["lacks"]
+        given(root, monkeypatch, ScriptedProcess(lacking(INDEX)), trusted=trusted, leader=leader)
+    assert told(leader) == ["lacks"]

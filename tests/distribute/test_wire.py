@@ -11,8 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagenet_prep.distribute import messages, wire
-from imagenet_prep.distribute.messages import BrokenError, Cause, Messages, OtherVersionError
+from imagenet_prep.distribute import messages
+from imagenet_prep.hosts import channel
+from imagenet_prep.hosts.messages import (
+    MAX_TEXT,
+    PROTOCOL,
+    BrokenError,
+    Cause,
+    Messages,
+    OtherVersionError,
+    count,
+    sentence,
+)
 from tests.hostile import peers
 
 ENDS = {
@@ -32,7 +42,7 @@ class Ends:
         reads, self._says = os.pipe()
         self.hears, writes = os.pipe()
         self._open = {reads, writes, self._says, self.hears}
-        self.channel = wire.Channel(reads, writes, allowed, silence_s=silence_s)
+        self.channel = channel.Channel(reads, writes, allowed, silence_s=silence_s)
 
     def say(self, data: bytes) -> None:
         while data:
@@ -99,7 +109,7 @@ def test_every_field_is_checked() -> None:
 @pytest.mark.parametrize("number", [*peers.NUMBERS, float("inf"), float("nan")])
 def test_a_number_of_things_is_a_whole_one_within_bounds(number: object) -> None:
     with pytest.raises(ValueError):
-        messages.count(number)
+        count(number)
 
 
 def test_an_honest_message_comes_whole_with_its_bytes() -> None:
@@ -164,7 +174,7 @@ def test_a_peer_that_never_says_a_message_is_given_up_at_bounded_memory(noise: b
 def test_silence_breaks_it_at_once_where_no_time_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire, "START_S", 0.0)
+    monkeypatch.setattr(channel, "START_S", 0.0)
     with ends(silence_s=0.0) as made:
         with pytest.raises(BrokenError, match="it has sent nothing for 0 s") as raised:
             made.channel.read()
@@ -181,12 +191,12 @@ def test_the_first_word_has_more_time_than_the_next() -> None:
 def test_signs_of_life_follow_a_first_message_that_nobody_reads_at_first() -> None:
     body = b"m" * (8 << 20)
     with ends(silence_s=0.01) as made:
-        made.channel.begin("give", body, protocol=messages.PROTOCOL)
+        made.channel.begin("give", body, protocol=PROTOCOL)
         # `begin` has returned, although no pipe holds so much.
         heard = b""
         while heard.count(b"alive") < 2:
             heard += os.read(made.hears, 1 << 20)
-        header = f'["give",{len(body)},{{"protocol":{messages.PROTOCOL}}}]\n'.encode()
+        header = f'["give",{len(body)},{{"protocol":{PROTOCOL}}}]\n'.encode()
         assert heard.startswith(b"\n" + header + body)
         assert heard.endswith(b'["alive",0,{}]\n')
 
@@ -199,6 +209,6 @@ def test_another_version_is_told_from_nonsense() -> None:
 
 
 def test_texts_for_people_hold_nothing_that_a_terminal_obeys() -> None:
-    text = messages.sentence("a\x1b[2Jb\nc\u202ed" + "x" * 9999)
+    text = sentence("a\x1b[2Jb\nc\u202ed" + "x" * 9999)
     assert text.startswith("a?[2Jb c?d")
-    assert len(text) == messages.MAX_TEXT
+    assert len(text) == MAX_TEXT

@@ -79,21 +79,6 @@ def test_ssh_from_everywhere_cannot_be_asked_for(network: str, allowed: bool) ->
     assert bool(re.fullmatch(PARAMETERS["SshFrom"]["AllowedPattern"], network)) == allowed
 
 
-def test_hosts_are_equal_close_together_and_survive_a_stop() -> None:
-    fleet = RESOURCES["Fleet"]["Properties"]
-    (disk,) = HOST["BlockDeviceMappings"]
-
-    assert RESOURCES["Together"]["Properties"] == {"Strategy": "cluster"}
-    assert HOST["Placement"] == {"GroupName": {"Ref": "Together"}}
-    # Whatever keeps a number of hosts up would replace one that is stopped.
-    assert fleet["Type"] == "instant"
-    assert fleet["OnDemandOptions"]["MinTargetCapacity"] == {"Ref": "Hosts"}
-    assert fleet["OnDemandOptions"]["SingleAvailabilityZone"]
-    assert (disk["Ebs"]["VolumeType"], disk["Ebs"]["Iops"]) == ("gp3", 10_000)
-    assert disk["Ebs"]["DeleteOnTermination"] == {"Ref": "DeleteVolumes"}
-    assert PARAMETERS["VolumeGiB"]["Default"] == 200
-
-
 def test_the_guide_gives_every_parameter_without_a_default_and_no_other_name() -> None:
     page = (REPOSITORY / "docs" / "ec2.md").read_text("utf-8")
     command = page[page.index("aws cloudformation deploy") : page.index("describe-stacks")]

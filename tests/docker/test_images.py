@@ -39,19 +39,6 @@ def wanted(*extras: str) -> list[Requirement]:
     return [Requirement(line) for line in (*project["dependencies"], *optional)]
 
 
-def stages() -> dict[str, dict[str, str]]:
-    """Returns what each stage says last by each instruction, or what it begins with does."""
-    found: dict[str, dict[str, str]] = {}
-    stage = ""
-    for instruction, arguments in rehearse.steps(rehearse.resolved(DOCKERFILE)):
-        if instruction == "FROM":
-            image, _, stage = arguments.partition(" AS ")
-            found[stage] = dict(found.get(image, {}))
-        elif stage:
-            found[stage][instruction] = arguments
-    return found
-
-
 def test_hadolint_finds_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
@@ -60,15 +47,6 @@ def test_hadolint_finds_nothing() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_an_image_runs_as_a_user_is_checked_and_does_its_work_by_default(target: str) -> None:
-    found = stages()[target]
-
-    assert found["USER"] not in ("0", "root")
-    assert "CMD" in found["HEALTHCHECK"]
-    assert found["ENTRYPOINT"]
 
 
 def test_every_file_that_is_copied_exists_and_is_let_in() -> None:
@@ -85,13 +63,6 @@ def test_every_file_that_is_copied_exists_and_is_let_in() -> None:
     assert [source for source in copied if f"!{source.split('/')[0]}" not in let_in] == []
 
 
-def test_every_stage_that_is_copied_from_exists_and_every_base_is_pinned() -> None:
-    bases = {base for target in TARGETS for base in rehearse.bases(DOCKERFILE, target)}
-
-    assert {base.partition(":")[0] for base in bases} == set(rehearse._MAKERS)
-    assert all(re.search(r":\d+\.\d+", base) for base in bases)
-
-
 @pytest.mark.parametrize(
     ("lock", "extras"),
     [("docker/prep.lock", ("s3", "report")), ("docker/train.lock", ("gpu", "s3"))],
@@ -106,15 +77,6 @@ def test_a_lock_holds_what_the_project_asks_for_in_the_versions_of_the_tests(
         version = versions.get(canonicalize_name(requirement.name), "missing")
         assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
     assert {n: v for n, v in versions.items() if tested.get(n, v) != v} == {}
-
-
-def test_the_preparation_image_has_no_tensorflow_and_the_trainer_has_cuda() -> None:
-    assert not {"tensorflow", "tensorflow-cpu", "nvidia-dali-cuda120"} & set(
-        pinned("docker/prep.lock")
-    )
-    assert {"tensorflow", "nvidia-dali-cuda120", "nvidia-nccl-cu12", "psutil"} <= set(
-        pinned("docker/train.lock")
-    )
 
 
 def test_beam_and_cuda_are_one_version_in_base_and_lock() -> None:
@@ -177,20 +139,6 @@ def test_locks_hold_what_the_groups_ask_for() -> None:
             assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
 
 
-def test_the_jars_whose_hashes_are_kept_are_of_the_versions_that_are_asked_for() -> None:
-    lines = (REPOSITORY / ".ci" / "flink.sha256").read_text("utf-8").splitlines()
-    assert [
-        line for line in lines if not re.fullmatch(r"[0-9a-f]{64}  [^/ ][^ ]+\.jar", line)
-    ] == []
-    asked = (REPOSITORY / ".ci" / "flink.xml").read_text("utf-8")
-    found = re.findall(r"<artifactId>(.*)</artifactId>\s*<version>([0-9.]+)</version>", asked)
-    versions = {"beam-runners-flink-1.19", "slf4j-simple", "maven-shade-plugin"}
-    assert versions <= {name for name, _ in found}
-    for name, version in found:
-        if name in versions:
-            assert any(f"/{name}/{version}/{name}-{version}.jar" in line for line in lines), name
-
-
 def test_every_debian_package_has_that_name() -> None:
     release = Path("/etc/os-release")
     if not release.exists() or "VERSION_CODENAME=bookworm" not in release.read_text("utf-8"):
@@ -235,17 +183,6 @@ def test_what_is_mounted_from_a_stage_is_copied_instead() -> None:
         assert rehearse.bases(text, target) == rehearse.bases(DOCKERFILE, target)
 
 
-def test_steps_are_read_across_lines_and_comments() -> None:
-    text = "# syntax\nFROM a:1 AS b\nRUN x \\\n # why\n && y\n\nCOPY --from=c d e\n"
-
-    assert rehearse.steps(text) == [
-        ("FROM", "a:1 AS b"),
-        ("RUN", "x && y"),
-        ("COPY", "--from=c d e"),
-    ]
-    assert rehearse.bases(text, "b") == ["a:1", "c"]
-
-
 def compose() -> dict[str, Any]:
     import yaml
 
@@ -253,20 +190,6 @@ def compose() -> dict[str, Any]:
         (REPOSITORY / "docker" / "compose.yaml").read_text("utf-8")
     )
     return loaded
-
-
-def test_the_rehearsal_cluster_is_made_of_our_targets_and_of_pinned_images() -> None:
-    services = compose()["services"]
-
-    assert len([name for name in services if name.startswith("taskmanager")]) == 2
-    assert len([name for name in services if name.startswith("node-")]) == 3
-    for name, service in services.items():
-        if "build" in service:
-            folder = REPOSITORY / "docker" / service["build"]["context"]
-            assert (folder / service["build"]["dockerfile"]).resolve() == rehearse.DOCKERFILE
-            assert service["build"]["target"] in stages(), name
-        else:
-            assert re.search(r":\d+(\.\d+)+", service["image"]), name
 
 
 def test_the_rehearsal_cluster_names_only_services_and_volumes_that_it_has() -> None:

@@ -18,8 +18,8 @@ import pytest
 from imagenet_prep.read.order import Order
 from tests.conftest import REPOSITORY
 from tests.kit import command
-from tests.read.conftest import TRAIN, colours, scenes
-from tests.trainer.conftest import NUM_TRAIN, NUM_VALIDATION, shades
+from tests.kit.reading import TRAIN, colours, scenes
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, shades
 
 __all__ = ["colours", "scenes", "shades"]
 

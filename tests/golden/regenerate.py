@@ -11,8 +11,8 @@ from typing import Any
 
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards import plan
-from tests.codec import corpus
 from tests.golden import sets
+from tests.kit.codec import corpus
 from tests.kit.dataset import contents
 
 PLAN = Path(__file__).with_name("plan_seed_42.json")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +10,9 @@ import pytest
 
 from tests.hostile.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.shared import in_memory
 from tests.kit.tfrecords import picture, plain, write_set
 from tests.kit.warm import Warm
-
-
-def in_memory() -> str | None:
-    """Returns a folder in memory, where there is one: hundreds of commands sync their files."""
-    folder = Path("/dev/shm")
-    if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        return None
-    return str(folder) if shutil.disk_usage(folder).free > 2 << 30 else None
 
 
 @pytest.fixture(scope="session")

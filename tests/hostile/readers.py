@@ -14,6 +14,8 @@ from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 
+READ = "tests.hostile.readers:read"
+
 
 def read() -> None:
     """Reads an epoch of a folder's or an address's train split; never returns."""
@@ -24,6 +26,7 @@ def _read(place: str) -> int:
     """Does what make_dataset does, but for the decoding, which takes seconds to import."""
     config = ReadConfig(place, "train", 2)
     records = reader._open_records(config)
+    records.placement.check_ranks(World(), place)
     window = 16 if "://" in place else 0
     order = Order(records.examples_per_shard, 0, window, records.placement)
     feed = Feed(records, order, World(), config)
@@ -54,7 +57,7 @@ def _train(data: str, log_dir: str, epochs: str) -> int:
     """Does what `train` does, but for the framework, which takes seconds to import."""
     from imagenet_prep.trainer import loop
     from imagenet_prep.trainer.config import Config
-    from tests.trainer.numpy_learner import NumpyLearner
+    from tests.kit.numpy_learner import NumpyLearner
 
     sizes: Any = {"model": "tiny", "image_size": 16, "batch_size": 8, "lr": 0.05}
     how: Any = {"framework": "mxnet", "backend": "native", "num_epochs": float(epochs)}

@@ -11,7 +11,7 @@ import pytest
 from imagenet_prep.dataset import naming
 from tests.hostile import files
 from tests.hostile.arena import Arena
-from tests.hostile.test_manifests import READ
+from tests.hostile.readers import READ
 from tests.kit.lengths import long_but
 
 ONE = ("--workers", "1")

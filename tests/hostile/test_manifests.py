@@ -15,6 +15,7 @@ from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import manifest, naming, schema
 from tests.hostile import manifests
 from tests.hostile.arena import Arena
+from tests.hostile.readers import READ
 from tests.kit.http_server import serve
 from tests.kit.lengths import long_but
 
@@ -37,7 +38,6 @@ MANY = long_but(
     [(verb, number % PARTS) for number, verb in enumerate(VERBS)],
     [(verb, part) for verb in VERBS for part in range(PARTS)],
 )
-READ = "tests.hostile.readers:read"
 
 
 def some(content: manifests.Content, part: int) -> list[tuple[str, bytes]]:

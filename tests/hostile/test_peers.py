@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.commands.replicate.conftest import make_hosts
 from tests.hostile import peers
 from tests.hostile.arena import Arena
+from tests.kit.fake_hosts import make_hosts
 from tests.kit.replicas import make_dataset
 
 # Each is a host that is lost, and lost hosts are waited for: seconds a case, so few of them. The
-# others are in tests/replicate.
+# others are in tests/commands/replicate.
 SAID = {
     "a greeting that is obeyed": peers.GREETING + b"\x1b]0;owned\x07\n",
     "deep": b'["lacks",0,' + peers.DEEP + b"]\n",

@@ -6,9 +6,14 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.hosts import host_keys
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.process import Ending
 from tests.kit.command import Finished, started
 
 if shutil.which("ssh-keygen") is None:
@@ -127,3 +132,163 @@ def test_hosts_without_a_key_are_named(home: Path) -> None:
     assert finished.code == 1
     assert "silent: at silent port 22 in 2 s" in finished.err
     assert "jump: it is behind a jump host" in finished.err
+
+
+ED, ED_OTHER = ("ssh-ed25519", "QUFBQQ=="), ("ssh-ed25519", "QkJCQg==")
+RSA, ECDSA = ("ssh-rsa", "Q0NDQw=="), ("ecdsa-sha2-nistp256", "RERERA==")
+
+
+class Ssh:
+    """Stands for the three programs: what they print is written down.
+
+    Attributes:
+      settings: of `ssh -G`, by name.
+      shown: keys that the host shows.
+      known: lines of known_hosts that `ssh-keygen -F` finds, by file.
+      asked: every command.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = {
+            "hostname": "node1",
+            "port": "22",
+            "userknownhostsfile": f"{folder / 'known'}",
+            "globalknownhostsfile": f"{folder / 'global'}",
+        }
+        self.shown: list[tuple[str, str]] = [ED]
+        self.known: dict[str, list[str]] = {}
+        self.asked: list[list[str]] = []
+        self._folder = folder
+
+    def knows(self, key: tuple[str, str], file: str = "known", mark: str = "") -> None:
+        (self._folder / file).touch()
+        line = f"{mark}node1 {key[0]} {key[1]}"
+        self.known.setdefault(str(self._folder / file), []).append(line)
+
+    def run(self, argv: list[str], *, timeout_s: float) -> Ending:
+        assert timeout_s > 0
+        self.asked.append(argv)
+        if argv[0] == "ssh":
+            lines = [f"{name} {value}" for name, value in self.settings.items()]
+        elif argv[0] == "ssh-keyscan":
+            lines = [f"node1 {kind} {data}" for kind, data in self.shown]
+        else:
+            lines = ["# Host node1 found: line 1", *self.known.get(argv[-1], [])]
+        return Ending(0, "", "\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
+    made = Ssh(tmp_path)
+    monkeypatch.setattr(host_keys, "run", made.run)
+    return made
+
+
+def look() -> host_keys.Contact:
+    (contact,) = host_keys.look([Host("localhost", 8), Host("node1", 8)], 2.0)
+    return contact
+
+
+@pytest.mark.parametrize(
+    ("shown", "known", "state", "key"),
+    [
+        ([ED, RSA], [], host_keys.NEW, ED),
+        ([RSA, ECDSA], [], host_keys.NEW, ECDSA),
+        ([ED, RSA], [ED], host_keys.KNOWN, ED),
+        ([ED, RSA], [RSA], host_keys.KNOWN, RSA),
+        ([ED_OTHER], [ED], host_keys.CHANGED, ED_OTHER),
+        ([ED_OTHER, RSA], [ED, RSA], host_keys.CHANGED, ED_OTHER),
+        ([ED], [RSA], host_keys.CHANGED, ED),
+        ([], [ED], host_keys.SILENT, None),
+    ],
+)
+def test_a_host_is_known_by_a_key_and_changed_by_one_that_is_not(
+    programs: Ssh, shown: list[Any], known: list[Any], state: str, key: Any
+) -> None:
+    programs.shown = shown
+    for each in known:
+        programs.knows(each)
+
+    found = look()
+    assert (found.state, found.key) == (state, key)
+
+
+def test_a_key_that_the_machines_own_list_has_is_known(programs: Ssh) -> None:
+    programs.knows(ED, "global")
+
+    assert look().state == host_keys.KNOWN
+
+
+def test_a_key_that_was_revoked_is_never_known(programs: Ssh) -> None:
+    programs.knows(ED)
+    programs.knows(ED, mark="@revoked ")
+
+    assert look().state == host_keys.CHANGED
+
+
+def test_a_key_of_an_authority_is_no_key_of_a_host(programs: Ssh) -> None:
+    programs.knows(ED, mark="@cert-authority ")
+
+    assert look().state == host_keys.NEW
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "node1"),
+        ({"port": "2222"}, "[node1]:2222"),
+        ({"hostkeyalias": "gateway", "port": "2222"}, "gateway"),
+    ],
+)
+def test_a_host_is_looked_for_by_the_name_that_ssh_looks_for(
+    programs: Ssh, settings: dict[str, str], name: str
+) -> None:
+    programs.settings |= settings
+    programs.knows(ED)
+
+    assert look().name == name
+    assert programs.asked[-1][:3] == ["ssh-keygen", "-F", name]
+    assert programs.asked[1][3:5] == ["-p", programs.settings["port"]]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"proxyjump": "bastion"}, {"proxycommand": "nc %h %p"}], ids=str
+)
+def test_a_host_behind_another_is_not_asked_for_its_key(
+    programs: Ssh, settings: dict[str, str]
+) -> None:
+    programs.settings |= settings
+
+    assert look().state == host_keys.SILENT
+    assert [argv[0] for argv in programs.asked] == ["ssh"]
+
+
+def test_what_is_no_key_is_not_taken_for_one(programs: Ssh) -> None:
+    programs.shown = [("ssh-ed25519", "not base64"), ("ssh-dss", "QUFBQQ=="), ("#", "comment")]
+
+    assert look().state == host_keys.SILENT
+
+
+def test_a_program_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_keys.shutil, "which", lambda name: name != "ssh-keyscan" or None)
+
+    with pytest.raises(ImagenetPrepError, match="ssh-keyscan is not installed"):
+        host_keys.look([Host("node1", 8)], 2.0)
+
+
+def test_keys_are_added_behind_what_is_there_for_this_user_alone(tmp_path: Path) -> None:
+    file = tmp_path / "ssh" / "known"
+    new = host_keys.Contact("node1", host_keys.NEW, host_keys.Key(*ED), name="node1", file=file)
+    host_keys.add([new])
+
+    assert file.read_text() == "node1 ssh-ed25519 QUFBQQ==\n"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    host_keys.add([new._replace(name="[node1]:2222")])
+    assert file.read_text().splitlines()[1:] == ["[node1]:2222 ssh-ed25519 QUFBQQ=="]
+
+
+def test_a_list_of_keys_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    contact = host_keys.Contact("node1", host_keys.NEW, host_keys.Key(*ED), file=tmp_path)
+
+    with pytest.raises(ImagenetPrepError, match=f"{tmp_path}: Is a directory: no key was added"):
+        host_keys.add([contact])

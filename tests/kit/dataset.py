@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from imagenet_prep.dataset import example, tfrecord
 
@@ -83,3 +84,16 @@ def split_records(out: Path, split: str) -> list[example.ImageExample]:
 
 def _names(out: Path) -> list[str]:
     return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def all_files(root: Path) -> dict[str, bytes]:
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+class Reference(NamedTuple):
+    """A data set that nobody changes, and the bytes of its files."""
+
+    out: Path
+    contents: dict[str, bytes]
+    source: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -70,3 +71,14 @@ for where, names in {**changes, LocalStore: ("remove",)}.items():
 main()
 """,
 )
+
+
+def failing(code: int, *, after: int = 0) -> object:
+    """Returns a function that fails with this error, once it was called `after` times."""
+    calls = itertools.count(-after)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        if next(calls) >= 0:
+            raise OSError(code, os.strerror(code))
+
+    return fail

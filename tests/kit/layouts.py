@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from imagenet_prep.dataset import recordio
 from imagenet_prep.sources import labels
+from imagenet_prep.sources.labels import official_classes
 from tests.kit.miniature import Miniature
 from tests.kit.recordio import framed
 
@@ -149,6 +150,16 @@ def hugging_face_rows(mini: Miniature, split: str, wnids: Sequence[str]) -> list
             label = wnids.index(wnid_of[key])
             rows.append({"image": {"bytes": data, "path": path}, "label": label})
     return [rows[i] for i in np.random.default_rng(3).permutation(len(rows))]
+
+
+PARQUET_NAME = "train-00000-of-00001.parquet"
+
+
+def parquet_row(index: int, number: int, data: bytes = b"JPEG") -> dict[str, Any]:
+    """Returns a row of Hugging Face's files, whose path names the official class."""
+    wnid = official_classes().wnids[index]
+    path = f"{wnid}_{number}_{wnid}.JPEG"
+    return {"image": {"bytes": data, "path": path}, "label": index}
 
 
 def make_parquet(

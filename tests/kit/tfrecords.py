@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,33 @@ def _write_split(root: Path, split: str, shards: Sequence[Sequence[ImageExample]
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def with_tensorflow(tf: ModuleType, image: ImageExample) -> Any:
+    def strings(value: bytes) -> Any:
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+    def int64s(*values: int) -> Any:
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+    def floats(values: list[float]) -> Any:
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+    features = {
+        "image/encoded": strings(image.encoded),
+        "image/format": strings(b"JPEG"),
+        "image/height": int64s(image.height),
+        "image/width": int64s(image.width),
+        "image/channels": int64s(3),
+        "image/colorspace": strings(b"RGB"),
+        "image/filename": strings(image.filename.encode()),
+        "image/class/label": int64s(image.stored_label),
+        "image/class/synset": strings(image.wnid.encode()),
+        "image/class/text": strings(image.text.encode()),
+        "image/object/bbox/xmin": floats(image.boxes.xmin),
+        "image/object/bbox/xmax": floats(image.boxes.xmax),
+        "image/object/bbox/ymin": floats(image.boxes.ymin),
+        "image/object/bbox/ymax": floats(image.boxes.ymax),
+        "image/object/bbox/label": int64s(*[image.stored_label] * len(image.boxes.xmin)),
+    }
+    return tf.train.Example(features=tf.train.Features(feature=features))

@@ -6,6 +6,7 @@ The ranks are small programs: what is proven does not depend on what they comput
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -20,13 +21,16 @@ import pytest
 
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.world import LEFT
+from imagenet_prep.hosts.channel import Channel
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import crew, host, mpi
 from imagenet_prep.launching.crew import Crew
 from imagenet_prep.launching.fit import Network
+from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.launching.variables import travelling
 from imagenet_prep.trainer import loop
+from tests.hostile import peers
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
@@ -69,17 +73,19 @@ time.sleep(600)
 LAUNCHER = """\
 import json, os, sys
 from imagenet_prep.core import program
+from imagenet_prep.hosts.channel import Channel
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching.crew import Crew
+from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.variables import travelling
 hosts = [Host("localhost", 1), Host("node1", 1)]
 sent = travelling(os.environ, [], private=True)
+command = json.loads(sys.argv[1])
 orders = [
-    {"mark": "mark-of-this-launch", "folder": os.getcwd(), "command": json.loads(sys.argv[1]),
-     "shared": shared, "ranks": [{"HOROVOD_RANK": str(rank)}]}
+    Order("the-mark", os.getcwd(), command, shared, [{"HOROVOD_RANK": str(rank)}], None)
     for rank, shared in enumerate([{}, sent])
 ]
-program.finish(lambda: Crew(hosts, "mark-of-this-launch", float(sys.argv[2])).run(orders))
+program.finish(lambda: Crew(hosts, float(sys.argv[2])).run(orders))
 """
 
 
@@ -105,6 +111,11 @@ def launched(folder: Path, *how: str, grace: str = "60", hup: bool = True) -> It
     arguments = (json.dumps(rank), grace)
     with started(*arguments, program=program, python=python, env=env, cwd=folder) as running:
         yield running
+
+
+def said_to_host(order: Order) -> bytes:
+    """Returns the first message of a launch to a host."""
+    return peers.line("run", json.dumps(dataclasses.asdict(order)).encode())
 
 
 def both_run(folder: Path, running: Running) -> None:
@@ -227,7 +238,7 @@ def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(tmp_path: Pat
 
     assert finished.code == 3, finished
     assert "[1] imagenet-prep: no such thing\n" in finished.err
-    assert "mark-of-this-launch" not in finished.err
+    assert "HOROVOD_RANK" not in finished.err
 
 
 def test_the_first_that_failed_by_itself_is_to_blame() -> None:
@@ -279,7 +290,7 @@ def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
 def test_the_exit_code_of_mpirun_is_that_of_the_launch() -> None:
     for code in (0, 7):
         starter = [sys.executable, "-c", f"raise SystemExit({code})"]
-        assert Crew([], "mark-of-this-launch", 1).run([], starter) == code
+        assert Crew([], 1).run([], starter) == code
 
 
 def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
@@ -313,13 +324,12 @@ def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Pat
             Rank([sys.executable, "-c", "print('evil')"], {"RANK": number}, str(logs))
     assert mine.read_text() == "# my own\n"
 
-    order = {"mark": "mark-of-this-launch", "folder": str(tmp_path), "shared": {}}
-    order |= {"logs": str(logs), "command": ["true"], "ranks": [{"RANK": "0"}]}
-    argv = [sys.executable, "-P", "-m", "imagenet_prep.launching.host", "run"]
+    order = Order("the-mark", str(tmp_path), ["true"], {}, [{"RANK": "0"}], str(logs))
+    argv = [sys.executable, "-P", "-m", "imagenet_prep.launching.host", "run", "60"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, **pipes, text=True) as process:
         # The end of its orders would be the end of `launch`.
-        print(json.dumps(order), file=process.stdin, flush=True)
+        print(said_to_host(order).decode(), file=process.stdin, end="", flush=True)
         assert process.stderr is not None
         said = process.stderr.read()
 
@@ -372,16 +382,10 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
 
     monkeypatch.setattr(host, "Ranks", Asked)
     reading, writing = os.pipe()
-    order = {
-        "mark": "m",
-        "folder": ".",
-        "command": ["true"],
-        "shared": {},
-        "ranks": [{"RANK": "0"}],
-    }
-    with os.fdopen(reading) as orders, os.fdopen(writing, "w") as launch:
-        print(json.dumps(order), file=launch, flush=True)
-        host.run(orders)
+    order = Order("the-mark", ".", ["true"], {}, [{"RANK": "0"}], None)
+    with os.fdopen(reading) as orders, os.fdopen(writing, "wb", 0) as launch:
+        launch.write(said_to_host(order))
+        host.run(Channel(orders.fileno(), os.dup(launch.fileno()), host.TO_HOST, silence_s=60))
         assert asked == [math.inf]
 
 
@@ -414,9 +418,8 @@ def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
         "import os, sys, time; served = os.environ.get('DMLC_ROLE') == 'server';"
         "time.sleep(600 * served)"
     )
-    order = {"mark": "mark-of-this-launch", "folder": str(tmp_path), "shared": {}, "logs": None}
-    order["command"] = [sys.executable, "-c", code]
-    order["ranks"] = [{"RANK": "0"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "0"}]
+    roles = [{"RANK": "0"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "0"}]
+    order = Order("the-mark", str(tmp_path), [sys.executable, "-c", code], {}, roles, None)
 
-    assert Crew([Host("localhost", 1)], "mark-of-this-launch", 60.0).run([order]) == 0
+    assert Crew([Host("localhost", 1)], 60.0).run([order]) == 0
     assert "died or stalled" not in capsys.readouterr().err

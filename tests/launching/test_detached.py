@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import BusyError, UsageError
 from imagenet_prep.launching import detached
 from tests.kit.command import Finished, Running, run, started, wait_until
 
@@ -232,3 +234,69 @@ def test_flags_that_mean_nothing_together(words: tuple[str, ...], named: str) ->
 
     assert finished.code == 2
     assert named in finished.err
+
+
+HERE = detached.Record(os.uname().nodename, 2, 1, "another boot", "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("record", "code", "said"),
+    [
+        (HERE, 1, "ended without a report, begun 2026-01-01T00:00:00Z: pid 2 on"),
+        (dataclasses.replace(HERE, exit=0, ended="later"), 0, "ended later with exit code 0"),
+        (dataclasses.replace(HERE, exit=75, ended="later"), 75, "ended later with exit code 75"),
+    ],
+    ids=str,
+)
+def test_the_state_of_a_launch_is_its_exit_code(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    record: detached.Record,
+    code: int,
+    said: str,
+) -> None:
+    record.save(tmp_path)
+    (tmp_path / "launch.log").write_text("".join(f"line {number}\n" for number in range(20)))
+
+    assert detached.status(tmp_path) == code
+    head, *tail = capsys.readouterr().out.splitlines()
+    assert said in head
+    assert tail == [f"  line {number}" for number in range(10, 20)]
+
+
+def test_a_launch_on_another_host_is_asked_for_there(tmp_path: Path) -> None:
+    dataclasses.replace(HERE, host="node-9").save(tmp_path)
+
+    for verb in (detached.status, detached.stop):
+        with pytest.raises(UsageError, match="that launch runs on node-9: ask there"):
+            verb(tmp_path)
+
+
+@pytest.mark.parametrize("changed", [{}, {"boot": "another"}, {"start": 1}, {"exit": 0}], ids=str)
+def test_a_process_is_a_launch_only_by_boot_start_and_flag(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    pid = os.getpid()
+    start, boot = detached._start(pid), detached._boot()
+    assert start is not None
+    record = detached.Record(os.uname().nodename, pid, start, boot, "2026")
+    assert not record.runs  # these tests are no launch
+    read = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda p: b"x\0--detach\0" if p.name == "cmdline" else read(p)
+    )
+
+    assert dataclasses.replace(record, **changed).runs == (not changed)
+
+
+def test_a_second_launch_of_a_folder_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HERE.save(tmp_path)
+    before = (tmp_path / "launch.json").read_bytes()
+    monkeypatch.setattr(detached.Record, "runs", True)
+
+    with pytest.raises(BusyError, match="a launch runs there: pid 2, since 2026"):
+        detached.start(tmp_path, lambda _: 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.json"]
+    assert (tmp_path / "launch.json").read_bytes() == before

@@ -19,7 +19,7 @@ import pytest
 from imagenet_prep.read import ReadConfig, Reader
 from tests.conftest import REPOSITORY
 from tests.kit.command import PATIENCE_S, Finished, started
-from tests.trainer.conftest import NUM_VALIDATION, horovod, shades
+from tests.kit.training import NUM_VALIDATION, horovod, shades
 
 __all__ = ["horovod", "shades"]
 

@@ -9,7 +9,7 @@ import pytest
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError
-from tests.codec import mutations
+from tests.kit.codec import mutations
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from types import ModuleType
-from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -12,6 +11,7 @@ from google.protobuf.message import DecodeError
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.example import Boxes, ImageExample
+from tests.kit.tfrecords import with_tensorflow
 
 pytestmark = pytest.mark.tf
 
@@ -37,36 +37,6 @@ def random_image(rng: random.Random) -> ImageExample:
         text=text(),
         boxes=Boxes(side(count), side(count), side(count), side(count)),
     )
-
-
-def with_tensorflow(tf: ModuleType, image: ImageExample) -> Any:
-    def strings(value: bytes) -> Any:
-        return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
-
-    def int64s(*values: int) -> Any:
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
-
-    def floats(values: list[float]) -> Any:
-        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
-
-    features = {
-        "image/encoded": strings(image.encoded),
-        "image/format": strings(b"JPEG"),
-        "image/height": int64s(image.height),
-        "image/width": int64s(image.width),
-        "image/channels": int64s(3),
-        "image/colorspace": strings(b"RGB"),
-        "image/filename": strings(image.filename.encode()),
-        "image/class/label": int64s(image.stored_label),
-        "image/class/synset": strings(image.wnid.encode()),
-        "image/class/text": strings(image.text.encode()),
-        "image/object/bbox/xmin": floats(image.boxes.xmin),
-        "image/object/bbox/xmax": floats(image.boxes.xmax),
-        "image/object/bbox/ymin": floats(image.boxes.ymin),
-        "image/object/bbox/ymax": floats(image.boxes.ymax),
-        "image/object/bbox/label": int64s(*[image.stored_label] * len(image.boxes.xmin)),
-    }
-    return tf.train.Example(features=tf.train.Features(feature=features))
 
 
 def float32(tf: ModuleType, image: ImageExample) -> ImageExample:

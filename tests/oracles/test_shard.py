@@ -15,7 +15,7 @@ from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
 from tests.kit.command import PATIENCE_S
-from tests.oracles.test_example import with_tensorflow
+from tests.kit.tfrecords import with_tensorflow
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish, Carassius auratus"))
 

@@ -1,5 +1,5 @@
 """Fixtures of the rooms that these programs use."""
 
-from tests.trainer.conftest import horovod, shades
+from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]

@@ -24,8 +24,8 @@ from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
+from tests.kit.listed import CLASSES, Listed, selection
 from tests.kit.miniature import miniature_for_tests
-from tests.preparation.test_inventory import CLASSES, Listed, selection
 
 # Beam's DirectRunner would try to download another program first.
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"

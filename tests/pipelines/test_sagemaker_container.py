@@ -26,8 +26,7 @@ from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
 from tests.kit.command import PATIENCE_S, RARE_CYCLES, wait_until
 from tests.kit.s3_server import S3Server
-from tests.trainer.conftest import NUM_VALIDATION, flags, horovod, rows, shades
-from tests.trainer.test_two_ranks import running_ranks, wait_for
+from tests.kit.training import NUM_VALIDATION, flags, horovod, rows, running_ranks, shades, wait_for
 
 pytestmark = pytest.mark.sagemaker
 HOSTS = ("algo-1", "algo-2")
@@ -179,7 +178,7 @@ def test_hosts_without_a_token_of_their_job_do_not_meet(
 
 @pytest.mark.parametrize("told", ["", "[", "[]", "1", '{"versions": 1}', '{"versions": [1]}'])
 def test_a_host_that_tells_nonsense_is_named(told: str) -> None:
-    with pytest.raises(ImagenetPrepError, match="algo-2: what it told of itself"):
+    with pytest.raises(ImagenetPrepError, match="algo-2: its answer is not understood"):
         sagemaker_container._facts(Host("algo-2", 1), told)
 
 
@@ -272,7 +271,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
 
     def first_host() -> None:
         facts = {**own, "dataset": "one"}
-        job = sagemaker_container.Job(HOSTS[0], HOSTS, "lo", {}, TOKEN)
+        job = sagemaker_container.TrainingJob(HOSTS[0], HOSTS, "lo", {}, TOKEN)
         try:
             with sagemaker_container._meeting(job, [Host(name, 1) for name in HOSTS], facts):
                 said.append("it started")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
-from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Stage, Workers
 from imagenet_prep.preparation import inventory as inventories
@@ -23,53 +22,10 @@ from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources import class_tars, editions, parquet, recordio
 from imagenet_prep.sources.editions import Edition
-from imagenet_prep.sources.labels import ClassList
-from imagenet_prep.sources.source import IndexTask, Part, Source, Stored
+from imagenet_prep.sources.source import IndexTask, Part, Source
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import layouts
-
-CLASSES = ClassList(("n00000001", "n00000002", "n00000003"), ("one", "two", "three"))
-WORKERS = Workers(1, "threads")
-
-
-@dataclass(frozen=True)
-class Listed(Stored):
-    """A source whose train archive holds so many images of each class."""
-
-    counts: tuple[int, ...] = (4, 3, 2)
-
-    @property
-    def reader(self) -> Any:
-        raise AssertionError("no image is read")
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        return [IndexTask(f"{split}-{i}", split, f"{split}.tar", i) for i in range(3)]
-
-    def index(self, task: IndexTask) -> list[Member]:
-        index = task.class_index
-        assert index is not None
-        return [
-            Member(f"{CLASSES.wnids[index]}/{i}.JPEG", task.part, 10 * i, 10, index)
-            for i in range(self.counts[index])
-        ]
-
-    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        return [] if sum(num_per_class) == 9 else [f"{split} has {sum(num_per_class)} images"]
-
-
-def selection(counts: tuple[int, ...] = (4, 3, 2), **more: Any) -> Selection:
-    given: dict[str, Any] = {
-        "source": Listed(CLASSES, (Part("train.tar", 90, 1),), counts),
-        "where": "/in",
-        "annotations": None,
-        "splits": ("train",),
-        "classes": frozenset(range(3)),
-        "per_class": None,
-        "any_counts": False,
-        "num_shards": {"train": 2},
-        "seed": 0,
-    }
-    return Selection(**{**given, **more})
+from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
 
 
 def keys(store: LocalStore, split: plan.SplitPlan) -> list[str]:
@@ -204,11 +160,6 @@ def test_what_another_source_unpacked_is_removed_and_our_own_at_the_end(tmp_path
     assert not (tmp_path / UNPACKED).exists()
 
 
-def excluding(*names: str, **more: Any) -> Selection:
-    lines = {name: number for number, name in enumerate(names, start=1)}
-    return selection(excluded=KeyList("list", lines, "its digest"), **more)
-
-
 def test_an_excluded_image_leaves_its_place_empty(tmp_path: Path) -> None:
     whole, part = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
     (before,) = take_inventory(selection(num_shards={"train": 3}), whole, WORKERS, quiet=True).plans
@@ -338,17 +289,6 @@ def test_each_part_of_a_split_is_said_to_hold_its_own_images(
     )
     taken = take_inventory(chosen, LocalStore(tmp_path / "out"), WORKERS, quiet=True).taken
     assert taken == Counter(parts)
-
-
-class Mixed(Listed):
-    """The same images, in one list of all classes."""
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        return [IndexTask(split, split, f"{split}.tar")]
-
-    def index(self, task: IndexTask) -> list[Member]:
-        lists = [super(Mixed, self).index(each) for each in super().index_tasks(task.split)]
-        return [member for of_class in lists[::-1] for member in of_class]
 
 
 def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_whole(

@@ -19,7 +19,7 @@ from imagenet_prep.preparation.shared_plan import SharedPlan, share_of, smallest
 from imagenet_prep.preparation.tasks import member_list, plan_name
 from imagenet_prep.sources.source import IndexTask, Part
 from imagenet_prep.storage.folder import LocalStore
-from tests.preparation.test_inventory import CLASSES, WORKERS, Listed, Mixed, excluding, selection
+from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
 
 PARTS = (Part("train.tar", 90, 1),)
 FIRST = f"{CLASSES.wnids[0]}/1.JPEG"

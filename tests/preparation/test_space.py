@@ -14,7 +14,7 @@ from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.storage.folder import LocalStore
-from tests.preparation.test_inventory import selection
+from tests.kit.listed import selection
 
 # 2 shards of 50 images of 10 kB each, and 480 bytes a record beside them.
 PLAN = SplitPlan("train", 2, (100,), 1_000_000, "")

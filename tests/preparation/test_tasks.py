@@ -30,8 +30,8 @@ from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from tests.kit.faults import failing
 from tests.kit.tfrecords import plain
-from tests.storage.test_folder import failing
 
 SHARD = "train-00000-of-00001"
 CLASSES = ClassList(("n00000001", "n00000002"), ("thing", "other"))

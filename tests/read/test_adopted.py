@@ -12,8 +12,8 @@ from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
-from tests.commands.resize.conftest import ForeignSet, foreign_set, mini, stored
 from tests.kit import command, foreign
+from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
 
 __all__ = ["foreign_set", "mini", "stored"]
 

@@ -10,8 +10,8 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import jpeg, naming
 from imagenet_prep.read.records import Records
 from tests.hostile import images
-from tests.hostile.bounds import little_memory
 from tests.hostile.indexes import LINES
+from tests.kit.bounds import little_memory
 from tests.kit.tfrecords import picture, plain, write_set
 
 

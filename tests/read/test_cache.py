@@ -41,8 +41,8 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
+from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
-from tests.read.conftest import NUM_TRAIN, TRAIN
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -295,7 +295,7 @@ def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path)
     cache = feed.records._cache
     assert cache is not None
     # Open, not only there: who has just fetched one is about to open it.
-    wait_until(lambda: set(cache._held) == set(SHARDS))
+    wait_until(lambda: set(cache._ahead._held) == set(SHARDS))
     for name in SHARDS:
         for file in (name, naming.index_name(name)):
             (feed.records.root / file).unlink()

@@ -19,10 +19,9 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from tests.hostile import images
 from tests.kit import faults
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, offsets
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
-from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
 
-SHARD = "train-00001-of-00005"
 # The examples of that shard follow those of the first one.
 FIRST = TRAIN[0]
 
@@ -30,11 +29,6 @@ FIRST = TRAIN[0]
 def open_set(root: Path, backend: str, split: str = "train", **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
     return make_dataset(root, split, 5, 16, backend=backend, **settings | more)
-
-
-def offsets(root: Path, shard: str = SHARD) -> list[int]:
-    lines = (root / naming.index_name(shard)).read_text().splitlines()
-    return [int(line.split()[0]) for line in lines]
 
 
 def shown(batches: list[dict[str, Any]]) -> list[int]:
@@ -46,13 +40,6 @@ def shown(batches: list[dict[str, Any]]) -> list[int]:
         assert (batch["class_index"][~batch["mask"]] == 0).all()
         numbers += found
     return numbers
-
-
-def flip(record: int, byte: int) -> Callable[[Path], None]:
-    def damage(root: Path) -> None:
-        faults.flip_bit(root / SHARD, offsets(root)[record] + byte)
-
-    return damage
 
 
 # Where a record is damaged: its length, the CRC of that, the payload, and the CRC at its end.

@@ -16,8 +16,8 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
 from imagenet_prep.read.config import FIELDS
 from imagenet_prep.read.feed import MOST_BOXES
+from tests.kit.reading import NUM_TRAIN
 from tests.kit.tfrecords import jpeg, picture, wnid, write_set
-from tests.read.conftest import NUM_TRAIN
 
 SIDE = 64
 COUNT = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,20 +23,21 @@ from imagenet_prep.read.augment import RECIPES, Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
-from tests.codec import corpus
+from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
+from tests.kit.reading import ODD
 
 
 def wanted(**more: Any) -> ReadConfig:
     settings: dict[str, Any] = {"dtype": "uint8", "antialias": True, "num_threads": 1}
-    return ReadConfig("nowhere", "train", 1, 24, **settings | more)
+    return ReadConfig("nowhere", "train", 1, 24, backend="native", **settings | more)
 
 
 def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> Any:
     views = (Views(np.array([box], np.int32), np.array([mirrored])),)
     numbers = np.zeros(1, int)
     batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, numbers, {})
-    (found,) = native.NativeBackend(wanted(**more)).batches(lambda: iter([batch]), 1)
+    (found,) = native.NativeBackend(wanted(**more)).batches(iter([batch]), 1)
     return found[0].astype(int)
 
 
@@ -46,30 +48,8 @@ def pillows(data: bytes, box: list[int]) -> Any:
     return np.asarray(crop.resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
 
 
-def jpeg(mode: str, size: tuple[int, int] = (50, 40), **how: Any) -> bytes:
-    """A smooth picture."""
-    x, y = np.meshgrid(np.linspace(0, 200, size[0]), np.linspace(20, 230, size[1]))
-    picture = Image.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8)).convert(mode)
-    out = io.BytesIO()
-    picture.save(out, "JPEG", quality=95, **how)
-    return out.getvalue()
-
-
 def missing() -> None:
     raise UnavailableError("no compiler")
-
-
-ODD = {
-    "4:2:0": jpeg("RGB", subsampling="4:2:0"),
-    "4:2:2": jpeg("RGB", subsampling="4:2:2"),
-    "4:4:4": jpeg("RGB", subsampling="4:4:4"),
-    "grey": jpeg("L"),
-    "progressive": jpeg("RGB", progressive=True),
-    "restarts": jpeg("RGB", restart_marker_rows=1),
-    "CMYK": jpeg("CMYK"),
-    "one row": jpeg("RGB", (50, 1)),
-    "one pixel": jpeg("RGB", (1, 1)),
-}
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["planes", "plain"])
@@ -207,6 +187,21 @@ def test_batches_are_written_into_the_users_memory(
     for batch, memory, images in zip(found, given, expected, strict=True):
         assert isinstance(batch["images"], type(wrap(memory)))
         assert np.array_equal(memory, images)
+
+
+def test_a_broken_package_of_dali_does_not_stop_a_reader_that_does_not_use_it(
+    scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for DALI imports `nvidia`, and whatever this raised ended the reader."""
+    broken = tmp_path / "nvidia"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('no driver')")
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert len(opened(scenes)) > 0
+    with pytest.raises(OSError, match="no driver"):
+        opened(scenes, backend="dali")
 
 
 def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(

@@ -15,8 +15,8 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import command
 from tests.kit.lengths import long_but
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
 from tests.kit.tfrecords import numbers_of
-from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION
 
 NODES, COPIES = 3, (1, 2)
 # Ranks of a node, images of a batch, copies of a shard. In short, each with each reader, and each

@@ -17,9 +17,8 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from tests.kit.dataset import split_records
+from tests.kit.reading import NUM_TRAIN, ODD
 from tests.kit.tfrecords import jpeg, picture, write_set
-from tests.read.conftest import NUM_TRAIN
-from tests.read.test_native import ODD
 
 # Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
 # weights of the filters are rounded in other places. The native one resizes chroma before it makes

@@ -18,26 +18,12 @@ from imagenet_prep.read import Reader, choice, make_dataset
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.read.records import Records
 from tests.kit.lengths import long_but
-from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_set
-from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, open_set, same, seen
+from tests.kit.tfrecords import picture, plain, wnid, write_set
 
 # Every rank has a reader of its own here, which costs TensorFlow half a second.
 WORLDS = [(1, 8), (2, 5), (3, 4), (7, 3)]
 EMPTY_RANKS = (4, 8)  # the last has none of 21 images
-
-
-def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
-    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
-    return make_dataset(root, split, batch, 16, backend=backend, **settings | more)
-
-
-def seen(batch: dict[str, Any]) -> list[int]:
-    """Returns the examples of a batch by the colours shown, which must agree with its labels."""
-    mask = batch["mask"]
-    numbers = numbers_of(batch["images"][mask])
-    assert batch["class_index"][mask].tolist() == numbers
-    assert (batch["class_index"][~mask] == 0).all()
-    return numbers
 
 
 @pytest.mark.parametrize(("world", "batch"), long_but(WORLDS, [*WORLDS, (8, 2)]))
@@ -100,10 +86,6 @@ def test_evaluation_keeps_the_order_of_the_records(colours: Path, backend: str) 
 
     assert numbers == list(range(NUM_TRAIN))
     assert reader.dropped_per_epoch == 0
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: str) -> None:

@@ -19,9 +19,7 @@ from imagenet_prep.read import Reader
 from imagenet_prep.read.order import Order
 from tests.kit import dataloader
 from tests.kit.http_server import serve
-from tests.read.conftest import NUM_TRAIN, NUM_VALIDATION, TRAIN
-from tests.read.test_damage import SHARD, flip
-from tests.read.test_reader import open_set, same, seen
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, open_set, same, seen
 
 
 def opened(root: Path, batch: int = 4, split: str = "train", **more: Any) -> Reader:

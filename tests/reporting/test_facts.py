@@ -20,8 +20,8 @@ from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.storage.folder import LocalStore
-from tests.hostile.bounds import little_memory
 from tests.hostile.indexes import LINES
+from tests.kit.bounds import little_memory
 from tests.kit.tfrecords import picture, plain, write_set
 
 

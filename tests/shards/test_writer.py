@@ -13,7 +13,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError, Incomplet
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
-from tests.storage.test_folder import failing
+from tests.kit.faults import failing
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish"))
 MEMBERS = [

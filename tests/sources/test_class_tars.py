@@ -15,8 +15,8 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import class_tars, detect, labels
 from imagenet_prep.sources.class_tars import ClassTars
+from tests.kit.faults import failing
 from tests.kit.layouts import make_class_tars, write
-from tests.storage.test_folder import failing
 
 # The last is no class of ILSVRC2012; members lie in no order.
 CLASSES = {

@@ -13,7 +13,9 @@ import pytest
 
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.sources import class_tars, folder, parquet, source
-from tests.sources.test_parquet import NAME, row, write_parquet
+from tests.kit.layouts import PARQUET_NAME as NAME
+from tests.kit.layouts import parquet_row as row
+from tests.kit.layouts import write_parquet
 
 
 def fail(*_: object, **__: object) -> NoReturn:

@@ -10,16 +10,11 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.sources import labels, parquet
 from imagenet_prep.sources.source import PackedImage
+from tests.kit.layouts import PARQUET_NAME as NAME
+from tests.kit.layouts import parquet_row as row
 from tests.kit.layouts import write_parquet
 
 OFFICIAL = labels.official_classes()
-NAME = "train-00000-of-00001.parquet"
-
-
-def row(index: int, number: int, data: bytes = b"JPEG") -> dict[str, Any]:
-    wnid = OFFICIAL.wnids[index]
-    path = f"{wnid}_{number}_{wnid}.JPEG"
-    return {"image": {"bytes": data, "path": path}, "label": index}
 
 
 def images(root: Path, split: str = "train") -> list[PackedImage]:

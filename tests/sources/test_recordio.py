@@ -8,7 +8,7 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, recordio
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
 from tests.kit.layouts import write, write_recordio
 
 OFFICIAL = labels.official_classes()

@@ -15,7 +15,7 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError, StoreError
 from imagenet_prep.storage import open_files
 from imagenet_prep.storage.archive import ArchiveReader
-from tests.storage.test_folder import failing
+from tests.kit.faults import failing
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from imagenet_prep.storage.fetch import Hasher, fetch, stream
 from imagenet_prep.storage.remote import Stat, UnavailableError
 from imagenet_prep.storage.retry import RetryBudget
 from imagenet_prep.storage.store import open_remote
-from tests.storage.test_folder import failing
-from tests.storage.test_retry import Clock
+from tests.kit.clock import Clock
+from tests.kit.faults import failing
 
 DATA = os.urandom(300_000)
 

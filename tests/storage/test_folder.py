@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import os
 import subprocess
 import sys
@@ -19,7 +18,9 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import FolderRemote
-from tests.hostile.bounds import little_memory
+from tests.kit.bounds import little_memory
+from tests.kit.dataset import all_files
+from tests.kit.faults import failing
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,22 +28,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "set")
-
-
-def all_files(root: Path) -> dict[str, bytes]:
-    paths = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
-
-
-def failing(code: int, *, after: int = 0) -> object:
-    """Returns a function that fails with this error, once it was called `after` times."""
-    calls = itertools.count(-after)
-
-    def fail(*args: object, **kwargs: object) -> None:
-        if next(calls) >= 0:
-            raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def test_what_is_written_can_be_read(store: LocalStore) -> None:

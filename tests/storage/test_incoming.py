@@ -13,7 +13,8 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import incoming
 from imagenet_prep.storage.folder import LocalStore
-from tests.storage.test_folder import all_files, failing
+from tests.kit.dataset import all_files
+from tests.kit.faults import failing
 
 PARTS = [bytes([number]) * 1000 for number in range(10)]
 WHOLE = b"".join(PARTS)

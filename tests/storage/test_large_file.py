@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.storage.large_file import LargeFile
-from tests.storage.test_folder import failing
+from tests.kit.faults import failing
 
 WRITE = 4 << 20  # what a LargeFile writes at once
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.storage.new_file import new_file, sync
-from tests.storage.test_folder import failing
+from tests.kit.faults import failing
 
 
 def test_a_new_file_is_synced_whole_by_who_wrote_it(

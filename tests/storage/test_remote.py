@@ -20,7 +20,7 @@ from imagenet_prep.storage.remote import Remote, Stat, UnavailableError
 from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
-from tests.storage.test_ranges import scripted
+from tests.kit.scripted import scripted
 
 DATA = bytes(range(256)) * 40
 SECRET = "open-sesame"

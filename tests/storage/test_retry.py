@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.storage.remote import UnavailableError
 from imagenet_prep.storage.retry import RetryBudget
-
-
-class Clock(threading.Event):
-    """Notes how long it was to wait, and does not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None
-        self.waits.append(timeout)
-        return self.is_set()
+from tests.kit.clock import Clock
 
 
 def test_delays_double_up_to_a_minute_and_vary() -> None:

@@ -13,7 +13,7 @@ from imagenet_prep.storage import s3 as s3_module
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
-from tests.storage.test_ranges import said, scripted
+from tests.kit.scripted import said, scripted
 
 STAT = Stat(3, '"e"', True)
 RANGE = "Content-Range: bytes 0-2/3"

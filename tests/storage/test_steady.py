@@ -20,7 +20,7 @@ from imagenet_prep.storage.steady import LEAST_BYTES_PER_S, SteadyReader, TooSlo
 from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
-from tests.storage.test_ranges import Scripted, asked, said, scripted
+from tests.kit.scripted import Scripted, asked, said, scripted
 
 WINDOW_S = 60.0
 DATA = bytes(1 << 20)

@@ -16,7 +16,7 @@ from imagenet_prep.trainer import comm as comms
 from imagenet_prep.trainer import loop
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
-from tests.trainer.conftest import end_at_step
+from tests.kit.training import end_at_step
 
 
 def gradients(comm: comms.Comm, file: str) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint
-from tests.storage.test_folder import failing
+from tests.kit.faults import failing
 
 ARRAYS = {"a": np.arange(600, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
 

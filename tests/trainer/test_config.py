@@ -19,7 +19,7 @@ MXNET = {"framework": "mxnet", "synthetic": True}
     [
         ({}, "--data-dir or --synthetic"),
         ({"data_dir": "x", "synthetic": True}, "--data-dir or --synthetic"),
-        ({"synthetic": True, "evaluate": True}, "nothing to evaluate"),
+        ({"synthetic": True, "evaluate": True}, "--synthetic and --evaluate"),
         ({"data_dir": "x", "no_evaluation": True, "eval_every": 1.0}, "--no-evaluation"),
         ({"synthetic": True, "backend": "dali"}, "--backend"),
         ({"synthetic": True, "fraction": 0.5}, "--fraction"),

@@ -15,7 +15,7 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.comm import Comm
-from tests.trainer.conftest import arrays_of, assert_same_bits, end_at_step, rows
+from tests.kit.training import arrays_of, assert_same_bits, end_at_step, rows
 
 Train = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from imagenet_prep.trainer.config import Config
 from tests.kit.command import wait_until
 from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects
-from tests.trainer.conftest import NUM_VALIDATION, end_at_step, rows
+from tests.kit.training import NUM_VALIDATION, end_at_step, rows
 
 pytestmark = [pytest.mark.tf, pytest.mark.slow]  # a server takes three seconds to start
 Train = Callable[..., Any]

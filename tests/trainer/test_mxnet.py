@@ -15,7 +15,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.trainer import checkpoint, mxnet_comm
 from tests.kit.command import PATIENCE_S, Finished, started
 from tests.kit.shared import made_once
-from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
+from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
 
 RANK = Path(__file__).with_name("mxnet_rank.py")
 SAVED, FATAL, LAST = 10, 15, 33

@@ -19,7 +19,7 @@ from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.rendezvous import Place
 from tests.kit.command import PATIENCE_S
-from tests.trainer.conftest import horovod
+from tests.kit.training import horovod
 
 __all__ = ["horovod"]
 

@@ -20,14 +20,7 @@ from imagenet_prep.trainer import checkpoint, evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import Config
 from tests.kit.lengths import long_but
-from tests.trainer.conftest import (
-    NUM_TRAIN,
-    NUM_VALIDATION,
-    arrays_of,
-    assert_same_bits,
-    flags,
-    rows,
-)
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, arrays_of, assert_same_bits, flags, rows
 
 pytestmark = pytest.mark.tf
 Train = Callable[..., Any]

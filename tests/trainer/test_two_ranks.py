@@ -17,11 +17,11 @@ import pytest
 from imagenet_prep.trainer import checkpoint
 from tests.kit import layouts
 from tests.kit.cluster import cluster
-from tests.kit.command import PATIENCE_S, RARE_CYCLES, started, wait_until
+from tests.kit.command import PATIENCE_S, RARE_CYCLES, started
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_but
 from tests.kit.shared import made_once
-from tests.trainer.conftest import NUM_VALIDATION, arguments, flags, rows
+from tests.kit.training import NUM_VALIDATION, arguments, flags, rows, running_ranks, wait_for
 
 pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horovod")]
 
@@ -87,27 +87,6 @@ def test_sigterm_to_one_rank_saves_on_both_and_both_go_on_from_there(ranks: Path
     assert ended[0].startswith("asked to stop: step 7 of 33 is saved in ")
     assert ended[0] == ended[1]
     assert [row["resumed_at"] for row in rows(ranks / "two", "start")] == [0, 7]
-
-
-def running_ranks(running: Any) -> dict[int, int]:
-    """Returns the pid of each rank among a launch's processes."""
-    found = {}
-    for pid in running.workers():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = [line.partition(b"=")[2] for line in environment if line.startswith(b"HOROVOD_RANK")]
-        # The environment alone is also that of what a rank starts.
-        if rank and b"imagenet_prep" in words:
-            found[int(rank[0])] = pid
-    return found
-
-
-def wait_for(condition: Any, running: Any) -> None:
-    wait_until(lambda: condition() or running.ended, "the run is far enough")
-    assert condition(), running.finish()
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
 """The same foreign sets as for resize."""
 
-from tests.commands.resize.conftest import foreign_set, mini, stored
+from tests.kit.foreign_sets import foreign_set, stored
 
-__all__ = ["foreign_set", "mini", "stored"]
+__all__ = ["foreign_set", "stored"]

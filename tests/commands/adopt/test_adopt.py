@@ -19,10 +19,10 @@ from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.preparation import adoption
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
-from tests.commands.resize.conftest import NUM_SHARDS, ForeignSet
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, everything
 from tests.kit.faults import DYING, flip_bit
+from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
 from tests.kit.lengths import long_but
 
 IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.kit import command, flink
-from tests.kit.dataset import contents
+from tests.kit.dataset import Reference, contents
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import S3Server
 
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
-
-
-class Reference(NamedTuple):
-    """What this machine makes of `source` without a cluster."""
-
-    source: Path
-    out: Path
-    contents: dict[str, bytes]
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +47,8 @@ def many(shared_cache: Path) -> Miniature:
 
 @pytest.fixture(scope="session")
 def reference(many: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """What this machine makes of `many` without a cluster; read-only."""
     out = tmp_path_factory.mktemp("reference") / "out"
     result = command.run("prepare", "--source", many.root, "--out", out, *SETTINGS)
     assert result.code == 0, result
-    return Reference(many.root, out, contents(out))
+    return Reference(out, contents(out), many.root)

@@ -20,9 +20,9 @@ import pytest
 
 from benchmarks import flink as benchmark
 from benchmarks import measure
-from tests.commands.flink.conftest import SETTINGS, Reference
+from tests.commands.flink.conftest import SETTINGS
 from tests.kit import command, flink
-from tests.kit.dataset import assert_nothing_half_visible, contents, receipts
+from tests.kit.dataset import Reference, assert_nothing_half_visible, contents, receipts
 from tests.kit.s3_proxy import Proxy
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
 

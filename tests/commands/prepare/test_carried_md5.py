@@ -18,9 +18,8 @@ from imagenet_prep.core.errors import SourceError
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.storage import proven
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents, receipts
+from tests.kit.dataset import SETTINGS, Reference, contents, receipts
 
 TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 SAID = "proven by download"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, assert_nothing_half_visible, contents, everything
+from tests.kit.dataset import SETTINGS, Reference, assert_nothing_half_visible, contents, everything
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_but
 

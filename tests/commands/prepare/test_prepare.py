@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, SMALL_FILES, records, shard_names, split_records
+from tests.kit.dataset import SETTINGS, SMALL_FILES, Reference, records, shard_names, split_records
 from tests.kit.miniature import Miniature
 
 SPLITS = ("train", "validation")

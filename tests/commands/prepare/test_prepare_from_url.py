@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import canonical
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents
+from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import SeededFaults, Server, serve
 
 TRAIN, VALIDATION = "/ILSVRC2012_img_train.tar", "/ILSVRC2012_img_val.tar"

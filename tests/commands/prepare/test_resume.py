@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
 from tests.kit.dataset import (
     SETTINGS,
+    Reference,
     assert_nothing_half_visible,
     contents,
     everything,

@@ -13,9 +13,8 @@ import pytest
 from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents
+from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
 from tests.kit.s3_proxy import proxied
@@ -198,7 +197,7 @@ def test_faults_of_the_network_and_the_server_change_nothing(
 def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_there(
     s3: S3Server, reference: Reference, machine: Machine
 ) -> None:
-    """What Flink does in tests/flink, on Beam's own runner."""
+    """What Flink does in tests/commands/flink, on Beam's own runner."""
     client = s3.client()
     for path in reference.source.glob("ILSVRC2012*"):
         client.upload_file(str(path), BUCKET, f"archives/{path.name}")

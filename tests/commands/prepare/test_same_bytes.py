@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents, shard_names
+from tests.kit.dataset import SETTINGS, Reference, contents, shard_names
 
 
 @pytest.mark.parametrize(

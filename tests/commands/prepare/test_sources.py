@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.sources import labels
-from tests.commands.conftest import Reference
 from tests.kit import command, layouts
 from tests.kit.dataset import (
     SETTINGS,
+    Reference,
     contents,
     receipts,
     split_records,

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.testing.miniature import DEVKIT_ARCHIVE, TRAIN_ARCHIVE, VALIDATION_ARCHIVE
-from tests.commands.conftest import Reference
 from tests.kit import command
 from tests.kit.command import Finished
-from tests.kit.dataset import SETTINGS, contents, shard_names, split_records
+from tests.kit.dataset import SETTINGS, Reference, contents, shard_names, split_records
 from tests.kit.faults import cut, flip_bit
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Synset, edit_train_tar, make_devkit, rewrite_tar

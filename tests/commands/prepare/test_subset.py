@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Reference
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, contents, everything, shard_names, split_records
+from tests.kit.dataset import SETTINGS, Reference, contents, everything, shard_names, split_records
 from tests.kit.miniature import Miniature
 
 SPLITS = ("train", "validation")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from imagenet_prep.distribute.hosts import _result
 from imagenet_prep.hosts.process import Ending
-from tests.commands.replicate.conftest import Hosts
 from tests.hostile import peers
+from tests.kit.fake_hosts import Hosts
 
 RECEIVER, GIVER = "imagenet_prep.distribute.receive", "imagenet_prep.distribute.send"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.replicate.conftest import Hosts
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents
+from tests.kit.fake_hosts import Hosts
 from tests.kit.lengths import long_but
 from tests.kit.replicas import make_dataset
 

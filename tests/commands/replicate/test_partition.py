@@ -11,9 +11,9 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import load
-from tests.commands.replicate.conftest import Hosts
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
+from tests.kit.fake_hosts import Hosts
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import BUCKET, S3Server
 

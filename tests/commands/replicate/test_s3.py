@@ -10,9 +10,9 @@ import pytest
 
 from imagenet_prep import replicate as replicate_module
 from imagenet_prep.storage import upload as module
-from tests.commands.replicate.conftest import Hosts
 from tests.kit import command
 from tests.kit.dataset import contents
+from tests.kit.fake_hosts import Hosts
 from tests.kit.lengths import long_but
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied

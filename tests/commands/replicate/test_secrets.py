@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.replicate.conftest import Hosts
 from tests.kit import command
 from tests.kit.dataset import contents
+from tests.kit.fake_hosts import Hosts
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.resize.conftest import BOTH, NUM_SHARDS, ForeignSet
+from tests.commands.resize.conftest import BOTH
 from tests.kit import command, foreign
 from tests.kit.dataset import contents, shard_names
 from tests.kit.faults import cut, flip_bit
+from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
 
 VERBS = ("resize", "adopt")
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.resize.conftest import ForeignSet, Resized
+from tests.commands.resize.conftest import Resized
 from tests.kit import command
 from tests.kit.dataset import contents
+from tests.kit.foreign_sets import ForeignSet
 
 MODULE = ("-m", "imagenet_prep.resize")
 

@@ -11,9 +11,10 @@ import pytest
 
 from imagenet_prep.dataset import example
 from imagenet_prep.sources.labels import official_classes
-from tests.commands.resize.conftest import BOTH, LAYOUTS, NUM_SHARDS, ForeignSet, Resized
+from tests.commands.resize.conftest import BOTH, Resized
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, records, shard_names
+from tests.kit.foreign_sets import LAYOUTS, NUM_SHARDS, ForeignSet
 
 
 def expected_size(width: int, height: int, short_side: int) -> tuple[int, int]:

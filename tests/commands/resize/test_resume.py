@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.resize.conftest import BOTH, ForeignSet, Resized
+from tests.commands.resize.conftest import BOTH, Resized
 from tests.kit import command, foreign
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, shard_names, stamps
 from tests.kit.faults import DYING
+from tests.kit.foreign_sets import ForeignSet
 from tests.kit.lengths import long_but
 from tests.kit.miniature import miniature_for_tests
 

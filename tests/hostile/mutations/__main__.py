@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.hostile.conftest import in_memory
 from tests.hostile.mutations.room import Combination, Outcome, Room, combination, pairs, room
 from tests.kit.miniature import miniature_for_tests
+from tests.kit.shared import in_memory
 
 _COMMAND = "python -m tests.hostile.mutations"
 

@@ -424,7 +424,7 @@ _DOWNLOAD = (
 
 def _log(stage: Stage) -> None:
     """What a run of training leaves, and the record of one that was started without a terminal."""
-    from tests.trainer.conftest import make_shades
+    from tests.kit.training import make_shades
 
     given = stage.arena.given
     make_shades(given / "set")
@@ -469,7 +469,7 @@ _TRAIN_SET = ("--data-dir", "set", "--backend", "tfdata")
 
 def _log_of_tensorflow(stage: Stage) -> None:
     """The same of TensorFlow, which takes seconds to train."""
-    from tests.trainer.conftest import make_shades
+    from tests.kit.training import make_shades
 
     make_shades(stage.arena.given / "set")
     stage.run(*_TRAIN_TF, *_TRAIN_SET)

@@ -1,6 +1,6 @@
 """Runs the fuzzer of decoder.c under sanitizers for as long as you like.
 
-python -m tests.codec.fuzz --hours 1 --seed 1 --log build/fuzz.log
+python -m tests.kit.codec.fuzz --hours 1 --seed 1 --log build/fuzz.log
 
 Each line of the log is one batch: its seed, and how many files there were, how many of them were
 taken, how many sound ones were declined, and how many planes were equal to libjpeg's. A report of a
@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.codec import mutations, native, variety
+from tests.kit.codec import mutations, native, variety
 
 BATCH = 100_000
 _LARGEST = 12_000  # bytes: small files hold the same structures, and are many a second
@@ -29,7 +29,7 @@ def sources(seed: int) -> list[native.Job]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs batches until the time is over."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.codec.fuzz")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.kit.codec.fuzz")
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1, help="of the first batch")
     parser.add_argument("--log", type=Path, default=Path("fuzz.log"))

@@ -1,8 +1,8 @@
 """Processes of ours on other hosts, and the messages through their pipes, which are those of ssh.
 
 A message is a line of JSON, then the bytes it announces. A channel knows which `messages` the
-other end may send. Anything else is a BrokenError, and so is silence. What a login shell prints
-before the first message is skipped.
+other end may send, beside its signs of life. Anything else is a BrokenError, and so is silence.
+What a login shell prints before the first message is skipped.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ import os
 import select
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical, children
-from imagenet_prep.distribute.messages import (
+from imagenet_prep.hosts.messages import (
     CHUNK_BYTES,
     MAX_TEXT,
     BrokenError,
     Cause,
+    Kind,
     Messages,
     checked,
 )
-from imagenet_prep.hosts.process import Ending, Tail, command_on, plain, start
+from imagenet_prep.hosts.process import SSH_OPTIONS, Ending, Tail, command_on, plain, start
 
 # Seconds to wait for the first message: a login shell and Python start before it, perhaps on a busy
 # host or a slow file system.
 START_S = 120.0
 # A process whose output has ended has hardly anything left to do.
 _END_S = 1.0
-# Signs of life that are sent within the time that counts as silence.
+# So many signs of life are sent within the time that counts as silence.
 _SIGNS = 10
 
 _PIPE_BYTES = 1 << 20
@@ -61,12 +62,12 @@ class Channel:
 
         Args:
           reads, writes: pipes.
-          messages: that the other end may send.
+          messages: that the other end may send; signs of life need not be among them.
           silence_s: seconds without a byte after which the channel is broken; before the first
             message they are START_S, if that is longer.
         """
         self._reads, self._writes = reads, writes
-        self._messages = messages
+        self._messages = {"alive": Kind(), **messages}
         self._silence_s = silence_s
         self._heard = False
         self._lock = threading.Lock()
@@ -191,11 +192,20 @@ class Process:
     """A process of ours on some host, and the channel to it.
 
     Attributes:
+      address: of the host.
       channel: to its standard input and output.
     """
 
     def __init__(
-        self, address: str, python: str, words: Sequence[str], messages: Messages, silence_s: float
+        self,
+        address: str,
+        python: str,
+        words: Sequence[str],
+        messages: Messages,
+        silence_s: float,
+        *,
+        ssh_options: Sequence[str] = SSH_OPTIONS,
+        hear: Callable[[bytes], object] | None = None,
     ) -> None:
         """Starts it; it ends when its input does, which is when this process ends.
 
@@ -205,12 +215,15 @@ class Process:
           words: the module that it runs, and its arguments; `silence_s` is the last one.
           messages: that it may send.
           silence_s: seconds after which it is given up.
+          ssh_options: of ssh_config(5).
+          hear: called with each line of its standard error, as by `Tail`.
 
         Raises:
           OSError: this machine cannot start another process.
         """
+        self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)
-        self._popen = start(command_on(address, argv))
+        self._popen = start(command_on(address, argv, ssh_options))
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self.channel = Channel(
@@ -219,15 +232,15 @@ class Process:
             messages,
             silence_s=silence_s,
         )
-        self._stderr = Tail(self._popen.stderr)
+        self._stderr = Tail(self._popen.stderr, hear=hear)
 
-    def end(self) -> Ending:
-        """Ends it where it has not ended.
+    def end(self, patience_s: float = _END_S) -> Ending:
+        """Waits for its end, and kills it after so many seconds.
 
         Called by the thread that reads from its channel, and by no other.
         """
         try:
-            self._popen.wait(_END_S)
+            self._popen.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._popen.kill()
         code = self._popen.wait()

@@ -17,7 +17,7 @@ from imagenet_prep.codec.planes import BICUBIC, BYTES, Look
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.testing.photographs import FAMILIES, IMAGENET_SIZE, Camera
-from tests.codec import mutations
+from tests.kit.codec import mutations
 
 SAMPLINGS = ("420", "422", "444", "440", "411")
 SIZES = ((1, 1), (1, 70), (70, 1), (2, 3), (17, 33), (96, 128), (97, 131), (400, 300), (40, 1500))
@@ -25,7 +25,7 @@ TARGETS = (1, 7, 16, 31, 64)
 PHOTOGRAPH_SIDE = 256
 # In `make test` a few; in `make test-long` all.
 FEW, ALL = 20, 300
-GOLDEN = Path(__file__).parents[1] / "golden" / "codec.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "codec.json"
 
 
 def photograph(height: int, width: int) -> np.ndarray:

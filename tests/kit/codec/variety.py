@@ -11,7 +11,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageFile
 
-from tests.codec import corpus
+from tests.kit.codec import corpus
 
 _NUM_PHOTOGRAPHS = 24
 # As Pillow names them; the others are simplejpeg's.

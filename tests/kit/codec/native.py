@@ -16,7 +16,7 @@ import simplejpeg
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import Policy
-from tests.codec import corpus
+from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
 # What is compiled together; both harnesses include planes.c.

@@ -2,7 +2,7 @@
  * random numbers that are the same everywhere. */
 #include <dlfcn.h>
 
-#include "../../imagenet_prep/codec/planes.c"
+#include "../../../imagenet_prep/codec/planes.c"
 
 static const char *const names[] = {
     "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_CreateCompress", "jpeg_destroy",

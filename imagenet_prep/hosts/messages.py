@@ -1,0 +1,135 @@
+"""Checked messages between processes of ours on different hosts: what each kind must hold.
+
+The other end may be broken or hostile. So each end accepts only the messages that the other may
+send, each with exactly its fields, within their bounds.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from imagenet_prep.hosts.process import plain
+
+# Both ends must have the same; otherwise the error says what to install.
+PROTOCOL = 3
+
+CHUNK_BYTES = 1 << 20
+MAX_TEXT = 4000
+# More bytes than any file has, and exact in every JSON reader.
+_MAX_COUNT = 1 << 53
+
+
+class Cause(enum.StrEnum):
+    """Why a peer is gone."""
+
+    ENDED = "ended"  # before its last message
+    UNREACHED = "unreached"  # ssh itself failed
+    SILENT = "silent"
+    UNREADABLE = "unreadable"  # it sent something that is none of its messages
+
+
+class BrokenError(Exception):
+    """The other end fell silent, or sent something that is not one of our messages.
+
+    Attributes:
+      cause: SILENT or UNREADABLE.
+    """
+
+    def __init__(self, message: str, cause: Cause = Cause.UNREADABLE) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class OtherVersionError(BrokenError):
+    """The other end speaks another protocol."""
+
+
+class Kind(NamedTuple):
+    """The form of one kind of message.
+
+    Attributes:
+      fields: by name, a function that returns the value or raises ValueError.
+      max_body_bytes: of the bytes that follow the message.
+    """
+
+    fields: Mapping[str, Callable[[Any], Any]] = {}
+    max_body_bytes: int = 0
+
+
+# The messages that one end may send, by kind.
+Messages = Mapping[str, Kind]
+
+
+def count(value: Any) -> int:
+    """Returns a whole number, 0 or more; ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError("expected a whole number, 0 or more")
+    return value
+
+
+def number(value: Any) -> float:
+    """Returns a number, 0 or more; ValueError for anything else."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("expected a number, 0 or more")
+    return float(value)
+
+
+def sentence(value: Any) -> str:
+    """Returns a text for people as one plain line; ValueError for anything else."""
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return plain(value)[:MAX_TEXT]
+
+
+def word(value: Any) -> str:
+    """Returns a text for a program, such as a path; ValueError for anything else."""
+    if not isinstance(value, str) or "\0" in value or len(value) > MAX_TEXT:
+        raise ValueError(f"expected a text of at most {MAX_TEXT} characters")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Returns true or false; ValueError for anything else."""
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def checked(
+    messages: Messages, name: str, size: Any, fields: Any
+) -> tuple[str, int, dict[str, Any]]:
+    """Returns kind, size of the body and fields of a message, checked.
+
+    Args:
+      messages: that the other end may send.
+      name, size, fields: as received.
+
+    Raises:
+      OtherVersionError: the other end has another version.
+      ValueError: it is not one of these messages.
+    """
+    if not isinstance(fields, dict):
+        raise ValueError("expected fields by name")
+    if fields.get("protocol", PROTOCOL) != PROTOCOL:
+        theirs = plain(str(fields["protocol"])[:20])
+        raise OtherVersionError(
+            f"imagenet-prep speaks protocol {PROTOCOL} at one end, {theirs} at the other. Install "
+            "the same version on every host."
+        )
+    kind = messages.get(name)
+    if kind is None:
+        raise ValueError("not a message that this end may send")
+    if count(size) > kind.max_body_bytes:
+        raise ValueError(f"announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
+    if fields.keys() != kind.fields.keys():
+        raise ValueError(f"expected the fields {sorted(kind.fields)}")
+    values = {}
+    for field, check in kind.fields.items():
+        try:
+            values[field] = check(fields[field])
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from None
+    return name, size, values

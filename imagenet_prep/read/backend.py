@@ -1,0 +1,112 @@
+"""The backends that decode: which one a reader gets, and what each of them offers."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.manifest import Split
+from imagenet_prep.read import native
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.feed import EncodedBatch
+
+# The package that each backend needs; the native one needs none.
+_PACKAGES = {"tfdata": "tensorflow", "dali": "nvidia.dali"}
+_EXTRAS = {"tfdata": "tf", "dali": "dali"}
+
+
+class Backend(Protocol):
+    """Decodes, crops and resizes images."""
+
+    def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
+        """Yields the images of each step, as `ReadConfig` describes them.
+
+        Args:
+          encoded: the steps, in order. A backend takes some of them ahead.
+          steps: how many steps `encoded` has.
+
+        Raises:
+          Exception: the framework's own, or what `encoded` raises, or both in one.
+        """
+
+
+class Undecoded:
+    """The backend of batches without images."""
+
+    def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[None]:
+        """Yields None for each step."""
+        for _ in itertools.islice(encoded, steps):
+            yield None
+
+
+def open_backend(config: ReadConfig, split: Split) -> Backend:
+    """Returns the backend that `config` names.
+
+    Args:
+      config: its world is set, and its backend is that of `choose_backend`.
+      split: the split to read, for the height and width of its largest images.
+
+    Raises:
+      UsageError: the backend cannot do what was asked for.
+    """
+    _refuse_contradictions(config)
+    if "images" not in config.fields:
+        return Undecoded()
+    if config.backend == "native":
+        return native.NativeBackend(config)
+    if config.backend == "tfdata":
+        from imagenet_prep.read.tfdata import TfDataBackend
+
+        return TfDataBackend(config)
+    from imagenet_prep.read.dali import DaliBackend
+
+    return DaliBackend(config, (split.max_height, split.max_width))
+
+
+def choose_backend(config: ReadConfig) -> str:
+    """Returns "tfdata", "dali" or "native".
+
+    Only "auto" looks for several packages: another one that is broken must not matter.
+
+    Raises:
+      UsageError: the backend that was asked for is not installed.
+    """
+    names: tuple[str, ...] = (config.backend,)
+    if config.backend == "auto":
+        names = ("dali",) if config.device == "gpu" else ("tfdata", "dali", "native")
+    for name in names:
+        if _is_installed(name):
+            return name
+    raise UsageError(
+        f"backend {names[0]!r} is not installed: pip install 'imagenet-prep[{_EXTRAS[names[0]]}]'"
+    )
+
+
+def _is_installed(backend: str) -> bool:
+    try:
+        return backend == "native" or importlib.util.find_spec(_PACKAGES[backend]) is not None
+    except ModuleNotFoundError:
+        return False  # The package around it is missing.
+
+
+def _refuse_contradictions(config: ReadConfig) -> None:
+    """Raises UsageError where the backend cannot do what was asked for."""
+    backend = config.backend
+    if config.out and backend != "native":
+        raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
+    if "images" not in config.fields:
+        if config.out:
+            raise UsageError("out= gives memory for images, which fields= leaves out")
+    elif backend == "tfdata":
+        if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
+            raise UsageError("backend='tfdata' has no float16, no device='gpu' and no dlpack")
+    elif backend == "dali":
+        if config.dtype == "bfloat16":
+            raise UsageError("backend='dali' has no bfloat16: choose float16 or float32")
+    elif config.device == "gpu":
+        raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
+    elif config.out and config.framework:
+        raise UsageError("out= decides what batches hold: leave framework= away")

@@ -1,0 +1,50 @@
+"""NumPy's arrays as those of the framework that a reader's batches are for; no copy is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.read.dlpack import Bfloat16
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def _to_numpy(array: npt.NDArray[Any]) -> Any:
+    if array.dtype != np.uint16:
+        return array
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise UsageError(
+            "NumPy has no bfloat16: pip install ml-dtypes, or choose framework='dlpack' or another "
+            "dtype"
+        ) from error
+    return array.view(ml_dtypes.bfloat16)
+
+
+def _to_dlpack(array: npt.NDArray[Any]) -> Any:
+    return Bfloat16(array) if array.dtype == np.uint16 else array
+
+
+def _to_tensorflow(array: npt.NDArray[Any]) -> Any:
+    try:
+        from imagenet_prep.read.tfdata import from_numpy
+    except ImportError as error:
+        raise UsageError(
+            "framework='tensorflow' needs TensorFlow: pip install 'imagenet-prep[tf]', or choose "
+            "framework='numpy'"
+        ) from error
+    return from_numpy(array)
+
+
+# Each function takes uint16 for the bits of bfloat16, which NumPy does not know.
+CONVERTERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
+    "numpy": _to_numpy,
+    "dlpack": _to_dlpack,
+    "tensorflow": _to_tensorflow,
+}

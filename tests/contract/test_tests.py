@@ -1,0 +1,69 @@
+"""What tests share lies in tests/kit: a test can be moved, split or deleted without another one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+TESTS = REPOSITORY / "tests"
+# Every room may use these: what all share, and the hostile inputs.
+_FOR_ALL = ("kit", "hostile")
+
+
+def _refused(module: str, path: Path) -> bool:
+    """Whether a file under tests/ may not import a module of tests/."""
+    parts = module.split(".")[1:]
+    folders = path.parent.parts
+    if not parts or parts[-1].startswith("test_"):
+        return bool(parts)
+    if parts[-1] == "conftest":  # its fixtures are for its own folder and those below
+        return tuple(parts[:-1]) != folders[: len(parts) - 1]
+    return parts[0] not in (*_FOR_ALL, *folders[:1])
+
+
+def _imported(source: str) -> set[str]:
+    """Returns the modules of tests/ that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            last = {alias.name for alias in node.names if alias.name.startswith("test_")}
+            found |= {module, *(f"{module}.{name}" for name in last)}
+    return {name for name in found if name.split(".")[0] in ("tests", "")}
+
+
+def test_no_file_of_the_tests_imports_a_test_or_another_room() -> None:
+    refused = [
+        f"{path.relative_to(REPOSITORY)} imports {module}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for module in sorted(_imported(path.read_text("utf-8")))
+        if _refused(module, path.relative_to(TESTS))
+    ]
+
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "refused"),
+    [
+        ("from tests.kit.faults import failing", "read/test_cache.py", False),
+        ("from tests.hostile import images", "read/test_cache.py", False),
+        ("from tests.conftest import REPOSITORY", "read/test_cache.py", False),
+        ("from tests.commands.conftest import Demo", "commands/report/test_report.py", False),
+        ("from tests.campaign.story import Story", "campaign/prepare.py", False),
+        ("from tests.read.conftest import colours", "frameworks/test_frameworks.py", True),
+        ("from tests.read.test_order import same", "read/test_cache.py", True),
+        ("from tests.read import test_order", "read/test_cache.py", True),
+        ("from .test_order import same", "read/test_cache.py", True),
+        ("from tests.golden import sets", "shards/test_plan.py", True),
+        ("def f():\n    from tests.golden import sets", "shards/test_plan.py", True),
+    ],
+)
+def test_an_import_is_refused_where_it_ties_two_tests(line: str, path: str, refused: bool) -> None:
+    assert any(_refused(module, Path(path)) for module in _imported(line)) == refused

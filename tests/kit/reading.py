@@ -1,0 +1,128 @@
+"""Data sets whose pictures show which example they are, and all backends that read them."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import naming
+from imagenet_prep.read import Reader, make_dataset
+from tests.kit import faults
+from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_set
+
+# Shards of unequal length; the last step of nearly every world is not full.
+TRAIN = (11, 9, 10, 12, 8)
+VALIDATION = (7, 6, 8)
+NUM_TRAIN, NUM_VALIDATION = sum(TRAIN), sum(VALIDATION)
+BACKENDS = [
+    pytest.param("tfdata", marks=pytest.mark.tf),
+    pytest.param("dali", marks=pytest.mark.dali),
+    "native",
+]
+# What a backend needs to be installed, as the name of a fixture.
+NEEDS = {"tfdata": "tf", "dali": "dali"}
+
+
+@pytest.fixture(scope="session")
+def dali() -> ModuleType:
+    """NVIDIA DALI, where it is installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own dependencies
+        return pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of a backend; each test runs on all."""
+    if request.param in NEEDS:
+        request.getfixturevalue(NEEDS[request.param])
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 + 21 pictures of one colour each, which names the example's class; read-only."""
+    return _written(tmp_path_factory.mktemp("colours") / "set", plain)
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 + 21 pictures that differ in every place; the class names the example; read-only."""
+    return _written(tmp_path_factory.mktemp("scenes") / "set", scene)
+
+
+def _written(root: Path, encode: Callable[[int], bytes]) -> Path:
+    splits: dict[str, Any] = {}
+    number = 0
+    for split, counts in {"train": TRAIN, "validation": VALIDATION}.items():
+        shards = []
+        for count in counts:
+            shards.append([picture(n, encode(n)) for n in range(number, number + count)])
+            number += count
+        splits[split] = shards
+    write_set(root, splits, num_classes=number)
+    return root
+
+
+def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
+    settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
+    return make_dataset(root, split, batch, 16, backend=backend, **settings | more)
+
+
+def seen(batch: dict[str, Any]) -> list[int]:
+    """Returns the examples of a batch by the colours shown, which must agree with its labels."""
+    mask = batch["mask"]
+    numbers = numbers_of(batch["images"][mask])
+    assert batch["class_index"][mask].tolist() == numbers
+    assert (batch["class_index"][~mask] == 0).all()
+    return numbers
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+SHARD = "train-00001-of-00005"
+
+
+def offsets(root: Path, shard: str = SHARD) -> list[int]:
+    lines = (root / naming.index_name(shard)).read_text().splitlines()
+    return [int(line.split()[0]) for line in lines]
+
+
+def flip(record: int, byte: int) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        faults.flip_bit(root / SHARD, offsets(root)[record] + byte)
+
+    return damage
+
+
+def jpeg(mode: str, size: tuple[int, int] = (50, 40), **how: Any) -> bytes:
+    """A smooth picture."""
+    x, y = np.meshgrid(np.linspace(0, 200, size[0]), np.linspace(20, 230, size[1]))
+    picture = Image.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8)).convert(mode)
+    out = io.BytesIO()
+    picture.save(out, "JPEG", quality=95, **how)
+    return out.getvalue()
+
+
+ODD = {
+    "4:2:0": jpeg("RGB", subsampling="4:2:0"),
+    "4:2:2": jpeg("RGB", subsampling="4:2:2"),
+    "4:4:4": jpeg("RGB", subsampling="4:4:4"),
+    "grey": jpeg("L"),
+    "progressive": jpeg("RGB", progressive=True),
+    "restarts": jpeg("RGB", restart_marker_rows=1),
+    "CMYK": jpeg("CMYK"),
+    "one row": jpeg("RGB", (50, 1)),
+    "one pixel": jpeg("RGB", (1, 1)),
+}

@@ -1,0 +1,68 @@
+"""A process on another host that is none: what it says is written down, what it hears is kept."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.process import Ending
+
+
+def say(kind: str, **fields: Any) -> Frame:
+    """Returns a message."""
+    return Frame(kind, fields, b"")
+
+
+class ScriptedProcess:
+    """Stands for a process and for the channel to it.
+
+    Attributes:
+      heard: (kind, fields) of what was sent to it, in order, but chunks.
+      chunks: the bodies of chunks, by the name of the file that they are of.
+      killed: whether it was killed.
+      answer: called with each message that it hears; returns what it says then. None ends it.
+    """
+
+    def __init__(
+        self,
+        says: Sequence[Frame | Exception | None],
+        answer: Callable[[str, dict[str, Any]], Sequence[Frame | None]] = lambda *_: (),
+        ending: Ending = Ending(0, ""),  # noqa: B008 - it is never changed
+    ) -> None:
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+        self.chunks: dict[str, bytes] = {}
+        self.killed = False
+        self.answer = answer
+        self.channel = self
+        self._ending = ending
+        self._file = ""
+        self._queue: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()
+        for each in says:
+            self._queue.put(each)
+
+    def begin(self, kind: str, body: bytes = b"", **fields: Any) -> None:
+        self.write(kind, body, **fields)
+
+    def write(self, kind: str, body: bytes = b"", **fields: Any) -> None:
+        if kind == "chunk":
+            self.chunks[self._file] = self.chunks.get(self._file, b"") + body
+            return
+        self._file = fields.get("name", self._file)
+        self.heard.append((kind, fields))
+        for each in self.answer(kind, {"name": self._file} | fields):
+            self._queue.put(each)
+
+    def read(self) -> Frame | None:
+        said = self._queue.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def kill(self) -> None:
+        self.killed = True
+        self._queue.put(None)
+
+    def end(self) -> Ending:
+        return self._ending

@@ -1,0 +1,131 @@
+"""A data set of four colours that anything learns, and what runs on it leave behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.trainer import checkpoint, log
+from tests.kit.command import wait_until
+from tests.kit.tfrecords import jpeg, wnid, write_set
+
+CLASSES = 4
+NUM_TRAIN, NUM_VALIDATION = 67, 22
+
+
+def flags(data: Path, log_dir: Path, **more: Any) -> dict[str, Any]:
+    """Returns the settings of a run of two epochs of eight steps."""
+    small = {
+        "data_dir": str(data),
+        "log_dir": str(log_dir),
+        "model": "tiny",
+        "image_size": 16,
+        "batch_size": 8,
+        "num_epochs": 2.0,
+        "lr": 0.05,
+        "display_every": 4,
+        "backend": "tfdata",
+    }
+    return small | more
+
+
+def arguments(settings: dict[str, Any]) -> list[str]:
+    """Returns settings as the command line has them."""
+    words = []
+    for name, value in settings.items():
+        words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return words
+
+
+def make_shades(root: Path) -> Path:
+    """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length."""
+    colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
+
+    def example(number: int) -> ImageExample:
+        rng = np.random.default_rng(number)
+        label = number % CLASSES
+        pixels = np.clip(rng.normal(colours[label], 40, (24, 20, 3)), 0, 255)
+        name = f"{wnid(label)}_{number}.JPEG"
+        return ImageExample(jpeg(pixels), 24, 20, name, label + 1, wnid(label), "thing")
+
+    def split(counts: Sequence[int], start: int) -> list[list[ImageExample]]:
+        ends = np.cumsum([start, *counts]).tolist()
+        return [[example(n) for n in range(*pair)] for pair in itertools.pairwise(ends)]
+
+    splits = {"train": split((30, 37), 0), "validation": split((12, 10), NUM_TRAIN)}
+    write_set(root, splits, num_classes=CLASSES)
+    return root
+
+
+@pytest.fixture(scope="session")
+def shades(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make_shades`; read-only."""
+    return make_shades(tmp_path_factory.mktemp("shades") / "set")
+
+
+@pytest.fixture(scope="session")
+def horovod() -> None:
+    """Horovod for TensorFlow, where it is installed; neither is imported."""
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed: run `imagenet-prep install-horovod`")
+
+
+def rows(log_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """Returns the lines of one kind of a run's log."""
+    lines = (log_dir / "train.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+
+def end_at_step(patch: pytest.MonkeyPatch, asked: int) -> None:
+    """Lets a run of this process receive SIGTERM as it logs a step; it must log each."""
+    log_step = log.Log.train
+
+    def log_and_end(self: log.Log, step: int, *values: float) -> None:
+        log_step(self, step, *values)
+        if step == asked:
+            signal.raise_signal(signal.SIGTERM)
+
+    patch.setattr(log.Log, "train", log_and_end)
+
+
+def arrays_of(log_dir: Path) -> dict[str, Any]:
+    """Returns what the last checkpoint of a run holds."""
+    found = checkpoint.load_latest(log_dir)
+    assert found is not None
+    return dict(found.arrays)
+
+
+def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Asserts that two checkpoints' arrays are equal."""
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
+
+
+def running_ranks(running: Any) -> dict[int, int]:
+    """Returns the pid of each rank among a launch's processes."""
+    found = {}
+    for pid in running.workers():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = [line.partition(b"=")[2] for line in environment if line.startswith(b"HOROVOD_RANK")]
+        # The environment alone is also that of what a rank starts.
+        if rank and b"imagenet_prep" in words:
+            found[int(rank[0])] = pid
+    return found
+
+
+def wait_for(condition: Any, running: Any) -> None:
+    wait_until(lambda: condition() or running.ended, "the run is far enough")
+    assert condition(), running.finish()

@@ -1,0 +1,107 @@
+"""A launch, one of whose hosts is broken or hostile: it is given up, and no rank is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.launching import crew
+from imagenet_prep.launching.crew import Crew
+from imagenet_prep.launching.host import Order
+from tests.hostile import peers
+from tests.kit.command import PATIENCE_S
+
+# Each of these must be refused, whatever else a host may say.
+WRONG = {
+    "garbage": b"\x00\xff no message\n",
+    "another-end": peers.line("whole"),
+    "no-text-of-fields": b'["failed",0,"all"]\n',
+    "a-rank-by-name": peers.line("failed", rank="0", code=1, left=False),
+    "a-rank-below-none": peers.line("failed", rank=-2, code=1, left=False),
+    "a-rank-that-did-not-fail": peers.line("failed", rank=1, code=0, left=False),
+    "a-code-that-would-be-0": peers.line("failed", rank=1, code=256, left=False),
+    "a-code-of-true": peers.line("failed", rank=1, code=True, left=False),
+    "left-by-a-number": peers.line("failed", rank=1, code=1, left=1),
+    "a-field-too-few": peers.line("failed", rank=1, code=1),
+    "a-field-too-many": peers.line("done", more=1),
+    "more-bytes-than-a-line": b'["printed",99999999,{}]\n',
+    "bytes-below-none": b'["printed",-1,{}]\n',
+    "done-twice": peers.line("done") + peers.line("done"),
+    "more-failures-than-ranks": 2 * peers.line("failed", rank=1, code=9, left=True),
+}
+LONG_LINE = "exec head -c 10000000 /dev/zero | tr '\\0' x"
+
+
+def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> int:
+    """Returns the exit code of a launch of two ranks; ssh to the second host is a script."""
+    ssh = folder / "ssh"
+    ssh.write_text(f"#!/bin/sh\n{script}")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(crew, "_FAILED_S", 0.1)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    orders = [Order("m", str(folder), command, {}, [{"RANK": rank}], None) for rank in ("0", "1")]
+    begun = time.monotonic()
+    code = Crew([Host("localhost", 1), Host("node1", 1)], 60.0).run(orders)
+    assert time.monotonic() - begun < PATIENCE_S
+    return code
+
+
+@pytest.mark.parametrize("says", WRONG.values(), ids=WRONG)
+def test_a_host_that_says_what_no_host_may_is_given_up(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    says: bytes,
+) -> None:
+    said = peers.GREETING + b"\n" + peers.line("alive") + says
+    code = launched(tmp_path, monkeypatch, peers.program(said))
+    err = capsys.readouterr().err
+
+    assert code in (1, 9)
+    assert "imagenet-prep: node1: the process that runs its ranks is given up: it s" in err
+    assert "\x1b" not in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("first", [b"", peers.line("alive")], ids=["at-first", "later"])
+def test_a_line_without_an_end_is_given_up_at_its_bound(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: bytes,
+) -> None:
+    code = launched(tmp_path, monkeypatch, peers.program(first, then=LONG_LINE))
+
+    assert code == 1
+    assert "it sent 'xxxxx" in (err := capsys.readouterr().err)
+    assert len(err) < 1000
+
+
+def test_a_host_that_falls_silent_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Python starts on this machine within the time of the first message, which is longer.
+    monkeypatch.setattr(crew, "_SILENCE_S", 5.0)
+    hangs = peers.program(peers.line("alive"), then="exec sleep 1000")
+
+    assert launched(tmp_path, monkeypatch, hangs) == 1
+    assert "node1: the process that runs its ranks is given up: it has sent nothing for 5 s" in (
+        capsys.readouterr().err
+    )
+
+
+def test_what_ranks_print_comes_whole_however_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = [b"one\n", "\u00e9\n".encode(), b"\xff\n", b'["done",0,{}]\n', b"no end"]
+    said = b"".join(peers.line("printed", each) for each in printed)
+    code = launched(tmp_path, monkeypatch, peers.program(said, then="exit 1"))
+
+    assert code == 1
+    assert capsys.readouterr().out == 'one\n\u00e9\n\ufffd\n["done",0,{}]\nno end'

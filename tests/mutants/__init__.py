@@ -1,0 +1,1 @@
+"""Small mistakes in changed lines, to see which of them no test notices: `make mutants`."""

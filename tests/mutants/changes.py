@@ -1,0 +1,114 @@
+"""Mutants: one small mistake each, in the text of a module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+_TURNED: dict[type[ast.AST], str] = {
+    ast.Lt: "<=",
+    ast.LtE: "<",
+    ast.Gt: ">=",
+    ast.GtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "+",
+    ast.FloorDiv: "*",
+    ast.And: "or",
+    ast.Or: "and",
+}
+_TURNED_ITSELF = (ast.Compare, ast.UnaryOp)
+# What a statement holds that is no part of what it computes itself.
+_LEFT_OUT = {"annotation", "returns", "body", "orelse", "finalbody", "handlers", "cases"}
+
+
+class Mutant(NamedTuple):
+    """One mistake: the bytes from `start` to `stop` of a module become `text`."""
+
+    line: int
+    start: int
+    stop: int
+    before: str
+    text: str
+
+    def put(self, source: bytes) -> bytes:
+        return source[: self.start] + self.text.encode() + source[self.stop :]
+
+
+def mutants(source: bytes, lines: Collection[int]) -> list[Mutant]:
+    """Returns all mutants of these lines of a module, by their places."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def place(node: Any) -> tuple[int, int, str]:
+        start = starts[node.lineno - 1] + node.col_offset
+        stop = starts[node.end_lineno - 1] + node.end_col_offset
+        return start, stop, source[start:stop].decode()
+
+    made = _mistakes(ast.parse(source), lambda node: place(node)[2])
+    found = {Mutant(node.lineno, *place(node), text) for node, text in made}
+    return sorted(each for each in found if each.line in lines)
+
+
+def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[Any, str]]:
+    """Yields nodes and what each can become.
+
+    Calls whose result nobody takes and `raise` are removed, the rest is turned round or raised.
+    """
+    for statement in _statements(tree):
+        match statement:
+            case ast.Raise():
+                yield statement, "pass"
+                continue  # nothing depends on the words of an error
+            case ast.Expr(value=ast.Call()):
+                yield statement, "pass"
+            case ast.If(test=test) | ast.While(test=test) if not isinstance(test, _TURNED_ITSELF):
+                yield test, f"not ({text_of(test)})"
+        for node in _computed(statement):
+            match node:
+                case (
+                    ast.Compare(left=left, ops=[operator], comparators=[right])
+                    | ast.BinOp(left=left, op=operator, right=right)
+                ) if type(operator) in _TURNED:
+                    yield node, f"({text_of(left)}) {_TURNED[type(operator)]} ({text_of(right)})"
+                case ast.BoolOp(op=operator, values=values):
+                    words = f" {_TURNED[type(operator)]} "
+                    yield node, words.join(f"({text_of(value)})" for value in values)
+                case ast.UnaryOp(op=ast.Not(), operand=operand):
+                    yield node, f"({text_of(operand)})"
+                case ast.IfExp(test=test) if not isinstance(test, _TURNED_ITSELF):
+                    yield test, f"not ({text_of(test)})"
+                case ast.Constant(value=bool() as value):
+                    yield node, str(not value)
+                case ast.Constant(value=int() | float() as value):
+                    yield node, str(value + 1)
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Yields all statements but `assert` and what is there for types alone."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.stmt) and not isinstance(child, ast.Assert):
+            yield child
+        if not isinstance(child, ast.expr):
+            yield from _statements(child)
+
+
+def _computed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields the expressions of a statement, but annotations and texts with values in them."""
+    for name, value in ast.iter_fields(node):
+        if name in _LEFT_OUT and not isinstance(node, ast.expr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and not isinstance(child, ast.stmt | ast.JoinedStr):
+                yield child
+                yield from _computed(child)

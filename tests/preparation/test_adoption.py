@@ -1,0 +1,235 @@
+"""A found set becomes a data set: what is renamed, linked or refused, also after a kill."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.engine import Workers
+from imagenet_prep.preparation import adoption
+from imagenet_prep.preparation.existing_set import check_existing_set
+from imagenet_prep.sources import shard_files
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit import foreign
+from tests.kit.dataset import all_files
+from tests.kit.faults import failing
+from tests.kit.foreign_sets import few_images
+
+THREADS = Workers(1, "threads")
+NAMES = ["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"]
+BEGUN = ".work/adopt.json"
+
+
+def write(root: Path, **how: Any) -> LocalStore:
+    """Writes three shards as slim does, named from 00000 on unless `how` says else."""
+    shards = {"train": 2, "validation": 1}
+    foreign.write(root, few_images(), foreign.slim, num_shards=shards, **how)
+    return LocalStore(root)
+
+
+def adopt(source: LocalStore, store: LocalStore | None = None) -> None:
+    """Adopts what lies in `source`, where it is or into another store."""
+    found = shard_files.find(source)
+    into = store or source
+    seen = check_existing_set(found, into, THREADS, quiet=True)
+    adoption.complete(into, found, seen, THREADS, in_place=store is None, quiet=True)
+
+
+def shards_of(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if naming.looks_like_shard(path.name))
+
+
+def test_names_from_1_become_names_from_0_and_no_byte_is_changed(tmp_path: Path) -> None:
+    store = write(tmp_path / "set", first=1)
+    before = {data for name, data in all_files(store.root).items()}
+    assert adoption.moves(shard_files.find(store))[0] == ("train-00001-of-00002", NAMES[0])
+    adopt(store)
+
+    assert shards_of(store.root) == NAMES
+    assert {(store.root / name).read_bytes() for name in NAMES} == before
+    made = manifest.loads(store.read(naming.MANIFEST), "here")
+    assert (made.subset, made.sources, made.splits["train"].examples) == (True, [], 6)
+
+
+def test_shards_below_come_up_and_their_folders_go(tmp_path: Path) -> None:
+    store = write(tmp_path / "set", below=True)
+    adopt(store)
+
+    assert shards_of(store.root) == NAMES
+    assert not (store.root / "train").exists()
+
+
+def test_elsewhere_it_is_links_and_the_source_stays_as_it_was(tmp_path: Path) -> None:
+    source = write(tmp_path / "set", first=1)
+    before = all_files(source.root)
+    adopt(source, LocalStore(tmp_path / "out"))
+
+    assert all_files(source.root) == before
+    link, original = tmp_path / "out" / NAMES[0], source.root / "train-00001-of-00002"
+    assert link.samefile(original)
+
+
+def test_another_file_system_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "set")
+    monkeypatch.setattr(Path, "hardlink_to", failing(errno.EXDEV))
+
+    with pytest.raises(UsageError, match="on another file system .* copy by --rewrite"):
+        adopt(source, LocalStore(tmp_path / "out"))
+    assert not (tmp_path / "out" / naming.MANIFEST).exists()
+
+
+def test_a_link_that_the_system_refuses_otherwise_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "set")
+    monkeypatch.setattr(Path, "hardlink_to", failing(errno.EMLINK))
+
+    with pytest.raises(StoreError, match="Too many links"):
+        adopt(source, LocalStore(tmp_path / "out"))
+
+
+def test_a_shard_that_changes_behind_the_check_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
+    found = shard_files.find(source)
+    seen = check_existing_set(found, store, THREADS, quiet=True)
+    shard = source.root / NAMES[0]
+    stamp = shard.stat()
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    os.utime(shard, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    # What is not a folder is copied, and proven by the way.
+    monkeypatch.setattr(LocalStore, "as_folder", None)
+
+    with pytest.raises(DataDamagedError, match="when it was checked. Run the same command again"):
+        adoption.complete(store, found, seen, THREADS, in_place=False, quiet=True)
+    assert not (tmp_path / "out" / NAMES[0]).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("labels.txt", b"mine\n"),
+        ("quarantine.jsonl", b""),
+        ("index/train-00000-of-00002", b"0 5\n"),
+        ("index/notes", b""),
+        ("validate.py", b""),
+        ("train/notes.txt", b"mine\n"),
+    ],
+)
+def test_no_file_is_replaced_and_none_is_left_where_readers_look(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    store = write(tmp_path / "set", below=True)
+    (store.root / name).parent.mkdir(exist_ok=True)
+    (store.root / name).write_bytes(content)
+    before = all_files(store.root)
+
+    with pytest.raises(UsageError, match=f"{name} in the way: no file is replaced"):
+        adopt(store)
+    after = {name: d for name, d in all_files(store.root).items() if not name.startswith(".work")}
+    assert after == before
+
+
+def test_shards_of_a_linked_folder_are_not_moved(tmp_path: Path) -> None:
+    store = write(tmp_path / "set", below=True)
+    (store.root / "train").rename(tmp_path / "elsewhere")
+    (store.root / "train").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises((UsageError, StoreError), match="link"):
+        adopt(store)
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 2
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_renames_that_broke_off_are_finished_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    whole = write(tmp_path / "whole", first=1)
+    adopt(whole)
+    store = write(tmp_path / "set", first=1)
+    rename, done = LocalStore.rename, []
+
+    def break_off(self: LocalStore, before: str, name: str) -> None:
+        if len(done) == after:
+            raise StoreError("the power is gone")
+        done.append(name)
+        rename(self, before, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "rename", break_off)
+        with pytest.raises(StoreError):
+            adopt(store)
+    adoption.finish_renames(store)
+
+    assert shards_of(store.root) == NAMES
+    adopt(store)
+    assert store.read(naming.MANIFEST) == whole.read(naming.MANIFEST)
+
+
+def test_a_name_that_a_crash_has_left_twice_is_left_once(tmp_path: Path) -> None:
+    store = write(tmp_path / "set", below=True)
+    (store.root / NAMES[2]).hardlink_to(store.root / "validation" / NAMES[2])
+    begun = {"renames": [[f"validation/{NAMES[2]}", NAMES[2]]], "shards": [[NAMES[2], "sha"]]}
+    store.write(BEGUN, json.dumps(begun).encode())
+    adoption.finish_renames(store)
+
+    assert (store.root / NAMES[2]).is_file()
+    assert not (store.root / "validation").exists()
+
+
+def test_where_nothing_was_begun_nothing_is_finished(tmp_path: Path) -> None:
+    store = write(tmp_path / "set", first=1)
+    before = all_files(store.root)
+    adoption.finish_renames(store)
+
+    assert all_files(store.root) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"renames": [["../outside", NAMES[0]]]}, "would never rename"),
+        ({"renames": [["train-00001-of-00002", "../outside"]]}, "would never rename"),
+        ({"renames": [[".bashrc", NAMES[0]]]}, "would never rename"),
+        ({"renames": [[NAMES[0], "train-00009-of-00010"]]}, "would never rename"),
+        ({"renames": [["a"]]}, "renames"),
+        ({"shards": [[1, 2]]}, "shards"),
+        ({"shards": None}, "shards"),
+    ],
+    ids=str,
+)
+def test_notes_of_what_adopt_never_does_are_damage_and_move_nothing(
+    tmp_path: Path, change: dict[str, Any], match: str
+) -> None:
+    (tmp_path / "outside").write_text("mine")
+    store = write(tmp_path / "set", first=1)
+    begun = {"renames": [], "shards": [[name, "sha"] for name in NAMES]} | change
+    store.write(BEGUN, json.dumps(begun).encode())
+    before = all_files(tmp_path)
+
+    with pytest.raises(DataDamagedError, match=match):
+        adoption.finish_renames(store)
+    assert {k: v for k, v in all_files(tmp_path).items() if "lock" not in k} == before
+
+
+def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path) -> None:
+    out = LocalStore(tmp_path / "out")
+    adopt(write(tmp_path / "one"), out)
+    other = write(tmp_path / "other")
+    name = other.root / NAMES[0]
+    name.write_bytes((other.root / NAMES[0]).read_bytes() * 2)
+
+    with pytest.raises(UsageError, match="another set was adopted here"):
+        adopt(other, out)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.kit.codec import mutations, native, variety
 
-BATCH = 100_000
+BATCH = 20_000
 _LARGEST = 12_000  # bytes: small files hold the same structures, and are many a second
 
 

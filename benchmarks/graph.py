@@ -77,15 +77,22 @@ class Sleep(NamedTuple):
     name: str
 
 
-def sleep(_: Sleep) -> engine.Result:
+@dataclass(frozen=True)
+class Slept:
+    """Who has done it."""
+
+    pid: int
+
+
+def sleep(_: Sleep) -> engine.Result[Slept]:
     """Works for a while, by the clock of the CPU: a worker that is held takes longer."""
     end = time.thread_time() + _TASK_S
     while time.thread_time() < end:
         pass
-    return engine.Result({"pid": os.getpid()})
+    return engine.Result(Slept(os.getpid()))
 
 
-def execute(task: Sleep, stage: Stage[Sleep]) -> None:
+def execute(task: Sleep, stage: Stage[Sleep, Slept]) -> None:
     """What a plain Map does with a task."""
     stage.publish(task, stage.make(task))
 
@@ -211,7 +218,7 @@ def slow(made: flink.Cluster, out: Path, tasks: int, *, claims: bool) -> tuple[f
     from imagenet_prep.engine.transform import Receipts
 
     store = LocalStore(out)
-    stage: Stage[Sleep] = Stage("sleep", os.urandom(8).hex(), store, sleep)
+    stage: Stage[Sleep, Slept] = Stage("sleep", os.urandom(8).hex(), store, sleep, Slept)
     todo = [Sleep(str(number)) for number in range(tasks)]
     lease = Lease.take_over(store)
 
@@ -235,9 +242,9 @@ def slow(made: flink.Cluster, out: Path, tasks: int, *, claims: bool) -> tuple[f
             ended.set()
             thread.join()
     receipts = stage.receipts(task.name for task in todo).values()
-    start = min(receipt["start_s"] for receipt in receipts)
-    seconds = max(float(r["start_s"] + r["seconds"]) for r in receipts) - start
-    of_workers = Counter(receipt["pid"] for receipt in receipts)
+    start = min(receipt.start_s for receipt in receipts)
+    seconds = max(receipt.start_s + receipt.seconds for receipt in receipts) - start
+    of_workers = Counter(receipt.content.pid for receipt in receipts)
     return seconds, [count for _, count in of_workers.most_common()]
 
 

@@ -37,8 +37,9 @@ def main(argv: list[str]) -> None:
         # From here on it is yours. A receipt of `Index` counts the images of one piece.
         _ = (
             index["images"]
-            | "Count" >> beam.Map(lambda piece: (piece.task.split, piece.receipt["num_per_class"]))
-            | "Of all" >> beam.MapTuple(lambda split, counts: (split, sum(counts.values())))
+            | "Count" >> beam.Map(lambda piece: (piece.task.split, piece.receipt.content))
+            | "Of all"
+            >> beam.MapTuple(lambda split, listed: (split, sum(listed.num_per_class.values())))
             | "Sum" >> beam.CombinePerKey(sum)
             | "Tell counts" >> beam.Map(tell)
         )

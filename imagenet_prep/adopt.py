@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from imagenet_prep import verify
 from imagenet_prep.core import program
 from imagenet_prep.core.address import is_remote
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -82,7 +83,7 @@ class Config(WorkerFlags):
             raise ValueError(f"{self.folder}: give --out, since no object is renamed in a bucket")
 
 
-def adopt(config: Config) -> tuple[dict[str, Any], ImagenetPrepError | None]:
+def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     """Carries out a run, or what is left of it.
 
     Returns:
@@ -197,9 +198,7 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
     return findings
 
 
-def _summary(
-    config: Config, found: TfrecordSet, seen: ExistingSet, made: Manifest | None
-) -> dict[str, Any]:
+def _summary(config: Config, found: TfrecordSet, seen: ExistingSet, made: Manifest | None) -> Json:
     from imagenet_prep.preparation import adoption
 
     return {
@@ -207,11 +206,11 @@ def _summary(
         "digest": made.digest if made else None,
         "splits": {
             split: {
-                "examples": sum(receipt["examples"] for receipt in receipts),
-                "shards": len(receipts),
-                "bytes": sum(receipt["num_bytes"] for receipt in receipts),
+                "examples": sum(shard.examples for shard in shards),
+                "shards": len(shards),
+                "bytes": sum(shard.num_bytes for shard in shards),
             }
-            for split, receipts in seen.receipts.items()
+            for split, shards in seen.shards.items()
         },
         "findings": _findings(found, seen),
         "problems": seen.problems,
@@ -238,7 +237,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _render(summary: dict[str, Any]) -> str:
+def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     if "already" in summary:
         return (

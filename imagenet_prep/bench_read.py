@@ -9,9 +9,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Settings, flag, parse
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
@@ -54,7 +55,7 @@ class Config(Settings):
     json: bool = flag(False, help="print the result as JSON")
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(config: Config) -> Json:
     """Reads for a while, as a trainer would, and returns the rates.
 
     Raises:
@@ -147,7 +148,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _render(config: Config, result: dict[str, Any]) -> str:
+def _render(config: Config, result: Json) -> str:
     need = (
         f"{config.gpus} GPUs with {config.images_per_gpu:,.0f} images/s each want "
         f"{result['wanted_images_per_s']:,.0f} images/s: "

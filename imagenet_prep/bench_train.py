@@ -14,10 +14,11 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep import train
 from imagenet_prep.core import canonical, children, errors, program
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import (
     Place,
     Settings,
@@ -32,6 +33,9 @@ from imagenet_prep.hosts import process
 from imagenet_prep.hosts.hosts_file import where_ranks_run
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer.config import Config as TrainConfig
+
+if TYPE_CHECKING:
+    from imagenet_prep.reporting.training import Row
 
 EXAMPLES = """\
   imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
@@ -113,14 +117,16 @@ class Measured(NamedTuple):
     real: Run | None = None
 
 
-def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Any]:
-    """Returns a row of JSON for each number of ranks.
+def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
+    """Returns a row for each number of ranks.
 
     Args:
       measured: fewest ranks first.
       slots: of each host, in their order.
       price: dollars of a host-hour.
     """
+    from imagenet_prep.reporting.training import Row
+
     rows = []
     for ranks, synthetic, real in measured:
         run = real or synthetic
@@ -129,20 +135,20 @@ def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | N
         hosts = 1 + sum(used < ranks for used in itertools.accumulate(slots))
         hours = (_EPOCHS * _IMAGES / run.images_per_s + run.start_up_s) / 3600
         rows.append(
-            {
-                "ranks": ranks,
-                "hosts": hosts,
-                "images_per_s": run.images_per_s,
-                "images_per_s_without_input": synthetic.images_per_s,
-                "efficiency": _kept(run, ranks, base, first.ranks),
-                "input_share": real and max(0.0, 1 - real.images_per_s / synthetic.images_per_s),
-                "communication_share": max(
+            Row(
+                ranks=ranks,
+                hosts=hosts,
+                images_per_s=run.images_per_s,
+                images_per_s_without_input=synthetic.images_per_s,
+                efficiency=_kept(run, ranks, base, first.ranks),
+                input_share=real and max(0.0, 1 - real.images_per_s / synthetic.images_per_s),
+                communication_share=max(
                     0.0, 1 - _kept(synthetic, ranks, first.synthetic, first.ranks)
                 ),
-                "start_up_s": run.start_up_s,
-                "hours": hours,
-                "dollars": None if price is None else hours * hosts * price,
-            }
+                start_up_s=run.start_up_s,
+                hours=hours,
+                dollars=None if price is None else hours * hosts * price,
+            )
         )
     return rows
 
@@ -173,7 +179,7 @@ def short_run(
     Raises:
       UsageError: what was asked for cannot be trained on noise.
     """
-    noise: dict[str, Any] = {"data_dir": None, "backend": "auto"} if examples is None else {}
+    noise: Json = {"data_dir": None, "backend": "auto"} if examples is None else {}
     batch = ranks * asked.batch_size
     try:
         short = dataclasses.replace(
@@ -207,7 +213,7 @@ def short_run(
     return words
 
 
-def bench(config: Config) -> list[Any]:
+def bench(config: Config) -> list[Row]:
     """Runs all, writes the figures after each number of ranks, and returns them.
 
     Raises:
@@ -230,7 +236,7 @@ def bench(config: Config) -> list[Any]:
     out = Path(absolute(config.out))
     out.mkdir(parents=True, exist_ok=True)
     measured: list[Measured] = []
-    rows: list[Any] = []
+    rows: list[Row] = []
     for ranks in config.ranks:
         runs = [
             _run(config, asked, ranks, each, hosts[0].address, out / f".run-{uuid.uuid4().hex}")
@@ -279,12 +285,12 @@ def _run(
     return Run(settled(rows), first["time"] - began)
 
 
-def _keep(out: Path, config: Config, rows: list[Any]) -> None:
+def _keep(out: Path, config: Config, rows: list[Row]) -> None:
     """Writes the figures, and the picture where matplotlib is there."""
     what = {"command": config.command, "steps": config.steps, "price": config.price, "rows": rows}
     figures = LocalStore(out).open(FIGURES, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(figures, "w", encoding="utf-8") as file:
-        file.write(json.dumps(what, indent=1) + "\n")
+        file.write(json.dumps(what, indent=1, default=canonical.fields) + "\n")
     if importlib.util.find_spec("matplotlib") is None:
         print(f"no {PICTURE}: pip install 'imagenet-prep[report]'", file=sys.stderr)
         return
@@ -310,7 +316,7 @@ def run(argv: Sequence[str]) -> int:
         raise errors.UsageError("after -- comes what every rank runs: -- train --data-dir DIR ...")
     rows = bench(config)
     if config.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps(rows, indent=1, default=canonical.fields))
     else:
         from imagenet_prep.reporting import training
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core import program
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.core.terminal import human_bytes
@@ -71,7 +71,7 @@ class Config(Settings):
     json: bool = flag(False, help="print the result as JSON")
 
 
-def download(config: Config) -> dict[str, Any]:
+def download(config: Config) -> Json:
     """Brings the archives, or what is left of them; returns the summary that is printed.
 
     Raises:
@@ -96,7 +96,7 @@ def download(config: Config) -> dict[str, Any]:
         retries=config.retries,
         quiet=config.json,
     )
-    summary: dict[str, Any] = {"into": str(into.root)}
+    summary: Json = {"into": str(into.root)}
     if config.dry_run:
         return {**summary, "archives": archives.foresee(), "free_bytes": into.free_bytes()}
     brought = archives.bring()
@@ -127,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _render(summary: dict[str, Any]) -> str:
+def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     lines = []
     if "free_bytes" in summary:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core import program
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema
@@ -39,7 +39,7 @@ class Config(Settings):
     json: bool = flag(False, help="print the summary as JSON, and no progress")
 
 
-def export(config: Config) -> dict[str, Any]:
+def export(config: Config) -> Json:
     """Writes the files and returns the summary; files of these names are replaced at the end.
 
     Raises:
@@ -78,7 +78,7 @@ def export(config: Config) -> dict[str, Any]:
             names.write(recordio.list_line(number, class_index, path).encode())
             data.append(recordio.frame(number, class_index, image.encoded))
             if (number + 1) % _EVERY == 0 or number + 1 == total:
-                progress.add({"examples": number % _EVERY + 1})
+                progress.add(examples=number % _EVERY + 1)
     return {
         "out": str(prefix),
         "split": config.split,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from imagenet_prep.core import program
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -46,7 +47,7 @@ EXAMPLES = """\
 _MB = 1_000_000
 
 
-def replicate(config: Config) -> dict[str, Any]:
+def replicate(config: Config) -> Json:
     """Returns what each replica lacks or lacked, and what was moved.
 
     A host that fails does not stop the others: its replica has an `error`.
@@ -86,7 +87,7 @@ def replicate(config: Config) -> dict[str, Any]:
     }
 
 
-def _to_hosts(config: Config, source: Original, there: Manifest) -> list[dict[str, Any]]:
+def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
     """Replicates to each host of the hosts file, or checks it."""
     from imagenet_prep.distribute import hosts
     from imagenet_prep.distribute.lead import Leader
@@ -109,7 +110,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[dict[st
         silence_s=config.timeout,
         placements=placements,
     )
-    answers: Sequence[dict[str, Any] | ImagenetPrepError]
+    answers: Sequence[Json | ImagenetPrepError]
     if config.check or config.dry_run:
         num_files = {address: len(each) for address, each in files.items()}
         answers = hosts.ask(num_files, request)
@@ -144,14 +145,14 @@ def _pull_words(config: Config, part: Placement) -> list[str]:
     return words
 
 
-def _to_one(config: Config, source: Original) -> dict[str, Any]:
+def _to_one(config: Config, source: Original) -> Json:
     """Replicates to a folder or a bucket, or checks it."""
     target = _open_target(config, source.data)
     if config.check:
         problems = [problem for problem, _ in _look(config, target)]
         if (problem := target.manifest_problem()) is not None:
             problems.append(problem)
-        found: dict[str, Any] = {"problems": problems}
+        found: Json = {"problems": problems}
     elif config.dry_run:
         target.refuse_others()
         wrong = _look(config, target)
@@ -191,7 +192,7 @@ def _look(config: Config, target: Replica | Bucket) -> list[tuple[Problem, File]
     return [(problem, file) for problem, file in zip(found, target.files, strict=True) if problem]
 
 
-def _bring(config: Config, source: Original, target: Replica | Bucket) -> dict[str, Any]:
+def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     target.refuse_others()
     target.clear()
     wrong = _look(config, target)
@@ -223,7 +224,7 @@ def _each(
             running = {pool.submit(function, file): file for file in files}
             for done in as_completed(running):
                 done.result()
-                progress.add({"num_bytes": running[done].num_bytes})
+                progress.add(running[done].num_bytes)
             pool.shutdown()
         except BaseException as error:
             pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
@@ -238,9 +239,7 @@ def _progress(config: Config, title: str, total: int) -> contextlib.closing[Prog
     return contextlib.closing(Progress(title, total, 0, quiet=config.json))
 
 
-def _report(
-    where: str, files: Sequence[File], found: dict[str, Any] | ImagenetPrepError
-) -> dict[str, Any]:
+def _report(where: str, files: Sequence[File], found: Json | ImagenetPrepError) -> Json:
     if isinstance(found, ImagenetPrepError):
         found = {"error": type(found).__name__, "problems": [Problem(str(found))]}
     return {
@@ -273,7 +272,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _sentences(config: Config, replica: dict[str, Any]) -> list[str]:
+def _sentences(config: Config, replica: Json) -> list[str]:
     where, size = replica["where"], human_bytes(replica["bytes"])
     if config.dry_run and "error" not in replica:
         lacking = replica["lacking_bytes"]
@@ -288,7 +287,7 @@ def _sentences(config: Config, replica: dict[str, Any]) -> list[str]:
     return [f"{where}: whole: {replica['files']} files, {size}; {moved} moved"]
 
 
-def _judge(config: Config, replicas: Sequence[dict[str, Any]]) -> None:
+def _judge(config: Config, replicas: Sequence[Json]) -> None:
     """Raises what is wrong with replicas, the host's own failure before damage found there."""
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}

@@ -10,11 +10,11 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from imagenet_prep import report
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, flag, parse, with_absolute
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema
@@ -127,7 +127,7 @@ class Config(RunFlags):
         return self.workers or min(self.num_preprocess_threads, cores)
 
 
-def resize(config: Config) -> dict[str, Any]:
+def resize(config: Config) -> Json:
     """Carries out a run, or what is left of it; returns the summary that is printed.
 
     Raises:
@@ -209,7 +209,7 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _render(summary: dict[str, Any]) -> str:
+def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     if "workers" in summary:
         lines = [

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from imagenet_prep.core import program, regular_file, terminal
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.storage.os_errors import storage_errors
@@ -44,7 +45,7 @@ class Config(Settings):
             raise ValueError("--image and --out belong together")
 
 
-def records(shard: str) -> Iterator[dict[str, Any]]:
+def records(shard: str) -> Iterator[Json]:
     """Yields what each record of a shard holds; the image under "encoded".
 
     Raises:

@@ -10,9 +10,10 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, terminal
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, parse, with_absolute
 from imagenet_prep.dataset import naming, schema, settings
@@ -62,7 +63,17 @@ class Config(WorkerFlags):
             raise ValueError("--if-changed: the data set must be a folder")
 
 
-def verify(config: Config) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Checked:
+    """What the receipt of a shard says: see `shards.check.Report`."""
+
+    shard: str
+    examples: int
+    problems: list[str]
+    examples_per_class: Counter[int]
+
+
+def verify(config: Config) -> Json:
     """Returns what was checked and all that is wrong.
 
     Raises:
@@ -90,7 +101,7 @@ def verify(config: Config) -> dict[str, Any]:
     if since is None:
         expectation = _expectation(store, manifest, config.level, naming.LABELS not in damaged)
         receipts = _check_shards(config, store, expectation, shards)
-        problems += [problem for receipt in receipts for problem in receipt["problems"]]
+        problems += [problem for receipt in receipts for problem in receipt.problems]
         # A part of the set need not hold all images of a class, so counts are not compared.
         if config.level == "decode" and not problems and part.nodes == 1:
             problems += _check_class_counts(manifest, receipts)
@@ -112,8 +123,8 @@ def verify(config: Config) -> dict[str, Any]:
 
 def _check_shards(
     config: Config, store: Store, expectation: Expectation, shards: Sequence[Shard]
-) -> list[dict[str, Any]]:
-    """Reads the shards; returns what was found of each."""
+) -> list[_Checked]:
+    """Reads the shards; returns what was found in each."""
     from imagenet_prep import engine
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
@@ -123,20 +134,20 @@ def _check_shards(
         # Receipts go beside the data only where other machines must see them.
         place: Store = store if workers.remote else LocalStore(kept.enter_context(scratch.place()))
         work = functools.partial(_check_shard, expectation)
-        stage = engine.Stage("verify", uuid.uuid4().hex, place, work)
+        stage = engine.Stage("verify", uuid.uuid4().hex, place, work, _Checked)
         receipts = engine.run(stage, shards, workers, title="verify", quiet=config.json)
         # They prove nothing later.
         place.remove_tree(stage.folder)
-    return receipts
+    return [receipt.content for receipt in receipts]
 
 
-def _check_shard(expectation: Expectation, shard: Shard) -> Result:
+def _check_shard(expectation: Expectation, shard: Shard) -> Result[_Checked]:
     """Proves a shard on a worker; returns problems and class counts as the receipt."""
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import check_shard
 
     report = check_shard(shard, expectation)
-    return Result({"shard": shard.name, "examples": shard.examples, **vars(report)})
+    return Result(_Checked(shard.name, shard.examples, **vars(report)))
 
 
 def _mend(manifest: Manifest) -> str:
@@ -228,14 +239,14 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
     ]
 
 
-def _check_class_counts(manifest: Manifest, receipts: Sequence[dict[str, Any]]) -> list[str]:
+def _check_class_counts(manifest: Manifest, receipts: Sequence[_Checked]) -> list[str]:
     problems = []
     for name, split in manifest.splits.items():
         shards = {shard.name for shard in split.shards}
         counts: Counter[int] = Counter()
         for receipt in receipts:
-            if receipt["shard"] in shards:
-                counts.update({int(k): v for k, v in receipt["examples_per_class"].items()})
+            if receipt.shard in shards:
+                counts.update(receipt.examples_per_class)
         problems += [
             f"{name}: class {index} has {counts[index]} examples, the manifest says {expected}"
             for index, expected in enumerate(split.examples_per_class)

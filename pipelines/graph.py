@@ -33,7 +33,7 @@ from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, line
 from imagenet_prep.preparation.selection import index_stage
 from imagenet_prep.preparation.shared_plan import BlockKey, SharedPlan, ShareKey, share_of, smallest
 from imagenet_prep.preparation.space import Forecast
-from imagenet_prep.preparation.tasks import member_list
+from imagenet_prep.preparation.tasks import Listed, member_list
 from imagenet_prep.sources.boxes import BoxTask
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.store import Store, open_store
@@ -71,12 +71,12 @@ class Preparation:
         return cls(job, store, Lease.take_over(store))
 
     @cached_property
-    def index(self) -> Stage[IndexTask]:
+    def index(self) -> Stage[IndexTask, Listed]:
         """The stage that lists images."""
         return index_stage(self.job.selection, self.store)
 
     @cached_property
-    def boxes(self) -> tuple[Stage[BoxTask], box_lists.BoxLookup] | None:
+    def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
         """The stage that reads annotations, and what finds boxes in them; None without any."""
         annotations = self.job.selection.annotations
         return box_lists.box_stage(annotations, self.store) if annotations else None
@@ -92,7 +92,7 @@ class Preparation:
         """The place that is filled."""
         return Output(self.store, self.job.wanted)
 
-    def write(self, inventory: Inventory) -> Stage[Any]:
+    def write(self, inventory: Inventory) -> Stage[Any, Any]:
         """Returns the stage that writes the shards of a plan."""
         return write_stage(self.job, inventory, self.store, self.store)
 
@@ -178,7 +178,7 @@ def _is_mixed(listed: Done, _: int) -> int:
     return int(listed.task.class_index is None)
 
 
-def _list(listed: Done, stage: Stage[IndexTask]) -> tuple[ClassKey, str]:
+def _list(listed: Done, stage: Stage[IndexTask, Listed]) -> tuple[ClassKey, str]:
     task = listed.task
     return ClassKey(task.split, task.class_index), member_list(stage.folder, task)
 
@@ -260,7 +260,7 @@ def _census(
         _demand(tasks, receipts)
         if selection.annotations:
             _demand(selection.annotations.tasks, {each.task.name for each in read})
-        counts = ours.plan.count(tasks, [receipts[task.name] for task in tasks])
+        counts = ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
         return ours.plan.census(counts, smallest(ranks, selection.holdout))
 
 
@@ -358,7 +358,7 @@ def _commit(inventory: Inventory, ours: Preparation, names: Iterable[str]) -> st
         output = ours.output
         for receipt in receipts.values():
             output.watch(receipt)
-        commit(ours.job, inventory, output, [receipts[task.name] for task in tasks])
+        commit(ours.job, inventory, output, [receipts[task.name].content for task in tasks])
         return ours.store.where()
 
 

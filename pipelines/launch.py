@@ -269,7 +269,7 @@ class _Launch:
         mark = uuid.uuid4().hex
         crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables()}
-        order = Order(mark, str(Path.cwd()), self.work.argv, shared, [], self._logs())
+        order = Order(mark, str(Path.cwd()), list(self.work.argv), shared, [], self._logs())
         if self.config.mpi:
             passed = self._variables(private=False) | shared | self._limits()
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -10,10 +10,10 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from imagenet_prep import report
 from imagenet_prep.core import program
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import parse, with_absolute
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.preparation.config import Config
@@ -30,7 +30,7 @@ EXAMPLES = """\
   imagenet-prep prepare --source https://mirror.example.edu/ilsvrc --out /data/imagenet-480"""
 
 
-def prepare(config: Config) -> dict[str, Any]:
+def prepare(config: Config) -> Json:
     """Carries out a run, or what is left of it; returns the summary that is printed.
 
     Raises:
@@ -99,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _render(summary: dict[str, Any]) -> str:
+def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     if "free_bytes" in summary:
         lines = [

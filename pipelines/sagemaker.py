@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep import train
 from imagenet_prep.core import program, regular_file
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse
 from imagenet_prep.launching import work
@@ -206,9 +206,7 @@ def _words(own: Work) -> list[str]:
     return words
 
 
-def request(
-    config: Config, name: str, train: Mapping[str, str], own: Work | None = None
-) -> dict[str, Any]:
+def request(config: Config, name: str, train: Mapping[str, str], own: Work | None = None) -> Json:
     """Returns the CreateTrainingJob request of a job, with a token of its own.
 
     Args:
@@ -219,7 +217,7 @@ def request(
     """
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
-    made: dict[str, Any] = {
+    made: Json = {
         "TrainingJobName": name,
         "RoleArn": config.role,
         "AlgorithmSpecification": {
@@ -268,7 +266,7 @@ def request(
     return made
 
 
-def _channels(config: Config, code: str | None) -> list[dict[str, Any]]:
+def _channels(config: Config, code: str | None) -> list[Json]:
     """Returns what SageMaker copies into the containers: the data, and the user's own script."""
     sources = {**config.channels, **({} if code is None else {_CODE: code})}
     return [
@@ -276,7 +274,7 @@ def _channels(config: Config, code: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def _source(data: str) -> dict[str, Any]:
+def _source(data: str) -> Json:
     if match := _FILE_SYSTEM.fullmatch(data):
         return {
             "FileSystemDataSource": {

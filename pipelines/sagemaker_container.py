@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core import canonical, children, program, regular_file, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
@@ -25,7 +24,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import variables, work
 from imagenet_prep.launching.fit import differences, understood
-from imagenet_prep.launching.host import probe
+from imagenet_prep.launching.host import Answer, probe
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.config import Config as TrainConfig
@@ -216,11 +215,11 @@ def run_container(config: Config) -> int:
         command += ["--tensorboard-dir", str(root / "output" / "tensorboard")]
         command += train_flags(job.hyperparameters)
     facts = probe(str(data) if data else None)
-    ranks = config.processes or facts["gpus"] or 1
+    ranks = config.processes or facts.gpus or 1
     hosts = [Host(name, ranks) for name in job.hosts]
     shown = command[2:] if config.command else command[4:]
     print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(shown)}", flush=True)
-    environment["SM_NUM_GPUS"] = str(facts["gpus"])
+    environment["SM_NUM_GPUS"] = str(facts.gpus)
     if len(hosts) == 1 and ranks == 1:
         return _run(command, [environment])
     with _meeting(job, hosts, facts) as ranks_variables:
@@ -229,7 +228,7 @@ def run_container(config: Config) -> int:
 
 @contextlib.contextmanager
 def _meeting(
-    job: TrainingJob, hosts: Sequence[Host], facts: Mapping[str, Any]
+    job: TrainingJob, hosts: Sequence[Host], facts: Answer
 ) -> Iterator[list[dict[str, str]]]:
     """Yields the variables of this host's ranks once all hosts are there and alike."""
     interface, place = "lo", rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
@@ -240,11 +239,11 @@ def _meeting(
         if job.host == job.hosts[0]:
             place = stack.enter_context(rendezvous.serving(hosts, place))
         answers = rendezvous.exchange(
-            "facts", json.dumps(facts), hosts, job.host, place, limit_s=_HOSTS_S
+            "facts", json.dumps(vars(facts)), hosts, job.host, place, limit_s=_HOSTS_S
         )
         known = {host: _facts(host, answers[host.address]) for host in hosts}
         problems = [
-            f"{host.address}: {each['problem']}" for host, each in known.items() if each["problem"]
+            f"{host.address}: {each.problem}" for host, each in known.items() if each.problem
         ]
         for other in hosts[1:]:
             problems += differences(hosts[0], known[hosts[0]], other, known[other])
@@ -267,7 +266,7 @@ def _meeting(
                 rendezvous.exchange("end", "-", waits_for, job.host, place, limit_s=_END_S)
 
 
-def _facts(host: Host, answer: str) -> dict[str, Any]:
+def _facts(host: Host, answer: str) -> Answer:
     """Returns the facts that a host has sent, if they are as of `launching.host.probe`."""
     if (facts := understood(answer)) is None:
         raise ImagenetPrepError(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
 from imagenet_prep.storage.remote import PASSING, UnavailableError, reason
 from imagenet_prep.storage.retry import RetryBudget, with_retries
@@ -46,7 +47,7 @@ class Service:
         with self._explained("client"):
             self.client = boto3.client(name)
 
-    def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, operation: str, **arguments: Any) -> Json:
         """Returns what an operation answers.
 
         Raises:
@@ -56,10 +57,10 @@ class Service:
           ImagenetPrepError: the service refuses, in its own words.
         """
         with self._explained(operation):
-            answer: dict[str, Any] = getattr(self.client, operation)(**arguments)
+            answer: Json = getattr(self.client, operation)(**arguments)
             return answer
 
-    def insist(self, what: str, operation: str, **arguments: Any) -> dict[str, Any]:
+    def insist(self, what: str, operation: str, **arguments: Any) -> Json:
         """Returns the same, and tries again for a while; `what` is asked about, for messages."""
         budget = RetryBudget(what, _RETRIES, remedy="The job goes on.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
@@ -131,7 +132,7 @@ class Log:
             if self._ends[stream] == end:
                 return
 
-    def _ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
+    def _ask(self, operation: str, **arguments: Any) -> Json:
         return self._service.insist("its log", operation, logGroupName=LOG_GROUP, **arguments)
 
 

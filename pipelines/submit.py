@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.core import errors
@@ -55,7 +56,7 @@ def _progress(ours: Preparation, output: Output) -> Generator[tuple[int, bool], 
         yield finished, True
 
 
-def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed | None]:
+def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed[Any] | None]:
     """Yields the stages to follow, each after the one before it; None until there is a plan."""
     selection = ours.job.selection
     follow = partial(engine.Followed, quiet=ours.job.quiet)

@@ -1,26 +1,49 @@
 """One way to write a value as JSON, so that equal values have equal bytes and digests.
 
-And one way to read JSON that somebody else wrote: whatever is wrong with it is a ValueError.
+`loads` reads JSON that somebody else wrote: whatever is wrong with the text is a ValueError. What
+such JSON says is for `records` to parse.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any, NoReturn
+
+# An object of JSON that a command prints, or whose fields another program decides.
+Json = dict[str, Any]
 
 # A list of three bytes has 64 in memory, so the length of a text does not bound what its value has.
 # The manifest of 300,000 shards, which is all that names can number, has 1.9 million values.
 MOST_VALUES = 4_000_000
 
+
+def fields(record: Any) -> dict[str, Any]:
+    """Returns a dataclass as the object of JSON that `dumps` writes for it.
+
+    A field that has its default is left out. Keys of mappings become texts, since an object of JSON
+    is sorted by texts.
+    """
+    made = {}
+    for field in dataclasses.fields(record):
+        value, factory = getattr(record, field.name), field.default_factory
+        if value == (field.default if factory is dataclasses.MISSING else factory()):
+            continue
+        if isinstance(value, dict):
+            value = {str(key): each for key, each in value.items()}
+        made[field.name] = value
+    return made
+
+
 # json.dumps would make an encoder for every call: a plan has 1.28 million.
 _ENCODER = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=fields
 )
 
 
 def dumps(value: Any) -> bytes:
-    """Returns compact JSON with sorted keys, UTF-8."""
+    """Returns compact JSON with sorted keys, UTF-8; a dataclass is an object of its fields."""
     return _ENCODER.encode(value).encode()
 
 
@@ -50,38 +73,6 @@ def loads(data: bytes | bytearray | str, most_values: int | None = MOST_VALUES) 
         return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def fits(value: Any, shape: Any) -> bool:
-    """Returns whether a value read from JSON has the form that a reader of it relies on.
-
-    Args:
-      value: as `loads` returns it.
-      shape: `int` (64 bits), `str`, `float` (or an int); [SHAPE] is a list of any length,
-        [SHAPE, SHAPE, ...] one of that length; {"key": SHAPE, ...} an object with at least these
-        keys; {int: SHAPE} and {str: SHAPE} objects with any keys, in the first case decimal
-        numbers; a tuple of shapes is one of them.
-    """
-    if isinstance(shape, tuple):
-        return any(fits(value, each) for each in shape)
-    if isinstance(shape, list):
-        if not isinstance(value, list):
-            return False
-        shapes = shape * len(value) if len(shape) == 1 else shape
-        return len(value) == len(shapes) and all(map(fits, value, shapes))
-    if isinstance(shape, dict):
-        if not isinstance(value, dict):
-            return False
-        if shape and shape.keys() <= {int, str}:
-            ((kind, inner),) = shape.items()
-            keys_fit = kind is str or all(key.isdecimal() and len(key) < 19 for key in value)
-            return keys_fit and all(fits(each, inner) for each in value.values())
-        return all(key in value and fits(value[key], inner) for key, inner in shape.items())
-    if shape is int:
-        return type(value) is int and -(2**63) <= value < 2**63
-    if shape is float:
-        return type(value) in (int, float)
-    return type(value) is shape
 
 
 def _refuse_constant(name: str) -> NoReturn:

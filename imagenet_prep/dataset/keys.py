@@ -8,8 +8,9 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
@@ -44,7 +45,7 @@ class KeyList(NamedTuple):
     sha256: str
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """What a manifest says of the list."""
         return {"images": len(self.keys), "sha256": self.sha256}
 

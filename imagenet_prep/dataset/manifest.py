@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
-import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import naming, schema
 
 SCHEMA_VERSION = 1
-# What frames a record, the names of its image and its label, and an image of a pixel take more.
+# The frame of a record, the names of its image and label, and an image of one pixel take more.
 _LEAST_RECORD_BYTES = 64
-# Of a split: nine times ImageNet-21K. Readers keep place and order of each in memory.
+# A split has at most nine times the examples of ImageNet-21K: readers keep the place and the order
+# of each in memory.
 _MOST_EXAMPLES = 1 << 27
-# All that is counted, added up: so whoever adds up some of it stays within 64 bits as well.
+# All counts together are at most this, so the sum of some of them fits into 64 bits as well.
 _MOST = (1 << 63) - 1
-# Of the file. As many shards as there can be, 99,999 of each split, take 2.1 million in 300,000
-# lists. They are written anew, to compare each byte, which takes seconds.
+# The file has at most so many values. The most shards that there can be, 99,999 of each split, take
+# 2.1 million in 300,000 lists. They are written anew, to compare each byte, which takes seconds.
 _MOST_VALUES = 2_500_000
-# Of settings. What is nested deeper is nobody's, and too deep for what copies and compares it.
-_MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,7 @@ class Manifest:
     repaired: dict[str, int]
     files: list[File]
     lacks: dict[str, str] = field(default_factory=dict)
-    edition: str = field(default_factory=str)
+    edition: str = ""
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files, and every index and shard of some splits."""
@@ -237,7 +234,10 @@ def loads(data: bytes, where: str) -> Manifest:
     # The digest covers values; this covers the bytes between them.
     if _render(content) != data:
         raise ManifestError(f"{where}: not written as this program writes it. {advice}")
-    manifest: Manifest = _parse(Manifest, content, where)
+    try:
+        manifest = records.parse(Manifest, content, where)
+    except ValueError as error:
+        raise ManifestError(str(error)) from None
     problem = _numbers_problem(content) or _names_problem(manifest) or _sizes_problem(manifest)
     if problem is not None:
         raise ManifestError(f"{where}: {problem}. It was not made by this program. {advice}")
@@ -303,42 +303,3 @@ def _sizes_problem(manifest: Manifest) -> str | None:
 def _render(content: dict[str, Any]) -> bytes:
     whole = {**content, "digest": canonical.digest(content)}
     return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
-
-
-def _parse(kind: Any, value: Any, where: str) -> Any:
-    """Builds `kind` from JSON, refusing what does not fit its annotations."""
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        if not isinstance(value, dict):
-            raise ManifestError(f"{where}: expected an object, got {value!r}")
-        if unknown := sorted(set(value) - set(hints)):
-            raise ManifestError(
-                f"{where}: unknown fields {', '.join(unknown)}. Upgrade imagenet-prep."
-            )
-        optional = {
-            f.name for f in dataclasses.fields(kind) if f.default_factory is not dataclasses.MISSING
-        }
-        if missing := sorted(set(hints) - set(value) - optional):
-            raise ManifestError(f"{where}: missing fields {', '.join(missing)}")
-        return kind(**{k: _parse(hints[k], value[k], f"{where}: {k}") for k in value})
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        if _is_deeper(value, _MAX_DEPTH):
-            raise ManifestError(f"{where}: nested more than {_MAX_DEPTH} deep")
-        return value
-    if origin is list and isinstance(value, list):
-        return [_parse(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {k: _parse(arguments[1], v, f"{where}[{k!r}]") for k, v in value.items()}
-    allowed = arguments if origin is types.UnionType else (kind,)
-    if type(value) in allowed:
-        return value
-    raise ManifestError(f"{where}: expected {kind}, got {value!r}")
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Returns whether lists and objects of JSON are nested in a value more deeply than this."""
-    inside = value.values() if isinstance(value, dict) else value
-    if not inside or not isinstance(value, dict | list):
-        return False
-    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inside)

@@ -7,7 +7,8 @@ fits sides, aspects and bytes, and histograms of shards add up to those of a dat
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from imagenet_prep.dataset.member import Member, PreparedImage
 
@@ -43,6 +44,26 @@ class Origin(NamedTuple):
     width: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the receipt of a shard says of its images.
+
+    Attributes:
+      histograms: counts by bin, by measure.
+      sums: exact sums, by measure.
+      origins: of some images.
+      num_classes: how many different classes the images have.
+      max_height, max_width: the largest sides, in pixels.
+    """
+
+    histograms: dict[str, dict[str, int]]
+    sums: dict[str, float]
+    origins: list[Origin]
+    num_classes: int
+    max_height: int
+    max_width: int
+
+
 class Measures:
     """Collects from the images of one shard, in the order of its records."""
 
@@ -67,12 +88,8 @@ class Measures:
                 self._origins = self._origins[::2]
                 self._stride *= 2
 
-    def content(self) -> dict[str, Any]:
-        """Returns what the receipt keeps of at least one image.
-
-        By measure: `histograms`, counts by bin, and `sums`, exact. `origins` of some images,
-        `num_classes`, how many different ones, and the largest sides.
-        """
+    def content(self) -> Measured:
+        """Returns what the receipt keeps of at least one image."""
         import numpy as np
 
         rows = np.maximum(np.asarray(self._rows, dtype=np.float64).reshape(-1, 6), 1)
@@ -91,14 +108,14 @@ class Measures:
                 np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64), return_counts=True
             )
             histograms[name] = dict(zip(map(str, bins), counts.tolist(), strict=True))
-        return {
-            "histograms": histograms,
-            "sums": {name: round(float(column.sum()), 3) for name, column in values.items()},
-            "origins": [list(origin) for origin in self._origins],
-            "num_classes": len(self._classes),
-            "max_height": int(height.max()),
-            "max_width": int(width.max()),
-        }
+        return Measured(
+            histograms=histograms,
+            sums={name: round(float(column.sum()), 3) for name, column in values.items()},
+            origins=self._origins,
+            num_classes=len(self._classes),
+            max_height=int(height.max()),
+            max_width=int(width.max()),
+        )
 
 
 def lower_edge(bin_number: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from json.encoder import encode_basestring as _quoted
 from typing import NamedTuple
 
@@ -123,6 +124,27 @@ def _check(members: Sequence[Member]) -> None:
             "".join(column).encode()  # no half of a character, which could not be written again
         elif not 0 <= min(column) <= max(column) < _END:
             raise ValueError("a number that is negative, or of more than 63 bits")
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An image that was left out or changed, as receipts and quarantine.jsonl name it.
+
+    Attributes:
+      key, archive, offset, size, class_index: as of its `Member`.
+      action: QUARANTINED or REPAIRED.
+      reason: a short, stable word for counting.
+      detail: what the decoder said.
+    """
+
+    key: str
+    archive: str
+    offset: int
+    size: int
+    class_index: int
+    action: str
+    reason: str
+    detail: str
 
 
 class PreparedImage(NamedTuple):

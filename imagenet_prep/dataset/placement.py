@@ -10,15 +10,13 @@ equally much whatever the numbers of shards and nodes, and no node reads what it
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
-from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core import records, regular_file
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ManifestError,
@@ -118,11 +116,18 @@ class Placement:
 
     def dumps(self, digest: str) -> bytes:
         """Returns the bytes of placement.json of a data set."""
-        content = {"dataset": digest, **dataclasses.asdict(self)}
+        content = {"dataset": digest, **vars(self)}
         return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
     def _border(self, number: int, num_examples: int) -> int:
         return number * num_examples // self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed(Placement):
+    """What placement.json says: which part lies here of the set whose manifest has this digest."""
+
+    dataset: str
 
 
 WHOLE = Placement()
@@ -146,16 +151,12 @@ def load(root: Path, manifest: Manifest) -> Placement:
         raise ManifestError(str(error)) from None
     advice = "Run the same replicate command again, or remove the folder and replicate anew."
     try:
-        content: dict[str, Any] = canonical.loads(data)
-        dataset = content.pop("dataset")
-        placement = Placement(**content)
-        if {type(number) for number in content.values()} != {int}:
-            raise ValueError("expected whole numbers")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        found = records.loads(_Placed, data)
+    except ValueError as error:
         raise ManifestError(f"{path}: damaged ({error}). {advice}") from None
-    if dataset != manifest.digest:
+    if found.dataset != manifest.digest:
         raise ManifestError(
-            f"{path}: of the data set {str(dataset)[:16]}, the manifest beside it is of "
+            f"{path}: of the data set {found.dataset[:16]}, the manifest beside it is of "
             f"{manifest.digest[:16]}. {advice}"
         )
-    return placement
+    return Placement(found.node, found.nodes, found.copies)

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import records
+
+# Settings by name. Verbs and versions have different ones.
+Config = dict[str, Any]
 
 PREPARE = "prepare"
 RESIZE = "resize"
@@ -18,7 +21,7 @@ ADOPT = "adopt"
 # The setting of prepare --exclude: how many images, and the digest of the list.
 EXCLUDED = "excluded"
 # Settings of `resize --keep-original`, which is what `adopt --rewrite` does.
-KEEP_ORIGINAL: dict[str, Any] = {"short_side": None, "quality": None, "stretch": False}
+KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
 class Settings(NamedTuple):
@@ -30,39 +33,42 @@ class Settings(NamedTuple):
     """
 
     verb: str
-    splits: dict[str, dict[str, Any]]
+    splits: dict[str, Config]
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Config:
         """The same as a manifest holds it."""
         if self.verb == PREPARE:
             return next(iter(self.splits.values()))
         return {"verb": self.verb, "splits": self.splits}
 
 
-def num_excluded(config: dict[str, Any]) -> int:
+def num_excluded(config: Config) -> int:
     """Returns how many images were left out because a list of keys asked for it."""
     excluded: Any = config.get(EXCLUDED)
-    return excluded["images"] if canonical.fits(excluded, {"images": int}) else 0
+    try:
+        return records.parse(int, excluded["images"])
+    except (ValueError, TypeError, KeyError):
+        return 0
 
 
-def parse(config: dict[str, Any]) -> Settings:
+def parse(config: Config) -> Settings:
     """Returns the settings that `config` holds.
 
     Raises:
       ValueError: no version of this program has written it.
     """
     verb: Any = config.get("verb")
-    splits: Any = config.get("splits")
+    if verb is None and isinstance(config.get("splits"), list):
+        splits = records.parse(list[str], config["splits"])
+        return Settings(PREPARE, dict.fromkeys(splits, config))
     if verb is None:
-        if canonical.fits(splits, [str]):
-            return Settings(PREPARE, dict.fromkeys(splits, config))
         verb = next((verb for verb in (RESIZE, ADOPT) if verb in config), "")
-        splits = config.get(verb)
-    if verb not in (RESIZE, ADOPT) or not canonical.fits(splits, {str: {}}):
+    if verb not in (RESIZE, ADOPT):
         raise ValueError("these are settings of no verb of this program")
-    if any(each.get("rewrite") for each in splits.values()):
+    of_each = records.parse(dict[str, Config], config.get("splits" if "verb" in config else verb))
+    if any(each.get("rewrite") for each in of_each.values()):
         return Settings(
-            RESIZE, {s: {**KEEP_ORIGINAL, "source": splits[s].get("source")} for s in splits}
+            RESIZE, {s: {**KEEP_ORIGINAL, "source": of_each[s].get("source")} for s in of_each}
         )
-    return Settings(verb, {split: {} for split in splits} if verb == ADOPT else splits)
+    return Settings(verb, {split: {} for split in of_each} if verb == ADOPT else of_each)

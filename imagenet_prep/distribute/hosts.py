@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from imagenet_prep.core import canonical, children
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     ImagenetPrepError,
     IncompleteError,
@@ -62,7 +62,7 @@ class Request:
         return dataclasses.astuple(self.placements[address])
 
 
-def ask(num_files: Mapping[str, int], request: Request) -> list[dict[str, Any] | ImagenetPrepError]:
+def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
     """Returns what every host says about its replica; moves nothing.
 
     Args:
@@ -73,7 +73,7 @@ def ask(num_files: Mapping[str, int], request: Request) -> list[dict[str, Any] |
       For each host problems and lacking_bytes, or the error.
     """
 
-    def ask_one(address: str) -> dict[str, Any] | ImagenetPrepError:
+    def ask_one(address: str) -> Json | ImagenetPrepError:
         try:
             return _ask(address, request, num_files[address])
         except ImagenetPrepError as error:
@@ -85,7 +85,7 @@ def ask(num_files: Mapping[str, int], request: Request) -> list[dict[str, Any] |
         return list(pool.map(ask_one, num_files))
 
 
-def _ask(address: str, request: Request, num_files: int) -> dict[str, Any]:
+def _ask(address: str, request: Request, num_files: int) -> Json:
     words = ("imagenet_prep.distribute.receive", request.path)
     process = Process(address, request.python, words, FROM_LOOKING, request.silence_s)
     process.channel.begin(
@@ -96,7 +96,7 @@ def _ask(address: str, request: Request, num_files: int) -> dict[str, Any]:
         placement=request.placement(address),
     )
     problems: list[Problem] = []
-    answer: dict[str, Any] | None = None
+    answer: Json | None = None
     broken: BrokenError | None = None
     try:
         # If there is too little space, that is its last message, after all that it lacks.
@@ -127,7 +127,7 @@ def _ask(address: str, request: Request, num_files: int) -> dict[str, Any]:
 
 def pull(
     addresses: Sequence[str], request: Request, argv_of: Callable[[Placement], Sequence[str]]
-) -> list[dict[str, Any] | ImagenetPrepError]:
+) -> list[Json | ImagenetPrepError]:
     """Runs this program on every host at once; returns their results.
 
     Args:
@@ -143,7 +143,7 @@ def pull(
     return [_result(ending) for ending in run_all([argv(address) for address in addresses])]
 
 
-def _result(ending: Ending) -> dict[str, Any] | ImagenetPrepError:
+def _result(ending: Ending) -> Json | ImagenetPrepError:
     """Returns moved_bytes and problems of the result that a run with --json has printed."""
     if ending.code != 0:
         kind = IncompleteError if ending.is_of_ssh else by_exit_code(ending.code, StoreError)

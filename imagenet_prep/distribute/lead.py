@@ -70,7 +70,7 @@ class Leader:
         request: Request,
         *,
         say: Callable[[str], None],
-        count: Callable[[dict[str, int]], None],
+        count: Callable[[int], None],
     ) -> None:
         """Prepares the chain; nothing is started.
 
@@ -78,7 +78,7 @@ class Leader:
           sizes: bytes by file name, for each address, in the order of the chain.
           request: what is wanted on the hosts.
           say: called with a sentence about what happened to a host.
-          count: called with "num_bytes" that were moved, for each file that a host has.
+          count: called with the bytes that were moved, for each file that a host has.
         """
         peers = [
             Peer(address, files, alone=request.placements[address].nodes > 1)
@@ -147,7 +147,7 @@ class Leader:
         """As for `Actions`."""
         total, before = len(peer.sizes), self._counted[peer]
         done = total - (peer.lacking or 0)
-        self._news += [partial(self._count, {"num_bytes": num_bytes})] * (done - before)
+        self._news += [partial(self._count, num_bytes)] * (done - before)
         if num_bytes and before * 4 // total < done * 4 // total < 4:
             self.say(peer, f"{100 * done // total} % of its files")
         self._counted[peer] = max(done, before)

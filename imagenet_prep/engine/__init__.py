@@ -16,7 +16,7 @@ from __future__ import annotations
 from imagenet_prep.engine.attempts import Followed, Jobs, run
 from imagenet_prep.engine.lease import Lease
 from imagenet_prep.engine.progress import Progress
-from imagenet_prep.engine.stage import Output, Result, Stage
+from imagenet_prep.engine.stage import Output, Receipt, Result, Stage
 from imagenet_prep.engine.workers import PROCESSES, THREADS, Workers
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Lease",
     "Output",
     "Progress",
+    "Receipt",
     "Result",
     "Stage",
     "Workers",

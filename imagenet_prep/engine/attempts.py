@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from imagenet_prep.core import errors
 from imagenet_prep.engine import cluster, lease
 from imagenet_prep.engine.lease import Lease
 from imagenet_prep.engine.progress import Progress
-from imagenet_prep.engine.stage import AnyTask, Stage
+from imagenet_prep.engine.stage import AnyContent, AnyTask, Receipt, Stage
 from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers
 from imagenet_prep.storage.store import Store
 
@@ -30,7 +30,7 @@ _FUTILE_JOBS = 3
 Collect = Callable[[], tuple[int, bool]]
 
 
-class Followed:
+class Followed(Generic[AnyContent]):
     """The receipts of a stage's tasks, as they appear.
 
     Attributes:
@@ -39,11 +39,11 @@ class Followed:
 
     def __init__(
         self,
-        stage: Stage[Any],
+        stage: Stage[Any, AnyContent],
         tasks: Sequence[Any],
         *,
         title: str,
-        watch: Callable[[dict[str, Any]], None] = lambda _: None,
+        watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
         quiet: bool = False,
     ) -> None:
         """Looks for the first time; arguments as for `run`."""
@@ -63,7 +63,8 @@ class Followed:
         """Looks again, and shows it; returns how many tasks are finished, and whether all are."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
-            self._progress.add(receipt)
+            content = receipt.content
+            self._progress.add(getattr(content, "num_bytes", 0), getattr(content, "examples", 0))
             self._watch(receipt)
         self._progress.tick()
         return len(self.receipts), not self.left
@@ -74,14 +75,14 @@ class Followed:
 
 
 def run(
-    stage: Stage[AnyTask],
+    stage: Stage[AnyTask, AnyContent],
     tasks: Sequence[AnyTask],
     workers: Workers,
     *,
     title: str,
-    watch: Callable[[dict[str, Any]], None] = lambda _: None,
+    watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
     quiet: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Receipt[AnyContent]]:
     """Does the unfinished tasks and returns the receipts of all tasks, in order.
 
     After the first failure, workers finish the task that they are at and stop. Finished tasks
@@ -109,7 +110,7 @@ def run(
     return [followed.receipts[task.name] for task in tasks]
 
 
-def _run_here(stage: Stage[Any], followed: Followed, workers: Workers) -> None:
+def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers) -> None:
     # A job of a cluster that a killed run has left.
     lease.end_jobs(stage.store)
     stage.clear()
@@ -135,7 +136,7 @@ def _run_here(stage: Stage[Any], followed: Followed, workers: Workers) -> None:
 
 
 def _run_elsewhere(
-    stage: Stage[Any], followed: Followed, workers: Workers, *, title: str, quiet: bool
+    stage: Stage[Any, Any], followed: Followed[Any], workers: Workers, *, title: str, quiet: bool
 ) -> None:
     def build(pipeline: Any, lease: Lease) -> None:
         import apache_beam as beam

@@ -88,7 +88,7 @@ class Lease:
             time.sleep(_SEEN_POLL_S)
         _seen.add(self.job)
 
-    def claimed(self, stage: Stage[Any], tasks: Sequence[AnyTask]) -> Iterator[AnyTask]:
+    def claimed(self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]) -> Iterator[AnyTask]:
         """Yields tasks that no other worker of this job has claimed, until none is left.
 
         Workers begin with the first tasks. One that meets another goes on elsewhere, further away

@@ -32,11 +32,11 @@ class Progress:
                 desc=title, total=total, initial=done, unit="task", dynamic_ncols=True, leave=False
             )
 
-    def add(self, receipt: dict[str, Any]) -> None:
-        """Counts one finished task."""
+    def add(self, num_bytes: int = 0, examples: int = 0) -> None:
+        """Counts one finished task, with what it has made or moved."""
         self._done += 1
-        self._examples += receipt.get("examples", 0)
-        self._bytes += receipt.get("num_bytes", 0)
+        self._examples += examples
+        self._bytes += num_bytes
         if self._bar is not None:
             self._bar.set_postfix_str(self._rate())
             self._bar.update()

@@ -9,11 +9,11 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from imagenet_prep.core import canonical, errors
+from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
@@ -31,6 +31,8 @@ class Task(Protocol):
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)
+# The type of what a task finds out or makes, a dataclass.
+AnyContent = TypeVar("AnyContent", covariant=True)
 
 
 class Output(NamedTuple):
@@ -47,15 +49,66 @@ class Output(NamedTuple):
     sha256: str | None = None
 
 
-class Result(NamedTuple):
-    """What a task's function returns: the receipt's JSON content, and files to publish."""
+class Result(NamedTuple, Generic[AnyContent]):
+    """What a task's function returns: the content of its receipt, and files to publish."""
 
-    content: dict[str, Any]
+    content: AnyContent
     outputs: tuple[Output, ...] = ()
 
 
 @dataclass(frozen=True)
-class Stage(Generic[AnyTask]):
+class Published:
+    """A file that a receipt names."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What `Stage.make` adds to the content of each receipt."""
+
+    outputs: list[Published]
+    start_s: float
+    seconds: float
+    worker: str
+
+
+@dataclass(frozen=True)
+class Receipt(_Work, Generic[AnyContent]):
+    """The proof that a task is finished. On the disk, the content's fields stand beside the others.
+
+    Attributes:
+      outputs: the files that the task has published; the receipt counts only beside them.
+      start_s: when the task began, in seconds since the epoch.
+      seconds: how long it took.
+      worker: who did it.
+      content: what its function has returned.
+    """
+
+    content: AnyContent
+
+    def dumps(self) -> bytes:
+        """Returns the bytes of its file."""
+        whole = canonical.fields(self)
+        return canonical.dumps(canonical.fields(whole.pop("content")) | whole)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The note of a task that has failed.
+
+    Attributes:
+      error: class name of an ImagenetPrepError, or "" for a bug.
+      message: of the error, or the traceback.
+    """
+
+    error: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Stage(Generic[AnyTask, AnyContent]):
     """One kind of work on one data set.
 
     Attributes:
@@ -63,14 +116,15 @@ class Stage(Generic[AnyTask]):
       digest: of everything that decides the results.
       store: where receipts and outputs go; shared by all workers.
       function: task -> result; picklable, without side effects outside its temporary files.
-      shape: of the receipts, as for `canonical.fits`; a receipt of another shape does not count.
+      kind: of the receipts' contents, a dataclass or a union of them; a receipt with another
+        content does not count.
     """
 
     name: str
     digest: str
     store: Store
-    function: Callable[[AnyTask], Result]
-    shape: Any = field(default_factory=dict)
+    function: Callable[[AnyTask], Result[AnyContent]]
+    kind: Any
 
     @property
     def folder(self) -> str:
@@ -90,7 +144,7 @@ class Stage(Generic[AnyTask]):
         local.make_folder(f"{self.folder}/receipts")
         local.write(self._reserve, bytes(_RESERVE_BYTES))
 
-    def receipts(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
         """Returns the receipts of the finished tasks, by task.
 
         A receipt does not count if its files are gone, or if no task of this program can have
@@ -99,7 +153,7 @@ class Stage(Generic[AnyTask]):
         there = set(self.store.names(f"{self.folder}/receipts"))
         return self._sound([task for task in tasks if f"{task}.json" in there])
 
-    def receipt(self, task: str) -> dict[str, Any] | None:
+    def receipt(self, task: str) -> Receipt[AnyContent] | None:
         """Returns the receipt of one task, as `receipts` does, or None if it is not finished."""
         there = self.store.size(self._receipt(task)) is not None
         return self._sound([task]).get(task) if there else None
@@ -107,53 +161,58 @@ class Stage(Generic[AnyTask]):
     def _receipt(self, task: str) -> str:
         return f"{self.folder}/receipts/{task}.json"
 
-    def _sound(self, found: Sequence[str]) -> dict[str, dict[str, Any]]:
-        contents = self.store.read_each(map(self._receipt, found))
+    def _sound(self, tasks: Sequence[str]) -> dict[str, Receipt[AnyContent]]:
+        texts = self.store.read_each(map(self._receipt, tasks))
         receipts = {
             task: receipt
-            for task, content in zip(found, contents, strict=True)
-            if (receipt := _parse(content, self.shape)) is not None
+            for task, text in zip(tasks, texts, strict=True)
+            if (receipt := self._parse(text)) is not None
             # The receipt of a shard has the name of that shard.
-            and receipt.get("shard", task) == task
+            and getattr(receipt.content, "shard", task) == task
         }
-        outputs = [output for receipt in receipts.values() for output in receipt["outputs"]]
-        sizes = self.store.sizes(output["name"] for output in outputs)
+        outputs = [output for receipt in receipts.values() for output in receipt.outputs]
+        sizes = self.store.sizes(output.name for output in outputs)
         return {
             task: receipt
             for task, receipt in receipts.items()
-            if all(sizes.get(o["name"]) == o["num_bytes"] for o in receipt["outputs"])
+            if all(sizes.get(output.name) == output.num_bytes for output in receipt.outputs)
         }
 
-    def make(self, task: AnyTask) -> Result:
+    def _parse(self, text: bytes) -> Receipt[AnyContent] | None:
+        """Returns a receipt, or None if `make` cannot have made it."""
+        try:
+            whole = canonical.loads(text)
+            work = records.parse(_Work, whole, others=True)
+            rest = {name: whole[name] for name in whole.keys() - vars(work)}
+            for output in work.outputs:
+                naming.check_inside(output.name)
+            return Receipt(**vars(work), content=records.parse(self.kind, rest))
+        except ValueError:
+            return None
+
+    def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Sequence[Output]]:
         """Does one task; returns its receipt and files. Errors have a note with its name."""
         start = time.time()
         with _named(task):
             content, outputs = self.function(task)
-            listed = [
-                {"name": output.name, "num_bytes": output.temporary.stat().st_size}
-                for output in outputs
-            ]
-        receipt = {
-            **content,
-            "outputs": listed,
-            "start_s": round(start, 3),
-            "seconds": round(time.time() - start, 3),
-            "worker": _worker(),
-        }
-        return Result(receipt, outputs)
+            listed = [Published(each.name, each.temporary.stat().st_size) for each in outputs]
+        seconds = round(time.time() - start, 3)
+        return Receipt(listed, round(start, 3), seconds, _worker(), content), outputs
 
-    def publish(self, task: AnyTask, result: Result) -> dict[str, Any]:
+    def publish(
+        self, task: AnyTask, made: tuple[Receipt[AnyContent], Sequence[Output]]
+    ) -> Receipt[AnyContent]:
         """Publishes what `make` has returned; returns the receipt.
 
         The receipt is published before its files. So every visible file has its receipt, and a
         receipt without its files is no finished task.
         """
-        temporaries = [output.temporary for output in result.outputs]
-        with _named(task), removed_on_failure(*temporaries):
-            self.store.write(self._receipt(task.name), canonical.dumps(result.content))
-            for output in result.outputs:
+        receipt, outputs = made
+        with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
+            self.store.write(self._receipt(task.name), receipt.dumps())
+            for output in outputs:
                 self.store.publish(*output)
-        return result.content
+        return receipt
 
     def note(self, error: Exception) -> None:
         """Notes the error of a worker; `run` raises it in the launching process."""
@@ -172,14 +231,14 @@ class Stage(Generic[AnyTask]):
         Raises:
           StoreError, OSError: it could not be noted.
         """
-        local, failure = self.store.local, {"error": error, "message": message}
+        local = self.store.local
         # The first comes first in the list of names.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
-            local.write(name, canonical.dumps(failure))
+            local.write(name, canonical.dumps(Failure(error, message)))
         except (errors.IncompleteError, errors.StoreError):
             # The disk is full, or fails. One note fits into a file that was made beforehand.
-            short = canonical.dumps({**failure, "message": message[:900]})
+            short = canonical.dumps(Failure(error, message[:900]))
             with os.fdopen(local.open(self._reserve, os.O_WRONLY), "wb") as file:
                 file.write(short.ljust(_RESERVE_BYTES))
             local.rename(self._reserve, name)
@@ -195,14 +254,14 @@ class Stage(Generic[AnyTask]):
         for name in local.names(f"{self.folder}/failed"):
             path = f"{self.folder}/failed/{name}"
             try:
-                failure = canonical.loads(local.read(path))
-                error, message = str(failure["error"]), str(failure["message"])
-            except (ValueError, KeyError, TypeError) as damage:
+                failure = records.loads(Failure, local.read(path))
+            except ValueError as damage:
                 raise errors.StoreError(
                     f"{local.where(path)}: a task has failed, and its note is damaged "
                     f"({damage}). Run the same command again."
                 ) from damage
-            raise errors.by_name(error)(message) if error else RuntimeError(message)
+            kind = errors.by_name(failure.error) if failure.error else RuntimeError
+            raise kind(failure.message)
 
     @property
     def stopped(self) -> bool:
@@ -236,22 +295,6 @@ def _named(task: Task) -> Iterator[None]:
         error.add_note(f"Task: {task.name}")
         raise
 
-
-def _parse(content: bytes, shape: Any) -> dict[str, Any] | None:
-    """Returns a receipt, or None if `Stage.make` cannot have made it."""
-    try:
-        receipt: dict[str, Any] = canonical.loads(content)
-        if not canonical.fits(receipt, _SHAPE) or not canonical.fits(receipt, shape):
-            return None
-        for output in receipt["outputs"]:
-            naming.check_inside(output["name"])
-    except ValueError:
-        return None
-    return receipt
-
-
-# What `Stage.make` adds to the content of each receipt.
-_SHAPE = {"outputs": [{"name": str, "num_bytes": int}], "start_s": float, "seconds": float}
 
 # Others may read a bucket with receipts: workers have a random name, not that of their host.
 _PROCESS = uuid.uuid4().hex[:12]

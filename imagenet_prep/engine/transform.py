@@ -14,7 +14,7 @@ from apache_beam.metrics import Metrics
 
 from imagenet_prep.core import errors
 from imagenet_prep.engine.lease import Lease
-from imagenet_prep.engine.stage import Stage
+from imagenet_prep.engine.stage import Receipt, Stage
 from imagenet_prep.engine.workers import Done, done
 
 # The namespace of our metrics.
@@ -69,7 +69,7 @@ class _Do(beam.DoFn):
     def start_bundle(self) -> None:
         self._none_left = False
 
-    def process(self, _: Any, stage: Stage[Any], tasks: Sequence[Any]) -> Iterator[Done]:
+    def process(self, _: Any, stage: Stage[Any, Any], tasks: Sequence[Any]) -> Iterator[Done]:
         if self._none_left:
             return
         with reported(self._lease):
@@ -106,12 +106,12 @@ def reported(lease: Lease) -> Iterator[None]:
         raise BugError("".join(traceback.format_exception(error))) from None
 
 
-def _count(stage: str, receipt: dict[str, Any]) -> None:
+def _count(stage: str, receipt: Receipt[Any]) -> None:
     for field, name in _COUNTED.items():
-        if field in receipt:
-            Metrics.counter(METRICS, name).inc(receipt[field])
-    for incident in receipt.get("incidents", ()):
-        name = re.sub(r"\W", "_", f"{incident['action']}_{incident['reason']}")
+        if hasattr(receipt.content, field):
+            Metrics.counter(METRICS, name).inc(getattr(receipt.content, field))
+    for incident in getattr(receipt.content, "incidents", ()):
+        name = re.sub(r"\W", "_", f"{incident.action}_{incident.reason}")
         Metrics.counter(METRICS, name).inc()
-    milliseconds = round(1000 * receipt["seconds"])
+    milliseconds = round(1000 * receipt.seconds)
     Metrics.distribution(METRICS, f"{stage}_ms").update(milliseconds)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, errors, program, turns
-from imagenet_prep.engine.stage import AnyTask, Result, Stage
+from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -82,7 +82,7 @@ class Started:
 class Threads(Started):
     """Workers that are threads of this process. A thread that hangs ends with the process."""
 
-    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
+    def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
         """Starts them."""
         turns.among_threads(count)
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
@@ -100,7 +100,7 @@ class Threads(Started):
 class Processes(Started):
     """Workers that are processes. The kernel kills them when this process ends."""
 
-    def __init__(self, stage: Stage[AnyTask], tasks: list[AnyTask], count: int) -> None:
+    def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
         """Starts them; what they print goes to the stage's log."""
         argv = children.bound(children.python("-c", _PROGRAM))
         with (
@@ -142,7 +142,7 @@ def run_process() -> NoReturn:
     program.finish(work)
 
 
-def run_worker(stage: Stage[AnyTask], tasks: list[AnyTask]) -> None:
+def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
     """Does tasks that no other worker of this machine has claimed; notes a failure in the stage."""
     try:
         for _ in done(stage, _claimed(stage, tasks)):
@@ -160,16 +160,16 @@ class Done(NamedTuple):
 
     Attributes:
       task: what was to be done.
-      receipt: of it.
+      receipt: the proof of it.
       new: whether it was finished only now.
     """
 
     task: Any
-    receipt: dict[str, Any]
+    receipt: Receipt[Any]
     new: bool
 
 
-def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
+def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]:
     """Does tasks one after the other, on any machine.
 
     What has a receipt already is not done again.
@@ -179,8 +179,8 @@ def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
         published and the next not be made. What was made before is published.
     """
 
-    def publish(task: AnyTask, result: Result) -> Done:
-        return Done(task, stage.publish(task, result), new=True)
+    def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:
+        return Done(task, stage.publish(task, made), new=True)
 
     # The disk, or the server, gets the result of one task while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
@@ -191,8 +191,8 @@ def done(stage: Stage[AnyTask], tasks: Iterable[AnyTask]) -> Iterator[Done]:
                 if (receipt := stage.receipt(task.name)) is not None:
                     yield Done(task, receipt, new=False)
                     continue
-                result = stage.make(task)
-                publishing = [*publishing[-1:], publisher.submit(publish, task, result)]
+                made = stage.make(task)
+                publishing = [*publishing[-1:], publisher.submit(publish, task, made)]
                 if len(publishing) == 2:
                     yield publishing[0].result()
             if publishing:
@@ -212,7 +212,7 @@ def _together(failures: Sequence[BaseException]) -> BaseException:
     return BaseExceptionGroup("a task has failed, and so has the one before it", failures)
 
 
-def _claimed(stage: Stage[AnyTask], tasks: list[AnyTask]) -> Iterator[AnyTask]:
+def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Iterator[AnyTask]:
     """Yields tasks that no other worker has claimed, until none is left or one has failed."""
     for task in tasks:
         if stage.stopped:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagenet_prep.core import canonical, errors, program, regular_file
+from imagenet_prep.core import errors, program, records, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -31,11 +31,6 @@ _TAIL_LINES, _TAIL_BYTES = 10, 8192
 _SAID_BYTES = 1 << 20
 # A record has some two hundred bytes.
 _RECORD_BYTES = 1 << 16
-_SHAPE = {
-    **dict.fromkeys(("host", "boot", "since", "ended"), str),
-    **dict.fromkeys(("pid", "start"), int),
-    "exit": (int, type(None)),
-}
 # The kernel allows these process ids (an int of C) and exit codes (a byte).
 _PIDS, _CODES = range(2, 1 << 31), range(256)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -77,19 +72,16 @@ class Record:
         path = folder / RECORD
         try:
             with open(LocalStore(folder).open(RECORD, os.O_RDONLY), "rb") as file:
-                record = cls(**canonical.loads(regular_file.read_whole(file, path, _RECORD_BYTES)))
+                text = regular_file.read_whole(file, path, _RECORD_BYTES)
+            record = records.loads(cls, text)
+            if record.pid not in _PIDS or (record.exit or 0) not in _CODES:
+                raise ValueError("a number of it is too large")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ImagenetPrepError(f"{path}: {error.strerror}") from error
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise DataDamagedError(f"{path}: not what launch --detach writes: {error}") from error
-        code = 0 if record.exit is None else record.exit
-        fits = canonical.fits(vars(record), _SHAPE)
-        if not fits or record.pid not in _PIDS or code not in _CODES:
-            raise DataDamagedError(
-                f"{path}: not what launch --detach writes: a value is of a wrong type, or too large"
-            )
         return record
 
     def save(self, folder: Path) -> None:

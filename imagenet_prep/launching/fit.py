@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from imagenet_prep.core import canonical, children
+from imagenet_prep.core import children, records
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 from imagenet_prep.launching import host as here
+from imagenet_prep.launching.host import Answer
 from imagenet_prep.launching.work import Work
-
-# A host's facts, as `launching.host.probe` prints them.
-Answer = dict[str, Any]
-_SHAPE = {
-    "versions": dict.fromkeys(("python", *here.PACKAGES), str),
-    "gpus": int,
-    "address": str,
-    "interfaces": {str: str},
-    "reached": str,
-    "dataset": str,
-    "part": [int, int, int],
-    "ports": [int, int],
-    "problem": str,
-}
 
 
 class Network(NamedTuple):
@@ -77,7 +64,7 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
     problems += _misplaced(used, answers)
     network = None
     if not problems:
-        network, problems = _network(used, [a for a in answers if isinstance(a, dict)], interface)
+        network, problems = _network(used, [a for a in answers if isinstance(a, Answer)], interface)
     if network is None:
         raise ImagenetPrepError(
             f"{len(problems)} problems on {len(used)} hosts, nothing was started:\n  "
@@ -108,24 +95,19 @@ def _answer(host: Host, ending: Ending, program: str) -> Answer | str:
 def understood(text: str) -> Answer | None:
     """Returns a host's facts in JSON; None where it is no answer of this version."""
     try:
-        answer: Answer = canonical.loads(text)
+        return records.loads(Answer, text.encode())
     except ValueError:
         return None
-    return answer if canonical.fits(answer, _SHAPE) else None
 
 
 def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
     """Returns what is wrong with one host by itself, in a job of so many ranks."""
-    found = [answer["problem"]] if answer["problem"] else []
+    found = [answer.problem] if answer.problem else []
     # A script of the user's own may be PyTorch's.
-    if (
-        ranks > 1
-        and not (work.is_own or work.by_servers)
-        and answer["versions"]["horovod"] == "none"
-    ):
+    if ranks > 1 and not (work.is_own or work.by_servers) and answer.versions["horovod"] == "none":
         found.append("no Horovod: run `imagenet-prep install-horovod` there")
-    if answer["gpus"] and answer["gpus"] < host.slots:
-        found.append(f"{answer['gpus']} GPUs for {host.slots} ranks: write slots={answer['gpus']}")
+    if answer.gpus and answer.gpus < host.slots:
+        found.append(f"{answer.gpus} GPUs for {host.slots} ranks: write slots={answer.gpus}")
     return found
 
 
@@ -133,7 +115,7 @@ def _network(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
     """Returns how the hosts reach each other, or what keeps them from it."""
-    first, second = answers[0]["ports"]
+    first, second = answers[0].ports
     ports = (first, second)
     interfaces = here.interfaces()
     # The interface of this machine, and that of each host; None where it is not known.
@@ -145,15 +127,15 @@ def _network(
             return Network("127.0.0.1", ("lo",) * len(used), "127.0.0.1", ports), []
         own = _having(_source(elsewhere[0]), interfaces)
         names = [
-            own if address is None else _having(address, answer["interfaces"])
+            own if address is None else _having(address, answer.interfaces)
             for address, answer in zip(addresses, answers, strict=True)
         ]
     problems, of_hosts = [], []
     for host, answer, name in zip(used, answers, names, strict=True):
-        if name is not None and name in answer["interfaces"]:
+        if name is not None and name in answer.interfaces:
             of_hosts.append(name)
         else:
-            known = ", ".join(f"{n} {a}" for n, a in answer["interfaces"].items())
+            known = ", ".join(f"{n} {a}" for n, a in answer.interfaces.items())
             problems.append(
                 f"{host.address}: no network interface {name or 'at which it was reached'}; it "
                 f"has {known}. Say which by --network-interface."
@@ -162,13 +144,13 @@ def _network(
         problems.append(f"this machine has no network interface {own}: see --network-interface")
     if problems or own is None:
         return None, problems
-    address = answers[0]["interfaces"][of_hosts[0]]
+    address = answers[0].interfaces[of_hosts[0]]
     return Network(interfaces[own], tuple(of_hosts), address, ports), []
 
 
 def _remote_address(host: Host, answer: Answer) -> str | None:
     """Returns the address at which ssh reached a host; None where it is this machine."""
-    address: str = answer["reached"] or answer["address"]
+    address = answer.reached or answer.address
     return None if host.is_local or address.startswith("127.") else address
 
 
@@ -190,18 +172,18 @@ def _source(address: str) -> str:
 def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[str]:
     """Returns what keeps two hosts from training together, by their facts."""
     found = [
-        f"{other.address}: {package} {second['versions'].get(package, 'none')}, "
+        f"{other.address}: {package} {second.versions.get(package, 'none')}, "
         f"{one.address} has {version}: install the same"
-        for package, version in first["versions"].items()
-        if second["versions"].get(package) != version
+        for package, version in first.versions.items()
+        if second.versions.get(package) != version
     ]
-    if first["dataset"] and second["dataset"] and first["dataset"] != second["dataset"]:
+    if first.dataset and second.dataset and first.dataset != second.dataset:
         found.append(
-            f"{other.address}: manifest {second['dataset'][:16]}, {one.address} has "
-            f"{first['dataset'][:16]}: these are different data sets. "
+            f"{other.address}: manifest {second.dataset[:16]}, {one.address} has "
+            f"{first.dataset[:16]}: these are different data sets. "
             "Copy the set again from one host to the other."
         )
-    if first.get("script") and second.get("script") and first["script"] != second["script"]:
+    if first.script and second.script and first.script != second.script:
         found.append(
             f"{other.address}: its script differs from that of {one.address}: copy it, and what it "
             "imports, to all hosts"
@@ -212,7 +194,7 @@ def differences(one: Host, first: Answer, other: Host, second: Answer) -> list[s
 def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:
     """Returns what is wrong with the parts of a partitioned set: each is read by its own host."""
     found = []
-    parts = [Placement(*a["part"]) for a in answers if not isinstance(a, str) and a["dataset"]]
+    parts = [Placement(*a.part) for a in answers if not isinstance(a, str) and a.dataset]
     if len(parts) < len(used) or all(part == WHOLE for part in parts):
         return []
     for number, (host, part) in enumerate(zip(used, parts, strict=True)):

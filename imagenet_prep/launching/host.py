@@ -21,13 +21,14 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical, regular_file, signals, terminal
+from imagenet_prep.core import records, regular_file, signals, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.placement import WHOLE, Placement
@@ -75,7 +76,7 @@ def _code(value: Any) -> int:
     return count(value)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Order:
     """What a host is to run.
 
@@ -90,20 +91,12 @@ class Order:
 
     mark: str
     folder: str
-    command: Sequence[str]
-    shared: Mapping[str, str]
-    ranks: Sequence[Mapping[str, str]]
+    command: list[str]
+    shared: dict[str, str]
+    ranks: list[dict[str, str]]
     logs: str | None
 
 
-_ORDER = {
-    "mark": str,
-    "folder": str,
-    "command": [str],
-    "shared": {str: str},
-    "ranks": [{str: str}],
-    "logs": (str, type(None)),
-}
 _SECONDS = {"seconds": number}
 # "ask": ask the ranks to end, and kill them after that time. "limit": kill those that live then.
 TO_HOST: Messages = {
@@ -118,15 +111,43 @@ FROM_HOST: Messages = {
 }
 
 
-def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
-    """Returns versions, GPUs, and what is known of the data set and of the user's own script.
+@dataclass(frozen=True)
+class Answer:
+    """What a host says of itself.
 
-    Keys: "versions" by package; "gpus"; "address" that its own name has, "" if none;
-    "interfaces": IPv4 addresses by name; "reached": its address that ssh came to, "" without ssh;
-    "dataset": digest of its manifest, "" without a data set of this host; "part": which of it is
-    here, as [node, nodes, copies]; "script": its sha256, "" if none; "ports": two that are free for
-    TCP at this moment; "problem": what is wrong with data set or script, "" if nothing.
+    Attributes:
+      versions: by package, "none" where it is not installed.
+      gpus: how many the host has.
+      address: what its own name stands for, "" if nothing.
+      interfaces: IPv4 addresses by name.
+      reached: its address that ssh came to, "" without ssh.
+      dataset: digest of its manifest, "" without a data set of this host.
+      part: which part of the data set is here: node, nodes, copies.
+      script: sha256 of the user's own script, "" if there is none.
+      ports: two that are free for TCP at this moment.
+      problem: what is wrong with data set or script, "" if nothing.
     """
+
+    versions: dict[str, str]
+    gpus: int
+    address: str
+    interfaces: dict[str, str]
+    reached: str
+    dataset: str
+    part: tuple[int, int, int]
+    script: str
+    ports: tuple[int, int]
+    problem: str
+
+    def __post_init__(self) -> None:
+        """Refuses an answer without all versions, or of a part that cannot be."""
+        if lacking := {"python", *PACKAGES} - self.versions.keys():
+            raise ValueError(f"versions of {', '.join(sorted(lacking))} are missing")
+        Placement(*self.part)
+
+
+def probe(data_dir: str | None, script: str | None = None) -> Answer:
+    """Returns what this host has, and what is known of the data set and the user's own script."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         try:
@@ -150,19 +171,19 @@ def probe(data_dir: str | None, script: str | None = None) -> dict[str, Any]:
         address = socket.gethostbyname(socket.gethostname())
     # NVIDIA's driver lists its devices here; asking TensorFlow takes seconds.
     gpus = Path("/proc/driver/nvidia/gpus")
-    return {
-        "versions": versions,
-        "gpus": len(list(gpus.iterdir())) if gpus.is_dir() else 0,
-        "address": address,
-        "interfaces": interfaces(),
+    return Answer(
+        versions=versions,
+        gpus=len(list(gpus.iterdir())) if gpus.is_dir() else 0,
+        address=address,
+        interfaces=interfaces(),
         # The client's address and port, then ours.
-        "reached": (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
-        "dataset": digest,
-        "part": dataclasses.astuple(part),
-        "script": code,
-        "ports": ports,
-        "problem": problem,
-    }
+        reached=(os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2],
+        dataset=digest,
+        part=dataclasses.astuple(part),
+        script=code,
+        ports=(ports[0], ports[1]),
+        problem=problem,
+    )
 
 
 def interfaces() -> dict[str, str]:
@@ -211,9 +232,10 @@ def run(launch: Channel) -> None:
     orders = _orders(launch)
     if (first := next(orders, None)) is None:
         return
-    if not canonical.fits(content := canonical.loads(first.body), _ORDER):
-        raise BrokenError("what it asks to run is not understood")
-    asked = Order(**content)
+    try:
+        asked = records.loads(Order, first.body)
+    except ValueError as error:
+        raise BrokenError(f"its order to run is not understood: {error}") from None
     with contextlib.suppress(OSError):
         os.chdir(Path(asked.folder).expanduser())
     if not asked.ranks:
@@ -329,7 +351,7 @@ def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "probe":
-        print(json.dumps(probe(*(word or None for word in sys.argv[2:]))))
+        print(json.dumps(vars(probe(*(word or None for word in sys.argv[2:])))))
     else:
         try:
             with _launch(float(sys.argv[2])) as launch:

@@ -6,22 +6,21 @@ The renames are written down before the first of them, so that a run after a kil
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, some
-from imagenet_prep.dataset import naming, tfrecord
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation.existing_set import ExistingSet, identity
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
-from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import inside, notes
@@ -36,6 +35,24 @@ _BEGUN = f"{naming.WORK}/adopt.json"
 _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, naming.TFDS_FEATURES, naming.TFDS_INFO)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """What adopt was about to do in a folder.
+
+    Attributes:
+      renames: (name now, name then), in an order that frees each name.
+      shards: (name, sha256) of each.
+    """
+
+    renames: list[tuple[str, str]]
+    shards: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """A receipt that says nothing but the name of the file."""
+
+
 def finish_renames(store: LocalStore) -> None:
     """Finishes the renames that a killed run had begun in this folder, if there was one.
 
@@ -46,7 +63,7 @@ def finish_renames(store: LocalStore) -> None:
     """
     if store.size(_BEGUN) is not None:
         with store.lock():
-            _rename(store, _begun(store)["renames"])
+            _rename(store, _begun(store).renames)
 
 
 def complete(
@@ -73,12 +90,12 @@ def complete(
       DataDamagedError: what an earlier run noted is not what adopt does, or a shard has changed.
       StoreError, IncompleteError: the system refuses, or the disk is full.
     """
-    shards = [[r["shard"], r["sha256"]] for receipts in seen.receipts.values() for r in receipts]
+    shards = [(each.shard, each.sha256) for split in seen.shards.values() for each in split]
     if store.size(_BEGUN) is None:
         _refuse_obstacles(store, found, seen, in_place=in_place)
-        begun = {"renames": moves(found) if in_place else [], "shards": shards}
+        begun = _Begun(moves(found) if in_place else [], shards)
         store.write(_BEGUN, canonical.dumps(begun))
-    elif _begun(store)["shards"] != shards:
+    elif _begun(store).shards != shards:
         raise UsageError(
             f"{store.where()}: another set was adopted here, or its shards were replaced since. "
             f"Choose an empty --out; or, to begin anew, remove {_BEGUN} and what adopt made: "
@@ -88,16 +105,16 @@ def complete(
         _rename(store.local, moves(found))
     else:
         checked = [
-            shard._replace(sha256=receipt["sha256"])
-            for split, receipts in seen.receipts.items()
-            for shard, receipt in zip(found.splits[split], receipts, strict=True)
+            shard._replace(sha256=each.sha256)
+            for split, shards_seen in seen.shards.items()
+            for shard, each in zip(found.splits[split], shards_seen, strict=True)
         ]
         bring = partial(_bring, source=found.store, store=store)
-        stage = engine.Stage(ADOPT, identity(checked), store, bring)
+        stage = engine.Stage(ADOPT, identity(checked), store, bring, _Brought)
         engine.run(stage, checked, workers, title=ADOPT, quiet=quiet)
-    for receipts in seen.receipts.values():
-        for receipt in receipts:
-            store.write(naming.index_name(receipt["shard"]), _index(receipt))
+    for split in seen.shards.values():
+        for each in split:
+            store.write(naming.index_name(each.shard), each.index)
     _commit(store, seen)
 
 
@@ -111,17 +128,14 @@ def moves(found: TfrecordSet) -> list[tuple[str, str]]:
     ]
 
 
-def _begun(store: Store) -> dict[str, Any]:
+def _begun(store: Store) -> _Begun:
     """Returns what an earlier run was about to do here; DataDamagedError if adopt never does it.
 
     The folder may come from elsewhere, and its `.work` with it.
     """
-    begun = notes.read(store, _BEGUN, renames=list, shards=list)
-    for key in ("renames", "shards"):
-        if not canonical.fits(begun[key], [[str, str]]):
-            raise notes.damaged(store, _BEGUN, f"{key!r} holds something else than pairs of text")
-    names = {name for name, _ in begun["shards"]}
-    for before, after in begun["renames"]:
+    begun = notes.read(store, _BEGUN, _Begun)
+    names = {name for name, _ in begun.shards}
+    for before, after in begun.renames:
         if after not in names or not shard_files.becomes(before, after):
             raise notes.damaged(store, _BEGUN, f"adopt would never rename {before!r} to {after!r}")
     return begun
@@ -148,7 +162,7 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
                 folder.rmdir()
 
 
-def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result:
+def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
     """Brings a checked shard into another folder or bucket; its receipt is that of the check.
 
     It is a hard link between folders, else a copy that is proven on the way.
@@ -158,7 +172,7 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result:
         _link(folder, store, shard, temporary)
     else:
         _copy(source, shard, temporary)
-    return engine.Result({}, (engine.Output(temporary, shard.name, shard.sha256),))
+    return engine.Result(_Brought(), (engine.Output(temporary, shard.name, shard.sha256),))
 
 
 def _link(source: LocalStore, store: Store, shard: ShardFile, target: Path) -> None:
@@ -202,7 +216,7 @@ def _refuse_obstacles(
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    index = {r["shard"]: _index(r) for receipts in seen.receipts.values() for r in receipts}
+    index = {each.shard: each.index for split in seen.shards.values() for each in split}
     strangers += [
         naming.index_name(name)
         for name in store.names(naming.INDEX)
@@ -232,29 +246,20 @@ def _refuse_obstacles(
         )
 
 
-def _index(receipt: dict[str, Any]) -> bytes:
-    lines, offset = [], 0
-    for size in receipt["record_bytes"]:
-        lines.append(tfrecord.index_line(offset, size))
-        offset += size
-    return "".join(lines).encode()
-
-
 def _commit(store: Store, seen: ExistingSet) -> None:
     classes = seen.labelling.classes
-    splits = {}
-    for split, receipts in seen.receipts.items():
-        whole = [
-            {
-                **receipt,
-                "index_bytes": len(_index(receipt)),
-                "index_sha256": hashlib.sha256(_index(receipt)).hexdigest(),
-                "resized": 0,
-                "incidents": [],
-            }
-            for receipt in receipts
-        ]
-        splits[split] = split_of(whole, num_per_class(receipts, len(classes.wnids)))
+    splits = {
+        split: Split(
+            examples=sum(seen.examples_per_class[split]),
+            num_bytes=sum(each.num_bytes for each in shards),
+            examples_per_class=seen.examples_per_class[split],
+            resized=0,
+            max_height=max(each.max_height for each in shards),
+            max_width=max(each.max_width for each in shards),
+            shards=[each.entry for each in shards],
+        )
+        for split, shards in seen.shards.items()
+    }
     wanted = Wanted(
         Settings(ADOPT, {split: {} for split in splits}),
         libraries={},

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core import canonical
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import SourceError, StoreError
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
@@ -47,6 +48,21 @@ class RangeTask(NamedTuple):
     def name(self) -> str:
         """The receipt's name; sorts by position."""
         return f"{self.start:015d}"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A range of an archive that is on the disk.
+
+    Attributes:
+      start: its first byte.
+      num_bytes: its size.
+      failures: how often the server failed on the way.
+    """
+
+    start: int
+    num_bytes: int
+    failures: int
 
 
 @dataclass(kw_only=True)
@@ -83,7 +99,7 @@ class Archives:
         self._proofs = Ledger(self.store, f"{naming.WORK}/archives.jsonl", names)
         self._fetched_bytes: dict[Archive, int] = {}
 
-    def foresee(self) -> list[dict[str, Any]]:
+    def foresee(self) -> list[Json]:
         """Returns name and size of each archive, and whether it is there; writes nothing.
 
         Raises:
@@ -100,7 +116,7 @@ class Archives:
             for archive, size in sizes.items()
         ]
 
-    def bring(self) -> list[dict[str, Any]]:
+    def bring(self) -> list[Json]:
         """Does what is left to do; returns what each archive is, and the bytes fetched of it.
 
         Raises:
@@ -252,16 +268,16 @@ class Archives:
             tasks,
             engine.Workers(self.connections, engine.THREADS),
             title=archive.name,
-            watch=lambda receipt: hasher.finished(receipt["start"], receipt["num_bytes"]),
+            watch=lambda receipt: hasher.finished(receipt.content.start, receipt.content.num_bytes),
             quiet=self.quiet,
         )
-        new = (receipt for receipt in receipts if receipt["start_s"] >= began)
-        self._fetched_bytes[archive] = sum(receipt["num_bytes"] for receipt in new)
+        new = (receipt.content for receipt in receipts if receipt.start_s >= began)
+        self._fetched_bytes[archive] = sum(part.num_bytes for part in new)
         return hasher
 
     def _fetch_range(
         self, archive: Archive, stat: Stat, ended: threading.Event, task: RangeTask
-    ) -> engine.Result:
+    ) -> engine.Result[Fetched]:
         """Leaves a range on the disk; its place and size are the receipt."""
         where = f"{self.remote.where(archive.name)}, bytes {task.start:,} to {task.stop:,}"
         budget, path = RetryBudget(where, self.retries, ended), self.store.path(_partial(archive))
@@ -272,15 +288,15 @@ class Archives:
             ended.set()
             raise
         size = task.stop - task.start
-        return engine.Result({"start": task.start, "num_bytes": size, "failures": budget.failures})
+        return engine.Result(Fetched(task.start, size, budget.failures))
 
     def _prove(self, files: dict[Archive, tuple[os.stat_result, Hasher]]) -> None:
         """Notes the md5 of whole files, and the status that each had."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
             for archive, (status, hasher) in files.items():
-                found = {"num_bytes": status.st_size, "md5": hasher.hexdigest()}
-                self._proofs.add(archive.name, status, **found)
-                bar.add(found)
+                size = status.st_size
+                self._proofs.add(archive.name, status, num_bytes=size, md5=hasher.hexdigest())
+                bar.add(size)
 
     def _refuse_other(self, archive: Archive, path: Path, remedy: str) -> None:
         md5 = self._md5(archive, path)
@@ -299,12 +315,11 @@ class Archives:
         for folder in self.store.path(naming.WORK).glob(f"fetch-{archive.name}-*"):
             self.store.remove_tree(f"{naming.WORK}/{folder.name}")
 
-    def _fetch_stage(self, archive: Archive, stat: Stat) -> engine.Stage[RangeTask]:
+    def _fetch_stage(self, archive: Archive, stat: Stat) -> engine.Stage[RangeTask, Fetched]:
         work = partial(self._fetch_range, archive, stat, threading.Event())
         # Without the address: it may hold what is nobody's business, and move.
         identity = canonical.digest([archive.name, *stat, self.part_size])
-        shape = {"start": int, "num_bytes": int}
-        return engine.Stage(f"fetch-{archive.name}", identity, self.store, work, shape)
+        return engine.Stage(f"fetch-{archive.name}", identity, self.store, work, Fetched)
 
 
 def _partial(archive: Archive) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 
 from imagenet_prep import engine
@@ -15,7 +16,14 @@ from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
-_COUNTS = ("images", "boxes", "dropped")
+
+@dataclass(frozen=True)
+class ReadBoxes:
+    """How many annotations and boxes were read, and how many boxes without an area were not."""
+
+    images: int
+    boxes: int
+    dropped: int
 
 
 class BoxLookup:
@@ -46,16 +54,16 @@ class BoxLookup:
 
 def box_stage(
     annotations: boxes.Annotations, store: Store
-) -> tuple[engine.Stage[boxes.BoxTask], BoxLookup]:
+) -> tuple[engine.Stage[boxes.BoxTask, ReadBoxes], BoxLookup]:
     """Returns the stage that reads annotations into lists, and what finds boxes in them."""
     digest = canonical.digest(annotations.identity)
     folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
     work = partial(_read, store=store, folder=folder)
-    stage = engine.Stage("boxes", digest, store, work, dict.fromkeys(_COUNTS, int))
+    stage = engine.Stage("boxes", digest, store, work, ReadBoxes)
     return stage, BoxLookup(store, folder, annotations.parts)
 
 
-def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result:
+def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result[ReadBoxes]:
     """Reads annotations into files of lines, one a class of train and one for validation."""
     found = boxes.read(task)
     outputs = []
@@ -64,7 +72,7 @@ def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result:
         with storage_errors("write", temporary), new_file(temporary) as file:
             file.write(lines)
         outputs.append(engine.Output(temporary, _list_name(folder, task.split, group)))
-    return engine.Result({name: getattr(found, name) for name in _COUNTS}, tuple(outputs))
+    return engine.Result(ReadBoxes(found.images, found.boxes, found.dropped), tuple(outputs))
 
 
 def _list_name(folder: str, split: str, group: str) -> str:
@@ -92,12 +100,13 @@ def read_boxes(
         return None
     stage, lookup = box_stage(annotations, store)
     receipts = engine.run(stage, annotations.tasks, workers, title="boxes", quiet=quiet)
-    total = {name: sum(r[name] for r in receipts) for name in _COUNTS}
     if not quiet:
+        read = [receipt.content for receipt in receipts]
         print(
-            f"boxes: {total['boxes']:,} in {total['images']:,} annotations; {total['dropped']:,} "
-            "more without an area were dropped",
+            f"boxes: {sum(each.boxes for each in read):,} in "
+            f"{sum(each.images for each in read):,} annotations; "
+            f"{sum(each.dropped for each in read):,} more without an area were dropped",
             file=sys.stderr,
         )
-    lookup.num_bytes = sum(output["num_bytes"] for r in receipts for output in r["outputs"])
+    lookup.num_bytes = sum(output.num_bytes for r in receipts for output in r.outputs)
     return lookup

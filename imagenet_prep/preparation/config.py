@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag
 from imagenet_prep.dataset import naming, schema
 
@@ -173,7 +173,7 @@ class Config(RunFlags):
                 "read; bring anything else into a folder"
             )
 
-    def byte_settings(self) -> dict[str, Any]:
+    def byte_settings(self) -> Json:
         """Returns the settings that decide the data set's bytes."""
         made = (*self.splits, schema.HOLDOUT) if self.holdout else self.splits
         return {

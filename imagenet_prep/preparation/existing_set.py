@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import accumulate
 
 from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
@@ -20,6 +20,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.keys import VALIDATION_NAME
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.shards.commit import num_per_class
@@ -33,51 +34,95 @@ from imagenet_prep.storage.store import Store
 # The manifest states the worst that any record has for a key.
 _WORST_FIRST = (example.ABSENT, example.WRONG, example.EMPTY)
 
-# What receipts hold, as for `canonical.fits`. A use is (name, text, label, examples, where).
-_LABELS = {"uses": [[str, str, int, int, str]], "damage": [str], "examples": int}
-_CHECKED = {
-    **dict.fromkeys(("shard", "sha256"), str),
-    **dict.fromkeys(("examples", "num_bytes", "not_rgb", "max_height", "max_width"), int),
-    "record_bytes": [int],
-    "num_per_class": {int: int},
-    "validation": {int: int},
-    "lacks": {str: {str: int}},
-    "problems": [str],
-}
+
+@dataclass(frozen=True)
+class _ListedLabels:
+    """The classes and labels of a shard, and what is wrong with its records."""
+
+    uses: list[LabelUse]
+    damage: list[str]
+    examples: int
 
 
-def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result:
+@dataclass
+class CheckedShard:
+    """What was found in a shard; what a manifest says of it, where there are no problems.
+
+    Attributes:
+      shard: its name in a data set.
+      examples, num_bytes: records, and bytes of the file.
+      sha256: of the file; "" where there are problems.
+      record_bytes: sizes of the records, with what frames them.
+      num_per_class: records by class index.
+      validation: class index by the number in the name of a validation image.
+      not_rgb: images that are grey or CMYK.
+      max_height, max_width: the largest sides, in pixels.
+      lacks: how many records lack a key, by key and kind.
+      problems: a sentence each.
+    """
+
+    shard: str
+    num_bytes: int
+    examples: int
+    sha256: str
+    record_bytes: list[int]
+    num_per_class: dict[int, int]
+    validation: dict[int, int]
+    not_rgb: int
+    max_height: int
+    max_width: int
+    lacks: dict[str, Counter[str]]
+    problems: list[str]
+
+    @property
+    def entry(self) -> Shard:
+        """What a manifest says of the shard."""
+        index = hashlib.sha256(self.index).hexdigest()
+        return Shard(self.shard, self.examples, self.num_bytes, self.sha256, len(self.index), index)
+
+    @property
+    def index(self) -> bytes:
+        """The content of the shard's index."""
+        ends = accumulate(self.record_bytes, initial=0)
+        lines = map(tfrecord.index_line, ends, self.record_bytes)
+        return "".join(lines).encode()
+
+
+def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
     """Lists the classes and labels of a shard, if only the whole set shows what they mean."""
     damage = Problems()
     uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
-    return engine.Result({"uses": uses, "damage": damage.listed(shard.file), "examples": examples})
+    return engine.Result(_ListedLabels(uses, damage.listed(shard.file), examples))
 
 
-@dataclass
-class _Report:
-    """What the receipt of a shard says of its records."""
-
-    record_bytes: list[int] = field(default_factory=list)
-    num_per_class: Counter[str] = field(default_factory=Counter)
-    validation: dict[str, int] = field(default_factory=dict)
-    not_rgb: int = 0
-    max_height: int = 0
-    max_width: int = 0
-    lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-
-def _check_shard(shard: ShardFile, *, store: Store, labelling: Labelling) -> engine.Result:
+def _check_shard(
+    shard: ShardFile, *, store: Store, labelling: Labelling
+) -> engine.Result[CheckedShard]:
     """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
-    report, problems = _Report(), Problems()
-    sha256 = hashlib.sha256()
+    counts: Counter[int] = Counter()
+    report = CheckedShard(
+        shard=shard.name,
+        num_bytes=shard.num_bytes,
+        examples=0,
+        sha256="",
+        record_bytes=[],
+        num_per_class=counts,
+        validation={},
+        not_rgb=0,
+        max_height=0,
+        max_width=0,
+        lacks=defaultdict(Counter),
+        problems=[],
+    )
+    sha256, problems = hashlib.sha256(), Problems()
 
     with contextlib.suppress(GivenUpError):
         for record, entry in tfrecords.entries(store, shard, problems.add, [sha256]):
             report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
             try:
                 member = tfrecords.member(shard, record, entry, labelling)
-                count_member(member, report.num_per_class, report.validation)
+                count_member(member, counts, report.validation)
             except DataDamagedError as error:
                 problems.add(error)
                 continue
@@ -85,19 +130,13 @@ def _check_shard(shard: ShardFile, *, store: Store, labelling: Labelling) -> eng
                 _check_record(record.payload, entry, report)
             except (BadImageError, DataDamagedError) as error:
                 problems.add(f"{tfrecords.where(shard, record)}: {error}")
-    return engine.Result(
-        {
-            **vars(report),
-            "problems": problems.listed(shard.file),
-            "shard": shard.name,
-            "examples": len(report.record_bytes),
-            "num_bytes": shard.num_bytes,
-            "sha256": "" if problems else sha256.hexdigest(),
-        }
-    )
+    report.problems = problems.listed(shard.file)
+    report.examples = len(report.record_bytes)
+    report.sha256 = "" if problems else sha256.hexdigest()
+    return engine.Result(report)
 
 
-def _check_record(payload: bytes, entry: Entry, report: _Report) -> None:
+def _check_record(payload: bytes, entry: Entry, report: CheckedShard) -> None:
     """Adds what one record lacks; raises BadImageError or DataDamagedError for a damaged one."""
     features = entry.features
     image = keep(entry.encoded)
@@ -145,14 +184,14 @@ def settle_labels(
         return labelling
     shards = [shard for split in splits for shard in found.splits[split]]
     work = partial(_list_labels, store=found.store)
-    stage = engine.Stage("labels", identity(shards), store, work, _LABELS)
+    stage = engine.Stage("labels", identity(shards), store, work, _ListedLabels)
     receipts = engine.run(stage, shards, workers, title="labels", quiet=quiet)
-    if damage := [line for receipt in receipts for line in receipt["damage"]]:
+    listed = [receipt.content for receipt in receipts]
+    if damage := [line for each in listed for line in each.damage]:
         where = found.store.where()
         damage.insert(0, f"{where}: {len(damage)} damaged; fetch these shards again:")
         raise DataDamagedError("\n".join(damage))
-    uses = [LabelUse(*use) for receipt in receipts for use in receipt["uses"]]
-    return labelling_of(uses, known)
+    return labelling_of([use for each in listed for use in each.uses], known)
 
 
 def identity(shards: Sequence[ShardFile]) -> str:
@@ -160,22 +199,27 @@ def identity(shards: Sequence[ShardFile]) -> str:
     return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
 
 
-def count_member(member: Member, num_per_class: Counter[str], validation: dict[str, int]) -> None:
+def count_member(member: Member, num_per_class: Counter[int], validation: dict[int, int]) -> None:
     """Counts a member by class; of a validation image, notes the class by number in its name."""
-    num_per_class[str(member.class_index)] += 1
+    num_per_class[member.class_index] += 1
     if match := VALIDATION_NAME.match(member.key):
-        validation[str(int(match[1]))] = member.class_index
+        validation[int(match[1])] = member.class_index
 
 
 def check_validation_labels(
-    receipts: Sequence[dict[str, Any]], classes: ClassList, store: Store
+    of_each: Iterable[Mapping[int, int]], classes: ClassList, store: Store
 ) -> None:
     """Compares the 50,000 validation labels with the known ones, if all are there.
+
+    Args:
+      of_each: of each shard, the class index by the number in the name of a validation image.
+      classes: the class list.
+      store: where the shards lie.
 
     Raises:
       SourceError: they differ.
     """
-    noted = {int(n): i for receipt in receipts for n, i in receipt["validation"].items()}
+    noted = {number: index for each in of_each for number, index in each.items()}
     check_validation(classes, noted, store.where())
 
 
@@ -185,12 +229,12 @@ class ExistingSet:
 
     Attributes:
       labelling: what its labels mean.
-      receipts: of its shards, by split, in order.
+      shards: what was found in its shards, by split, in order.
       problems: one sentence each; empty if the set can be adopted.
     """
 
     labelling: Labelling
-    receipts: dict[str, list[dict[str, Any]]]
+    shards: dict[str, list[CheckedShard]]
     problems: list[str]
 
     @property
@@ -205,8 +249,8 @@ class ExistingSet:
     def lack_counts(self) -> dict[str, Counter[str]]:
         """How many records lack a key, by key and kind."""
         counts: dict[str, Counter[str]] = {}
-        for receipt in self._all():
-            for key, kinds in receipt["lacks"].items():
+        for shard in self._all():
+            for key, kinds in shard.lacks.items():
                 counts.setdefault(key, Counter()).update(kinds)
         return counts
 
@@ -217,7 +261,7 @@ class ExistingSet:
             return []
         problems = [
             problem
-            for split, counts in self._counts.items()
+            for split, counts in self.examples_per_class.items()
             for problem in editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
         ]
         return list(dict.fromkeys(problems))
@@ -225,28 +269,31 @@ class ExistingSet:
     @property
     def edition(self) -> str:
         """The edition of ImageNet, as for `editions.recognised`."""
-        totals = {split: sum(counts) for split, counts in self._counts.items()}
+        totals = {split: sum(counts) for split, counts in self.examples_per_class.items()}
         return editions.recognised(self.labelling.classes, totals)
 
     @property
-    def _counts(self) -> dict[str, list[int]]:
+    def examples_per_class(self) -> dict[str, list[int]]:
+        """Records by class index, by split."""
         return {
-            split: num_per_class(receipts, len(self.labelling.classes.wnids))
-            for split, receipts in self.receipts.items()
+            split: num_per_class(
+                [shard.num_per_class for shard in shards], len(self.labelling.classes.wnids)
+            )
+            for split, shards in self.shards.items()
         }
 
     @property
     def not_rgb(self) -> int:
         """How many images are grey or CMYK JPEGs."""
-        return sum(receipt["not_rgb"] for receipt in self._all())
+        return sum(shard.not_rgb for shard in self._all())
 
     @property
     def examples(self) -> int:
         """Records over all shards."""
-        return sum(receipt["examples"] for receipt in self._all())
+        return sum(shard.examples for shard in self._all())
 
-    def _all(self) -> list[dict[str, Any]]:
-        return [receipt for receipts in self.receipts.values() for receipt in receipts]
+    def _all(self) -> list[CheckedShard]:
+        return [shard for shards in self.shards.values() for shard in shards]
 
 
 def check_existing_set(
@@ -271,15 +318,17 @@ def check_existing_set(
     )
     # "survey" is the name that earlier versions gave to these receipts on the disk.
     work = partial(_check_shard, store=found.store, labelling=labelling)
-    stage = engine.Stage("survey", digest, store, work, _CHECKED)
+    stage = engine.Stage("survey", digest, store, work, CheckedShard)
     receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
-    problems = [problem for receipt in receipts for problem in receipt["problems"]]
-    problems += _copies(shards, receipts)
+    checked = [receipt.content for receipt in receipts]
+    problems = [problem for each in checked for problem in each.problems]
+    problems += _copies(shards, checked)
     try:
-        check_validation_labels(receipts, labelling.classes, found.store)
+        noted = (each.validation for each in checked)
+        check_validation_labels(noted, labelling.classes, found.store)
     except DataDamagedError as error:
         problems.append(str(error))
-    by_shard = {receipt["shard"]: receipt for receipt in receipts}
+    by_shard = {each.shard: each for each in checked}
     return ExistingSet(
         labelling,
         {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
@@ -287,12 +336,12 @@ def check_existing_set(
     )
 
 
-def _copies(shards: Sequence[ShardFile], receipts: Sequence[dict[str, Any]]) -> list[str]:
+def _copies(shards: Sequence[ShardFile], checked: Sequence[CheckedShard]) -> list[str]:
     """Names shards with the same bytes: one of them was copied over another, which is lost."""
     first: dict[str, str] = {}
     problems = []
-    for shard, receipt in zip(shards, receipts, strict=True):
+    for shard, each in zip(shards, checked, strict=True):
         name = shard.file
-        if receipt["sha256"] and first.setdefault(receipt["sha256"], name) != name:
-            problems.append(f"{name}: holds the same bytes as {first[receipt['sha256']]}")
+        if each.sha256 and first.setdefault(each.sha256, name) != name:
+            problems.append(f"{name}: holds the same bytes as {first[each.sha256]}")
     return problems

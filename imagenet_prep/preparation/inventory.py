@@ -9,10 +9,10 @@ one class or shard; and the plan does not depend on how classes and shards were 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep import engine
 from imagenet_prep.core import regular_file
@@ -72,12 +72,12 @@ def take_inventory(
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
     steps = _LocalPlan(selection, store, PLAN_FOLDER, lookup, workers, quiet)
-    counts = steps.count(tasks, receipts)
+    counts = steps.count(tasks, [receipt.content for receipt in receipts])
     # The list is the last of a task's files.
-    num_bytes = sum(receipt["outputs"][-1]["num_bytes"] for receipt in receipts)
+    num_bytes = sum(receipt.outputs[-1].num_bytes for receipt in receipts)
     if lookup is not None:
         num_bytes += lookup.num_bytes
-    listed = sum(sum(receipt["num_per_class"].values()) for receipt in receipts)
+    listed = sum(sum(receipt.content.num_per_class.values()) for receipt in receipts)
     check_plan(out, sum(map(sum, counts.used.values())), num_bytes / listed)
     lists = [(task, store.path(member_list(stage.folder, task))) for task in tasks]
     return steps.make(lists, counts)
@@ -106,6 +106,22 @@ class _Range(NamedTuple):
     split: str
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a task has found out; each kind of task fills some of the fields.
+
+    Attributes:
+      runs: names of the runs that it has written into the plan folder, by split.
+      examples, facts: what it has dealt.
+      filled: the shards of its range that have members.
+    """
+
+    runs: dict[str, list[str]] = field(default_factory=dict)
+    examples: int = 0
+    facts: list[Facts] = field(default_factory=list)
+    filled: list[ShardKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -150,9 +166,8 @@ class _LocalPlan(Planning):
         """
         lists = self._lists(listed, counts)
         census = self.census(counts, self._held_out(lists, counts))
-        dealt = self._run(
-            "deal", partial(self._deal_range, lists=lists, census=census), counts.used
-        )
+        deal = partial(self._deal_range, lists=lists, census=census)
+        dealt = self._run("deal", deal, counts.used)
         for of_split in lists.values():
             _remove(of_split.runs)
         examples = {
@@ -163,11 +178,12 @@ class _LocalPlan(Planning):
         # Shards differ by one image at most.
         sizes = {split: [examples[split] // n] * n for split, n in census.num_shards.items()}
         entries = {split: self._runs(dealt, split) for split in sizes}
-        written = self._run("plan", partial(self._write, entries=entries, census=census), sizes)
+        write = partial(self._write, entries=entries, census=census)
+        written = self._run("plan", write, sizes)
         for of_made in entries.values():
             _remove(of_made)
-        facts = [Facts(*fact) for receipt in dealt for fact in receipt["facts"]]
-        filled = {ShardKey(*shard) for receipt in written for shard in receipt["filled"]}
+        facts = [fact for each in dealt for fact in each.facts]
+        filled = {shard for each in written for shard in each.filled}
         return self.complete(census, facts, filled)
 
     def _lists(self, listed: Sequence[tuple[IndexTask, Path]], counts: Counts) -> dict[str, _Lists]:
@@ -185,7 +201,7 @@ class _LocalPlan(Planning):
         found = self._run("sort", partial(self._sort, mixed=mixed), sizes)
         return {split: _Lists(of_class[split], self._runs(found, split)) for split in of_class}
 
-    def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result:
+    def _sort(self, task: _Range, *, mixed: Mapping[str, Sequence[Path]]) -> engine.Result[_Found]:
         """Sorts a range of lists of several classes by class."""
 
         def entries() -> Iterator[bytes]:
@@ -195,7 +211,7 @@ class _LocalPlan(Planning):
                         for line in lines.splitlines(keepends=True):
                             yield b"%08d%b" % (key.class_index, line)
 
-        return engine.Result({"runs": self._written(task, {task.split: entries()})})
+        return engine.Result(_Found(self._written(task, {task.split: entries()})))
 
     def _held_out(self, lists: Mapping[str, _Lists], counts: Counts) -> Iterator[Rank]:
         """Yields those that --holdout takes out of train, by rank; a part of them is in memory."""
@@ -212,18 +228,18 @@ class _LocalPlan(Planning):
             yield from ((*plan.rank(member, seed), member.class_index) for member in held)
         _remove(files)
 
-    def _rank(self, task: _Range, *, lists: _Lists, parts: int) -> engine.Result:
+    def _rank(self, task: _Range, *, lists: _Lists, parts: int) -> engine.Result[_Found]:
         """Sorts the chosen members of a range of classes by rank."""
         entries = (
             plan.entry_by_rank(member, parts, self.selection.seed)
             for index, lines in lists.lines(task.start, task.stop)
             for member in self.chosen(ClassKey(task.split, index), lines)
         )
-        return engine.Result({"runs": self._written(task, {task.split: entries})})
+        return engine.Result(_Found(self._written(task, {task.split: entries})))
 
     def _deal_range(
         self, task: _Range, *, lists: Mapping[str, _Lists], census: Census
-    ) -> engine.Result:
+    ) -> engine.Result[_Found]:
         """Deals a range of classes; returns the facts of each, and the runs, by split made."""
         facts: list[Facts] = []
         entries: dict[str, list[bytes]] = {split: [] for split in census.num_shards}
@@ -233,12 +249,11 @@ class _LocalPlan(Planning):
             for split, new in dealt.items():
                 entries[split] += new
         examples = sum(map(len, entries.values()))
-        found = self._written(task, entries)
-        return engine.Result({"examples": examples, "facts": facts, "runs": found})
+        return engine.Result(_Found(self._written(task, entries), examples, facts))
 
     def _write(
         self, task: _Range, *, entries: Mapping[str, Sequence[Path]], census: Census
-    ) -> engine.Result:
+    ) -> engine.Result[_Found]:
         """Writes the plan files of a range of shards; returns those that have members."""
         of_shards = runs.read(entries[task.split], task.start, task.stop)
         filled = []
@@ -247,26 +262,28 @@ class _LocalPlan(Planning):
             with storage_errors("write", self._folder / name):
                 (self._folder / name).write_bytes(data)
             filled.append(ShardKey(task.split, shard))
-        return engine.Result({"filled": filled})
+        return engine.Result(_Found(filled=filled))
 
-    def _written(self, task: _Range, entries: Mapping[str, Iterable[bytes]]) -> dict[str, Any]:
+    def _written(
+        self, task: _Range, entries: Mapping[str, Iterable[bytes]]
+    ) -> dict[str, list[str]]:
         """Sorts entries into runs, by split; returns the names of the runs."""
         return {
             split: [file.name for file in runs.write(self._folder, f"{task.name}-{split}", each)]
             for split, each in entries.items()
         }
 
-    def _runs(self, receipts: Iterable[dict[str, Any]], split: str) -> list[Path]:
+    def _runs(self, written: Iterable[_Found], split: str) -> list[Path]:
         """Returns the runs of a split that the tasks have written."""
-        names = (name for receipt in receipts for name in receipt["runs"].get(split, ()))
+        names = (name for each in written for name in each.runs.get(split, ()))
         return [self._folder / name for name in names]
 
     def _run(
         self,
         title: str,
-        work: Callable[[_Range], engine.Result],
+        work: Callable[[_Range], engine.Result[_Found]],
         counts: Mapping[str, Sequence[int]],
-    ) -> list[dict[str, Any]]:
+    ) -> list[_Found]:
         """Runs `work` on ranges of equal size; returns what it found.
 
         Args:
@@ -281,13 +298,13 @@ class _LocalPlan(Planning):
         ]
         if sum(map(sum, counts.values())) < _WORTH_PROCESSES_IMAGES:
             return [work(task).content for task in tasks]
-        stage = engine.Stage(title, self.selection.index_digest, self.store, work)
+        stage = engine.Stage(title, self.selection.index_digest, self.store, work, _Found)
         # The plan folder of an earlier run is gone, and so its receipts tell nothing.
         self.store.remove_tree(stage.folder)
         workers = engine.Workers(self.workers.count, engine.PROCESSES)
         found = engine.run(stage, tasks, workers, title=title, quiet=self.quiet)
         self.store.remove_tree(stage.folder)
-        return found
+        return [receipt.content for receipt in found]
 
     @property
     def _folder(self) -> Path:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
@@ -25,6 +24,7 @@ from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import (
+    HashedArchive,
     HashTask,
     ShardTask,
     WriteWork,
@@ -32,8 +32,8 @@ from imagenet_prep.preparation.tasks import (
     refuse_other_md5,
     write_or_hash,
 )
-from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
@@ -213,7 +213,7 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     receipts = engine.run(
         stage, tasks, job.workers, title="write", watch=output.watch, quiet=job.quiet
     )
-    commit(job, inventory, output, receipts)
+    commit(job, inventory, output, [receipt.content for receipt in receipts])
 
 
 def begin(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
@@ -264,7 +264,7 @@ def announce_proven(job: Job) -> None:
 
 def write_stage(
     job: Job, inventory: Inventory, store: Store, plans: Store
-) -> Stage[HashTask | ShardTask]:
+) -> Stage[HashTask | ShardTask, WrittenShard | HashedArchive]:
     """Returns the stage that writes shards and hashes archives.
 
     Args:
@@ -278,7 +278,6 @@ def write_stage(
     reader = selection.images(store.local)
     work = WriteWork(
         store=store,
-        images=partial(planned_images, reader=reader, plans=plans, folder=inventory.folder),
         transform=partial(transform, policy=job.policy),
         classes=classes,
         label_offset=wanted.label_offset,
@@ -299,16 +298,20 @@ def write_stage(
     function = partial(
         write_or_hash,
         write=work,
+        images=partial(planned_images, reader=reader, plans=plans, folder=inventory.folder),
         archives=open_archives(archives),
         expected_md5=job.expected_md5,
     )
-    return Stage("write", digest, store, function, (writer.RECEIPT, {"archive": str, "md5": str}))
+    return Stage("write", digest, store, function, WrittenShard | HashedArchive)
 
 
 def commit(
-    job: Job, inventory: Inventory, output: Output, receipts: Sequence[dict[str, Any]]
+    job: Job,
+    inventory: Inventory,
+    output: Output,
+    made: Sequence[WrittenShard | HashedArchive],
 ) -> None:
-    """Publishes the manifest, from the receipts of all tasks.
+    """Publishes the manifest, from what the receipts of all tasks say.
 
     Raises:
       SourceError: a proven archive was touched while it was read.
@@ -322,16 +325,16 @@ def commit(
                 f"{part.path}: was touched while it was read, so its proven md5 counts no more. "
                 "Run the same command again: the file is then read for its md5."
             )
-    read = {receipt["archive"]: receipt["md5"] for receipt in receipts if "md5" in receipt}
+    read = {each.archive: each.md5 for each in made if isinstance(each, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
-    shards = {receipt["shard"]: receipt for receipt in receipts if "shard" in receipt}
+    shards = {each.shard: each for each in made if isinstance(each, WrittenShard)}
     output.commit(
         {
             split.split: split_of([shards[n] for n in split.shard_names], split.num_per_class)
             for split in inventory.plans
         },
         job.selection.source.classes,
-        incidents=[incident for receipt in shards.values() for incident in receipt["incidents"]],
+        incidents=[incident for shard in shards.values() for incident in shard.incidents],
         sources=[
             Source(part.name, part.num_bytes, md5.get(part.name), inventory.taken[part.name])
             for part in job.selection.parts

@@ -14,15 +14,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import imagenet_prep
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import manifest, naming, schema, settings
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
-from imagenet_prep.dataset.member import QUARANTINED
+from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.engine import Receipt
 from imagenet_prep.preparation import standing
-from imagenet_prep.preparation.standing import Decision, Wanted
+from imagenet_prep.preparation.standing import Begun, Decision, Wanted
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.shard_files import split_of
@@ -44,9 +47,9 @@ class Output:
         self._splits = wanted.settings.splits
         self._seen: Decision | None = None
         self._finished: Manifest | None = None
-        self._bad: list[dict[str, Any]] = []
+        self._bad: list[Incident] = []
         self._start = time.time()
-        self._new: list[dict[str, Any]] = []
+        self._new: list[WrittenShard] = []
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -91,27 +94,29 @@ class Output:
             folder.settle()
         return self._seen
 
-    def _mark(self, made: dict[str, dict[str, Any]], left: Sequence[str]) -> bytes:
+    def _mark(self, made: dict[str, settings.Config], left: Sequence[str]) -> bytes:
         """Returns the content of run.json where `left` is added to what was made."""
         wanted = self._wanted
         begun = Settings(
             wanted.settings.verb, made | {split: self._splits[split] for split in left}
         )
-        return canonical.dumps({"config": begun.config, "libraries": wanted.libraries})
+        return canonical.dumps(Begun(begun.config, wanted.libraries))
 
-    def watch(self, receipt: dict[str, Any]) -> None:
+    def watch(self, receipt: Receipt[Any]) -> None:
         """Counts bad images, and what this run wrote; for `engine.run`."""
-        self._bad += [i for i in receipt.get("incidents", ()) if i["action"] == QUARANTINED]
-        refuse_too_many(self._bad, self._wanted.allowed_bad_images)
-        if "shard" in receipt and receipt["start_s"] >= self._start:
-            self._new.append(receipt)
+        shard = receipt.content
+        if isinstance(shard, WrittenShard):
+            self._bad += [each for each in shard.incidents if each.action == QUARANTINED]
+            refuse_too_many(self._bad, self._wanted.allowed_bad_images)
+            if receipt.start_s >= self._start:
+                self._new.append(shard)
 
     def commit(
         self,
         splits: dict[str, Split],
         classes: ClassList,
         *,
-        incidents: Sequence[dict[str, Any]] = (),
+        incidents: Sequence[Incident] = (),
         sources: Sequence[Source] = (),
         missing_features: dict[str, str] | None = None,
         plan_digest: str | None = None,
@@ -168,13 +173,14 @@ class Output:
             self.store, draft, incidents=incidents, labels_file=labels, name=wanted.name
         )
 
-    def _listed_incidents(self, splits: set[str]) -> list[dict[str, Any]]:
+    def _listed_incidents(self, splits: set[str]) -> list[Incident]:
         """Returns the lines of quarantine.jsonl that belong to these splits.
 
         A run that was killed before its manifest may have left lines of its own there.
         """
-        lines = map(canonical.loads, io.BytesIO(self.store.read(naming.QUARANTINE)))
-        return [incident for incident in lines if split_of(incident["archive"]) in splits]
+        lines = io.BytesIO(self.store.read(naming.QUARANTINE))
+        listed = (records.loads(Incident, line) for line in lines)
+        return [incident for incident in listed if split_of(incident.archive) in splits]
 
     def committed(self) -> Manifest | None:
         """Returns the manifest that is here, if one is."""
@@ -183,7 +189,7 @@ class Output:
             return None
         return standing.read_manifest(self.store)
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> Json:
         """Notes for `report` where the source of the finished set lies; returns the summary."""
         finished = self._finished or standing.read_manifest(self.store)
         if self._wanted.origin is not None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
@@ -29,6 +29,7 @@ from imagenet_prep.preparation.dealing import (
     split_plans,
 )
 from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.tasks import Listed
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources import editions
@@ -113,12 +114,12 @@ class Planning:
     folder: str
     lookup: BoxLookup | None
 
-    def count(self, tasks: Sequence[IndexTask], receipts: Sequence[dict[str, Any]]) -> Counts:
+    def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Counts:
         """Checks how many images were listed.
 
         Args:
           tasks: all that list images.
-          receipts: of each of them.
+          listed: what each of them has listed.
 
         Raises:
           SourceError: the source is incomplete although no subset was asked for.
@@ -126,10 +127,11 @@ class Planning:
         """
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
-        listed = list(zip(tasks, receipts, strict=True))
+        lists = list(zip(tasks, listed, strict=True))
         counts = {
             split: num_per_class(
-                [receipt for task, receipt in listed if task.split == split], len(classes.wnids)
+                [each.num_per_class for task, each in lists if task.split == split],
+                len(classes.wnids),
             )
             for split in wanted.splits
         }
@@ -149,10 +151,9 @@ class Planning:
             ]
             if not any(used[split]):
                 raise UsageError(f"{split}: no image of the chosen classes")
-        # The md5 of a task that read its part whole; a part that is no file has none.
+        # A part that is no file has no md5.
         files = {part.name for part in parts if part.path is not None}
-        md5_of = {task.part: receipt.get("md5") for task, receipt in listed}
-        md5 = {name: md5 for name, md5 in md5_of.items() if name in files and isinstance(md5, str)}
+        md5 = {task.part: each.md5 for task, each in lists if each.md5 and task.part in files}
         return Counts(edition, used, md5)
 
     def census(self, counts: Counts, held_out: Iterable[Rank]) -> Census:

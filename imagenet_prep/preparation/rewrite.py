@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import is_rgb, keep, transform
 from imagenet_prep.core import canonical
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Source
@@ -27,22 +27,72 @@ from imagenet_prep.preparation.existing_set import (
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
-from imagenet_prep.shards import writer
 from imagenet_prep.shards.commit import num_per_class, split_of
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
 
-_SOURCE = {"name": str, "num_bytes": int, "md5": str, "members": int}
-# What a rewritten shard's receipt holds, as for `canonical.fits`.
-_RECEIPT = {
-    **writer.RECEIPT,
-    "num_per_class": {int: int},
-    "validation": {int: int},
-    "source": _SOURCE,
-}
+
+@dataclass(frozen=True, kw_only=True)
+class RewrittenShard(WrittenShard):
+    """What the receipt of a rewritten shard says.
+
+    Attributes:
+      num_per_class: images by class index.
+      validation: class index by the number in the name of a validation image.
+      not_rgb: images that are kept although they are not RGB.
+      source: the shard that was read.
+    """
+
+    num_per_class: dict[int, int]
+    validation: dict[int, int]
+    not_rgb: int
+    source: Source
+
+
+@dataclass(frozen=True)
+class RewriteWork:
+    """Writes a shard from one of another set, which is read once; picklable.
+
+    Attributes:
+      write: writes its images.
+      store: where the source lies.
+      labelling: what the labels of the source mean.
+      count_colorspaces: count images that are kept although they are not RGB.
+    """
+
+    write: WriteWork
+    store: Store
+    labelling: Labelling
+    count_colorspaces: bool
+
+    def __call__(self, shard: ShardFile) -> engine.Result[RewrittenShard]:
+        """Returns what is written, and the two files of the shard."""
+        md5 = hashlib.md5(usedforsecurity=False)
+        counts: Counter[int] = Counter()
+        validation: dict[int, int] = {}
+        not_rgb = 0
+
+        def images() -> Iterator[tuple[Member, bytes]]:
+            nonlocal not_rgb
+            for member, data in tfrecords.read(self.store, shard, self.labelling, [md5]):
+                count_member(member, counts, validation)
+                not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
+                yield member, data
+
+        written, outputs = self.write(shard.name, images())
+        source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.total())
+        content = RewrittenShard(
+            **vars(written),
+            num_per_class=counts,
+            validation=validation,
+            not_rgb=not_rgb,
+            source=source,
+        )
+        return engine.Result(content, outputs)
 
 
 @dataclass(frozen=True)
@@ -100,41 +150,7 @@ class Job:
         )
 
 
-def recorded_images(
-    shard: ShardFile,
-    receipt: dict[str, Any],
-    *,
-    store: Store,
-    labelling: Labelling,
-    count_colorspaces: bool,
-) -> Iterator[tuple[Member, bytes]]:
-    """Yields the images of a source shard, which is read once; for `WriteWork`.
-
-    Args:
-      shard: of the source.
-      receipt: gets counts of the images, and name, size and md5 of the file.
-      store: where the source lies.
-      labelling: what the labels of the source mean.
-      count_colorspaces: count images that are kept although they are not RGB.
-    """
-    md5 = hashlib.md5(usedforsecurity=False)
-    counts: Counter[str] = Counter()
-    validation: dict[str, int] = {}
-    not_rgb = 0
-    for member, data in tfrecords.read(store, shard, labelling, [md5]):
-        count_member(member, counts, validation)
-        not_rgb += count_colorspaces and _is_kept_without_rgb(data)
-        yield member, data
-    receipt.update(num_per_class=counts, validation=validation, not_rgb=not_rgb)
-    receipt["source"] = {
-        "name": shard.file,
-        "num_bytes": shard.num_bytes,
-        "md5": md5.hexdigest(),
-        "members": counts.total(),
-    }
-
-
-def run(job: Job, store: Store) -> dict[str, Any]:
+def run(job: Job, store: Store) -> Json:
     """Writes the splits that are not finished into a store and returns the summary.
 
     Raises:
@@ -156,7 +172,7 @@ def run(job: Job, store: Store) -> dict[str, Any]:
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
 
 
-def preview(job: Job, store: Store) -> dict[str, Any]:
+def preview(job: Job, store: Store) -> Json:
     """Returns what a run would make; reads only the first and last shards."""
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "known only after the whole set is read, so it is read twice"
@@ -207,19 +223,14 @@ def _labelling(job: Job, store: Store, output: Output, left: Sequence[str]) -> L
 def _write(job: Job, store: Store, output: Output, split: str, labelling: Labelling) -> None:
     """Writes one split and commits it."""
     shards, classes = job.found.splits[split], labelling.classes
-    work = WriteWork(
+    write = WriteWork(
         store=store,
-        images=partial(
-            recorded_images,
-            store=job.found.store,
-            labelling=labelling,
-            count_colorspaces=job.policy is None,
-        ),
         transform=keep if job.policy is None else partial(transform, policy=job.policy),
         classes=classes,
         label_offset=job.wanted.label_offset,
         fail_on_bad_image=job.allowed_bad_images == 0,
     )
+    work = RewriteWork(write, job.found.store, labelling, count_colorspaces=job.policy is None)
     digest = canonical.digest(
         [
             job.wanted.settings.splits[split],
@@ -229,19 +240,20 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
             identity(shards),
         ]
     )
-    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, _RECEIPT)
+    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, RewrittenShard)
     title = f"{RESIZE} {split}"
     receipts = engine.run(
         stage, shards, job.workers, title=title, watch=output.watch, quiet=job.quiet
     )
-    check_validation_labels(receipts, classes, job.found.store)
-    # Receipts of older versions do not count them; those versions made all images RGB.
-    not_rgb = any(receipt.get("not_rgb") for receipt in receipts)
+    written = [receipt.content for receipt in receipts]
+    check_validation_labels((each.validation for each in written), classes, job.found.store)
+    counts = num_per_class([each.num_per_class for each in written], len(classes.wnids))
+    not_rgb = any(each.not_rgb for each in written)
     output.commit(
-        {split: split_of(receipts, num_per_class(receipts, len(classes.wnids)))},
+        {split: split_of(written, counts)},
         classes,
-        incidents=[incident for receipt in receipts for incident in receipt["incidents"]],
-        sources=[Source(*(receipt["source"][field] for field in _SOURCE)) for receipt in receipts],
+        incidents=[incident for each in written for incident in each.incidents],
+        sources=[each.source for each in written],
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
         edition=job.found.manifest.edition if job.found.manifest else None,

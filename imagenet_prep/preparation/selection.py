@@ -10,7 +10,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.preparation.tasks import UNPACKED, IndexWork
+from imagenet_prep.preparation.tasks import UNPACKED, IndexWork, Listed
 from imagenet_prep.sources import boxes
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Source, Stored
@@ -113,10 +113,10 @@ class Selection:
 
 def index_stage(
     selection: Selection, store: Store, *, unpack: bool = True
-) -> engine.Stage[IndexTask]:
+) -> engine.Stage[IndexTask, Listed]:
     """Returns the stage that lists the images."""
     digest = selection.index_digest
     folder = f"{naming.WORK}/index-{digest[:16]}"
     unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None
     work = IndexWork(selection.source, store, folder, unpacked, selection.classes)
-    return engine.Stage("index", digest, store, work, {"num_per_class": {int: int}})
+    return engine.Stage("index", digest, store, work, Listed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
@@ -30,6 +30,16 @@ _BLOCK_MEMBERS = 1 << 14
 # Members that are dealt by one call, of neighbouring classes with so many together: entries of 26
 # MB, which wait in the memory of a worker, and of what runs it, until all are dealt.
 _SHARE_MEMBERS = 1 << 18
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What plan.json says: as in `Inventory`."""
+
+    plans: list[plan.SplitPlan]
+    taken: dict[str, int]
+    edition: str
+    md5: dict[str, str]
 
 
 class ShareKey(NamedTuple):
@@ -135,12 +145,7 @@ class SharedPlan(Planning):
     ) -> Inventory:
         """Completes the plan by its note; arguments and errors as for `Planning.complete`."""
         made = super().complete(census, facts, filled)
-        content = {
-            "plans": [asdict(each) for each in made.plans],
-            "taken": made.taken,
-            "edition": made.edition,
-            "md5": made.md5,
-        }
+        content = _Note(made.plans, made.taken, made.edition, made.md5)
         self.store.write(f"{self.folder}/plan.json", canonical.dumps(content))
         return made
 
@@ -149,17 +154,11 @@ class SharedPlan(Planning):
         there = set(self.store.names(self.folder))
         if "plan.json" not in there:
             return None
-        content = notes.read(
-            self.store, f"{self.folder}/plan.json", plans=list, taken=dict, edition=str, md5=dict
-        )
-        plans = [
-            plan.SplitPlan(**{**each, "num_per_class": tuple(each["num_per_class"])})
-            for each in content["plans"]
-        ]
-        if not there.issuperset(plan.file_name(n) for each in plans for n in each.shard_names):
+        note = notes.read(self.store, f"{self.folder}/plan.json", _Note)
+        names = (name for each in note.plans for name in each.shard_names)
+        if not there.issuperset(map(plan.file_name, names)):
             return None
-        taken = Counter(content["taken"])
-        return Inventory(plans, taken, content["edition"], self.folder, content["md5"])
+        return Inventory(note.plans, Counter(note.taken), note.edition, self.folder, note.md5)
 
     def _lines(self, lists: Iterable[str]) -> bytes:
         return b"".join(self.store.read_each(lists))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import naming
@@ -122,7 +122,7 @@ class Forecast:
         )
         _refuse(self.out, needed, free)
 
-    def content(self, plans: Sequence[SplitPlan]) -> dict[str, Any]:
+    def content(self, plans: Sequence[SplitPlan]) -> Json:
         """Returns what a run would write, for --dry-run."""
         out = self.out
         estimated = {split.split: round(self._split_bytes(split)) for split in plans}

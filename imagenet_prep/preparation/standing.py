@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import manifest, naming, schema, settings
@@ -52,7 +52,8 @@ class Wanted:
     force: bool | None = None
 
 
-class Begun(NamedTuple):
+@dataclass(frozen=True)
+class Begun:
     """What run.json says of the run that began this place.
 
     Attributes:
@@ -60,7 +61,7 @@ class Begun(NamedTuple):
       libraries: as in `Wanted`.
     """
 
-    config: dict[str, Any]
+    config: settings.Config
     libraries: dict[str, str]
 
 
@@ -92,7 +93,7 @@ class Decision(NamedTuple):
       left: the wanted splits that have to be written.
     """
 
-    made: dict[str, dict[str, Any]]
+    made: dict[str, settings.Config]
     replaced: list[str]
     left: list[str]
 
@@ -109,8 +110,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
     there = read_manifest(store) if naming.MANIFEST in names else None
     begun = None
     if naming.WORK in names and store.size(BEGUN) is not None:
-        found = notes.read(store, BEGUN, config=dict, libraries=dict)
-        begun = Begun(found["config"], found["libraries"])
+        begun = notes.read(store, BEGUN, Begun)
     return Standing(store.where(), names, there, begun, _whole(store, there, wanted))
 
 
@@ -161,10 +161,10 @@ def decide(standing: Standing, wanted: Wanted) -> Decision:
     return Decision(made, replaced, left)
 
 
-def _made(standing: Standing, wanted: Wanted) -> dict[str, dict[str, Any]]:
+def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
     """Returns the settings of the splits that this verb has finished or begun here."""
     verb = wanted.settings.verb
-    made: dict[str, dict[str, Any]] = {}
+    made: dict[str, settings.Config] = {}
     configs = [each.config for each in (standing.begun, standing.committed) if each is not None]
     for config in configs:
         try:
@@ -184,7 +184,7 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, dict[str, Any]]:
 
 
 def _refuse_differences(
-    standing: Standing, wanted: Wanted, made: dict[str, dict[str, Any]]
+    standing: Standing, wanted: Wanted, made: dict[str, settings.Config]
 ) -> None:
     """Raises UsageError where what is here has other settings, or was made from other sources."""
     there = standing.committed

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Member, PreparedImage, dump_member, parse_members
 from imagenet_prep.engine import Output, Result
-from imagenet_prep.engine.stage import AnyTask
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
@@ -28,6 +27,28 @@ from imagenet_prep.storage.store import Store
 PLAN_FOLDER = f"{naming.WORK}/plan"
 # Images that had to be unpacked lie here until the data set is committed.
 UNPACKED = f"{naming.WORK}/unpacked"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What was listed of one piece of the source.
+
+    Attributes:
+      num_per_class: images by class index.
+      md5: of an archive that was read whole.
+    """
+
+    num_per_class: dict[int, int]
+    md5: str | None = None
+
+
+@dataclass(frozen=True)
+class HashedArchive:
+    """An archive that was read whole for its md5."""
+
+    archive: str
+    num_bytes: int
+    md5: str
 
 
 @dataclass(frozen=True)
@@ -48,11 +69,8 @@ class IndexWork:
     unpacked: str | None
     chosen: frozenset[int]
 
-    def __call__(self, task: IndexTask) -> Result:
-        """Returns the number of images by class, and the md5 of an archive that was read whole.
-
-        Its files are the list and unpacked images.
-        """
+    def __call__(self, task: IndexTask) -> Result[Listed]:
+        """Lists the images of one piece; the files are unpacked images and the list."""
         outputs = []
         md5 = None
         if isinstance(self.source, Packed):
@@ -64,7 +82,7 @@ class IndexWork:
             assert isinstance(self.source, Stored)
             members = self.source.index(task)
             md5 = self.source.known_md5(task)
-        num_per_class = Counter(str(member.class_index) for member in members)
+        num_per_class = Counter(member.class_index for member in members)
         temporary = self.store.temporary()
         unfinished = temporary, *(output.temporary for output in outputs)
         with (
@@ -75,8 +93,7 @@ class IndexWork:
             file.writelines(map(dump_member, members))
         # The list comes last: when it can be seen, the images that it lists are there.
         outputs.append(Output(temporary, member_list(self.folder, task)))
-        content = {"num_per_class": num_per_class, **({"md5": md5} if md5 else {})}
-        return Result(content, tuple(outputs))
+        return Result(Listed(num_per_class, md5), tuple(outputs))
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
         """Writes the images of a piece one after the other into the file `images`; lists them."""
@@ -126,13 +143,11 @@ def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:
 
 
 @dataclass(frozen=True)
-class WriteWork(Generic[AnyTask]):
+class WriteWork:
     """Writes a shard from images that come from anywhere.
 
     Attributes:
       store: the data set.
-      images: yields (member, its source bytes) of a task's shard, in the order of the records.
-        Its second argument is the receipt, to which it may add facts about the source.
       transform: source bytes to the stored image; raises BadImageError.
       classes: the class list.
       label_offset: added to the class index.
@@ -140,19 +155,24 @@ class WriteWork(Generic[AnyTask]):
     """
 
     store: Store
-    images: Callable[[AnyTask, dict[str, Any]], Iterator[tuple[Member, bytes]]]
     transform: Callable[[bytes], PreparedImage]
     classes: ClassList
     label_offset: int
     fail_on_bad_image: bool
 
-    def __call__(self, task: AnyTask) -> Result:
-        """Returns the receipt of the shard, and its two files; the task's name is the shard's."""
+    def __call__(
+        self, name: str, images: Iterable[tuple[Member, bytes]]
+    ) -> Result[writer.WrittenShard]:
+        """Returns what is written, and the two files of the shard.
+
+        Args:
+          name: of the shard.
+          images: (member, its source bytes) in the order of the records; read once.
+        """
         shard, index = self.store.temporary(), self.store.temporary()
-        more: dict[str, Any] = {}
         content = writer.write_shard(
-            task.name,
-            self.images(task, more),
+            name,
+            images,
             transform=self.transform,
             classes=tuple(zip(self.classes.wnids, self.classes.words, strict=True)),
             label_offset=self.label_offset,
@@ -162,21 +182,16 @@ class WriteWork(Generic[AnyTask]):
         )
         # The index comes first: when a shard can be seen, its index is there.
         return Result(
-            {**content, **more},
+            content,
             (
-                Output(index, naming.index_name(task.name), content["index_sha256"]),
-                Output(shard, task.name, content["sha256"]),
+                Output(index, naming.index_name(name), content.index_sha256),
+                Output(shard, name, content.sha256),
             ),
         )
 
 
 def planned_images(
-    task: ShardTask,
-    _: dict[str, Any],
-    *,
-    reader: MemberReader,
-    plans: Store,
-    folder: str = PLAN_FOLDER,
+    task: ShardTask, *, reader: MemberReader, plans: Store, folder: str = PLAN_FOLDER
 ) -> Iterator[tuple[Member, bytes]]:
     """Yields the images that a shard's plan lists; for `WriteWork`.
 
@@ -211,17 +226,18 @@ def refuse_other_md5(archive: str, md5: str, expected_md5: Mapping[str, str]) ->
 def write_or_hash(
     task: HashTask | ShardTask,
     *,
-    write: Callable[[ShardTask], Result],
+    write: WriteWork,
+    images: Callable[[ShardTask], Iterable[tuple[Member, bytes]]],
     archives: ArchiveReader | RemoteArchives,
     expected_md5: Mapping[str, str],
-) -> Result:
-    """Returns the receipt of a shard that `write` makes, or of an archive that is read whole.
+) -> Result[writer.WrittenShard | HashedArchive]:
+    """Writes a shard of some images, or reads an archive whole for its md5.
 
     Raises:
       SourceError: the md5 of the archive is not the one expected of its name.
     """
     if isinstance(task, ShardTask):
-        return write(task)
+        return write(task.name, images(task))
     md5 = archives.md5(task.archive)
     refuse_other_md5(task.archive, md5, expected_md5)
-    return Result({"archive": task.archive, "num_bytes": archives.size(task.archive), "md5": md5})
+    return Result(HashedArchive(task.archive, archives.size(task.archive), md5))

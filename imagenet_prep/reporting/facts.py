@@ -16,13 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import class_list, measures, naming, placement
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Origin
+from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import LocalStore
@@ -42,33 +43,6 @@ _LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
 _BINS = set(map(str, range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)))
 # Added up over all shards, counts still fit into 64 bits. No archive has 17 TB.
 _MAX_COUNT, _MAX_SUM = 1 << 44, 1e300
-# Receipts, as for `canonical.fits`, and what those of older versions or other stages leave out.
-_RECEIPT = {
-    **dict.fromkeys(("start_s", "seconds", "transform_s"), float),
-    **dict.fromkeys(("shard", "sha256", "archive"), (str, type(None))),
-    "worker": str,
-    "examples": int,
-    "num_classes": (int, type(None)),
-    "origins": [[int, str, str, int, int, int, int]],
-    "sums": {str: float},
-    "histograms": {str: {str: int}},
-}
-_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("shard", "sha256", "archive", "num_classes")),
-    "transform_s": 0.0,
-    "worker": "",
-    "examples": 0,
-    "origins": [],
-    "sums": {},
-    "histograms": {},
-}
-_INCIDENT_NUMBERS = ("class_index", "offset", "size")
-# Lines of the lists, as for `canonical.fits`.
-_INCIDENT = {
-    **dict.fromkeys(("key", "archive", "action", "reason", "detail"), str),
-    **dict.fromkeys(_INCIDENT_NUMBERS, int),
-}
-_REPLICA = dict.fromkeys(("where", "when", "digest"), str)
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
 # Reads that are under way at a time.
@@ -101,6 +75,33 @@ class Task(NamedTuple):
     examples: int
 
 
+@dataclass(frozen=True)
+class Replica:
+    """A replica of the data set, and when it was proven to be of this manifest."""
+
+    where: str
+    when: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Receipt:
+    """What a receipt of any stage says, as far as a page shows it."""
+
+    start_s: float
+    seconds: float
+    shard: str | None = None
+    sha256: str | None = None
+    archive: str | None = None
+    transform_s: float = 0.0
+    worker: str = ""
+    examples: int = 0
+    num_classes: int = 0
+    origins: list[Origin] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
 @dataclass
 class Facts:
     """What is known of one data set.
@@ -127,7 +128,7 @@ class Facts:
     manifest: Manifest
     part: Placement
     classes: list[ClassName]
-    incidents: list[dict[str, Any]]
+    incidents: list[Incident]
     problems: list[str]
     origins: list[tuple[str, Origin]] = field(default_factory=list)
     histograms: measures.Histograms = field(default_factory=dict)
@@ -137,7 +138,7 @@ class Facts:
     seconds_of: dict[str, float] = field(default_factory=dict)
     source: Store | None = None
     source_files: dict[str, str] = field(default_factory=dict)
-    replicas: list[dict[str, Any]] = field(default_factory=list)
+    replicas: list[Replica] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -224,9 +225,10 @@ def gather(
         # Only folders of hosts hold less.
         part=placement.load(folder.root, manifest) if folder else placement.WHOLE,
         classes=_classes(store, manifest),
-        incidents=[line for line in _lines(store, naming.QUARANTINE) if _is_incident(line)],
+        incidents=list(filter(_is_shown, _lines(store, naming.QUARANTINE, Incident))),
         problems=list(problems),
-        replicas=_replicas(store),
+        # The last line about each place counts.
+        replicas=list({one.where: one for one in _lines(store, naming.REPLICAS, Replica)}.values()),
     )
     if source is not None:
         facts.source = source
@@ -269,54 +271,57 @@ def _read_receipts(facts: Facts) -> None:
     stages: defaultdict[str, float] = defaultdict(float)
     # One receipt of each shard counts, also if a shard was made twice, e.g. repaired.
     left = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
-    for folder, content in _receipts(facts.store):
-        receipt = _DEFAULTS | content
-        if not _makes_sense(receipt):
-            # The data set itself is not damaged: only a plot lacks this receipt's figures.
-            continue
-        shard, seconds = receipt["shard"], receipt["seconds"]
+    for folder, receipt in _receipts(facts.store):
+        shard, seconds = receipt.shard, receipt.seconds
         if shard is None:
             stage = _STAGE.fullmatch(folder)
-            if receipt["archive"] in archives:
+            if receipt.archive in archives:
                 stages[_PROOF] += seconds
             elif stage:
                 stages[stage[1]] += seconds
-        elif shard in left and left[shard] == receipt["sha256"]:
+        elif shard in left and left[shard] == receipt.sha256:
             del left[shard]
-            stages[_CODEC] += receipt["transform_s"]
-            stages[_READ] += max(seconds - receipt["transform_s"], 0.0)
-            facts.tasks.append(Task(*(receipt[name] for name in Task._fields)))
-            facts.origins += [(shard, Origin(*row)) for row in receipt["origins"]]
-            if receipt["num_classes"] is not None:
-                facts.num_classes[shard] = receipt["num_classes"]
-            facts.sums.update(receipt["sums"])
-            for name, counts in receipt["histograms"].items():
+            stages[_CODEC] += receipt.transform_s
+            stages[_READ] += max(seconds - receipt.transform_s, 0.0)
+            facts.tasks.append(Task(receipt.start_s, seconds, receipt.worker, receipt.examples))
+            facts.origins += [(shard, origin) for origin in receipt.origins]
+            if receipt.num_classes:
+                facts.num_classes[shard] = receipt.num_classes
+            facts.sums.update(receipt.sums)
+            for name, counts in receipt.histograms.items():
                 merged = facts.histograms.setdefault(name, Counter())
                 merged.update({int(key): count for key, count in counts.items()})
     facts.seconds_of = dict(stages)
 
 
-def _makes_sense(receipt: dict[str, Any]) -> bool:
-    """Returns whether all figures of a receipt are there, and within their bounds."""
-    if not canonical.fits(receipt, _RECEIPT):
-        return False
-    origins, histograms = receipt["origins"], receipt["histograms"].values()
-    counts = [receipt["examples"], receipt["num_classes"] or 0]
-    counts += [number for record, _, _, *numbers in origins for number in (record, *numbers)]
+def _makes_sense(receipt: _Receipt) -> bool:
+    """Returns whether all figures of a receipt are within their bounds."""
+    histograms = receipt.histograms.values()
+    counts = [receipt.examples, receipt.num_classes]
+    counts += [
+        number for record, _, _, *numbers in receipt.origins for number in (record, *numbers)
+    ]
     counts += [count for histogram in histograms for count in histogram.values()]
-    times = [receipt[name] for name in ("seconds", "transform_s")]
     return (
-        0 <= receipt["start_s"] <= _LAST_S
-        and all(_LEAST_SECONDS <= each <= _MAX_SECONDS for each in times if each != 0)
-        and all(0 <= value <= _MAX_SUM for value in receipt["sums"].values())
+        0 <= receipt.start_s <= _LAST_S
+        and all(
+            _LEAST_SECONDS <= each <= _MAX_SECONDS
+            for each in (receipt.seconds, receipt.transform_s)
+            if each != 0
+        )
+        and all(0 <= value <= _MAX_SUM for value in receipt.sums.values())
         and all(0 <= count < _MAX_COUNT for count in counts)
         and all(histogram.keys() <= _BINS for histogram in histograms)
         and all(any(histogram.values()) for histogram in histograms)
     )
 
 
-def _receipts(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (name of its stage's folder, receipt) in the order of their paths."""
+def _receipts(store: Store) -> Iterator[tuple[str, _Receipt]]:
+    """Yields (name of its stage's folder, receipt) in the order of their paths.
+
+    A receipt that makes no sense is left out. The data set itself is not damaged then: only a plot
+    lacks its figures.
+    """
 
     def read(name: str) -> bytes:
         return _bytes(store, name, _MAX_JSON_BYTES)
@@ -326,7 +331,9 @@ def _receipts(store: Store) -> Iterator[tuple[str, dict[str, Any]]]:
         names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
         # Parsed one at a time: JSON takes memory.
         for _, reading in ahead(read, (f"{place}/{name}" for name in names)):
-            yield folder, _parsed(reading.result())
+            receipt = _parsed(_Receipt, reading.result())
+            if receipt is not None and _makes_sense(receipt):
+                yield folder, receipt
 
 
 def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[str]:
@@ -353,30 +360,27 @@ def _classes(store: Store, manifest: Manifest) -> list[ClassName]:
     return [ClassName(*row) for row in rows]
 
 
-def _replicas(store: Store) -> list[dict[str, Any]]:
-    lines = [line for line in _lines(store, naming.REPLICAS) if canonical.fits(line, _REPLICA)]
-    return list({line["where"]: line for line in lines}.values())
+def _is_shown(incident: Incident) -> bool:
+    numbers = (incident.class_index, incident.offset, incident.size)
+    return all(0 <= number < _MAX_COUNT for number in numbers)
 
 
-def _is_incident(line: dict[str, Any]) -> bool:
-    return canonical.fits(line, _INCIDENT) and all(
-        0 <= line[name] < _MAX_COUNT for name in _INCIDENT_NUMBERS
-    )
-
-
-def _lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
+def _lines(store: Store, name: str, kind: type[Item]) -> Iterator[Item]:
+    """Yields the lines of a list that are records of this kind."""
     lines = io.BytesIO(_bytes(store, name, _MAX_LIST_BYTES))
     for line in itertools.islice(lines, _MAX_LINES):
-        yield _parsed(line)
+        if (record := _parsed(kind, line)) is not None:
+            yield record
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    """Returns an object of JSON; an empty one for anything else, or for too much of it."""
+def _parsed(kind: type[Item], data: bytes) -> Item | None:
+    """Returns a record; None for anything else, or for too much of it."""
     try:
-        content = canonical.loads(data) if len(data) <= _MAX_JSON_BYTES else None
+        if len(data) <= _MAX_JSON_BYTES:
+            return records.parse(kind, canonical.loads(data), others=True)
     except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+        pass
+    return None
 
 
 def _bytes(store: Store, name: str, most: int) -> bytes:

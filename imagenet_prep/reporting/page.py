@@ -18,12 +18,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import imagenet_prep
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.facts import Facts
-from imagenet_prep.reporting.sample import Incident, Tile
+from imagenet_prep.reporting.sample import ShownIncident, Tile
 
 if TYPE_CHECKING:
     # Its SSIM comes from a package that a report of one data set does not need.
@@ -37,7 +38,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 def report(
     facts: Facts,
     tiles: list[Tile],
-    incidents: list[Incident],
+    incidents: list[ShownIncident],
     *,
     level: str,
     seed: int,
@@ -148,9 +149,7 @@ def broken(where: str, problem: str, made_at: datetime) -> str:
     return _render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
 
 
-def _render(
-    template: str, title: str, made_at: datetime, *, data: dict[str, Any], **values: Any
-) -> str:
+def _render(template: str, title: str, made_at: datetime, *, data: Json, **values: Any) -> str:
     environment = Environment(
         loader=PackageLoader("imagenet_prep.reporting"),
         autoescape=True,
@@ -190,7 +189,7 @@ def _reasons(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "none"
 
 
-def _facts_of(tile: Tile) -> dict[str, Any]:
+def _facts_of(tile: Tile) -> Json:
     record, image = tile.record, tile.image
     offset, _ = tfrecord.index_numbers(record.line)
     rows = [

@@ -21,6 +21,7 @@ from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import measures, schema
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts, Task
+from imagenet_prep.reporting.training import Row
 
 # Placeholders that no plot has by chance; each is replaced by a colour of the page.
 _BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
@@ -101,17 +102,17 @@ def of(facts: Facts) -> list[Plot]:
         return [plot for maker in makers if (plot := maker(facts)) is not None]
 
 
-def training(rows: Sequence[Any]) -> Plot:
+def training(rows: Sequence[Row]) -> Plot:
     """Returns the plot of `bench-train`: images/s over ranks."""
     with _style():
         figure, axes = _axes()
         _draw_training(rows, axes, (_AFTER, _BEFORE, _INK))
         last = rows[-1]
-        says = f"{last['ranks']:,} ranks train {last['images_per_s']:,.1f} images/s"
+        says = f"{last.ranks:,} ranks train {last.images_per_s:,.1f} images/s"
         return _plot("Images/s over ranks", says, figure)
 
 
-def save_training(rows: Sequence[Any], path: Path) -> None:
+def save_training(rows: Sequence[Row], path: Path) -> None:
     """Writes the same plot as a PNG."""
     with _defaults():
         figure = Figure(figsize=(7, 4.4), layout="constrained")
@@ -135,12 +136,12 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _draw_training(rows: Sequence[Any], axes: Any, colours: tuple[str, str, str]) -> None:
-    ranks = [row["ranks"] for row in rows]
-    first = rows[0]["images_per_s"] / ranks[0]
+def _draw_training(rows: Sequence[Row], axes: Any, colours: tuple[str, str, str]) -> None:
+    ranks = [row.ranks for row in rows]
+    first = rows[0].images_per_s / ranks[0]
     lines = (
-        ("trained", [row["images_per_s"] for row in rows], "o-"),
-        ("without input", [row["images_per_s_without_input"] for row in rows], "s-"),
+        ("trained", [row.images_per_s for row in rows], "o-"),
+        ("without input", [row.images_per_s_without_input for row in rows], "s-"),
         ("as fast a rank as at first", [first * each for each in ranks], ":"),
     )
     for (name, speeds, style), colour in zip(lines, colours, strict=True):

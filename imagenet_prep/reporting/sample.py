@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.measures import Origin
-from imagenet_prep.dataset.member import QUARANTINED
+from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, ahead, index_of
 
@@ -86,7 +86,7 @@ _Group = tuple[str, list[tuple[int, Origin | None]]]
 
 
 @dataclass
-class Incident:
+class ShownIncident:
     """One image that was left out or changed.
 
     Attributes:
@@ -95,7 +95,7 @@ class Incident:
       picture: data URI of the source image, if that is there and can be decoded.
     """
 
-    line: dict[str, Any]
+    line: Incident
     wnid: str
     words: str
     picture: str | None
@@ -152,20 +152,20 @@ def _has_room(facts: Facts, record: Record, left: dict[int, int]) -> bool:
     return known is None or bool(left.get(known))
 
 
-def incidents(facts: Facts) -> list[Incident]:
+def incidents(facts: Facts) -> list[ShownIncident]:
     """Returns some images of each reason, those that were left out first."""
     shown: Counter[tuple[str, str]] = Counter()
     found = []
-    lines = sorted(facts.incidents, key=lambda line: line["action"] != QUARANTINED)
+    lines = sorted(facts.incidents, key=lambda line: line.action != QUARANTINED)
     for line in lines:
-        kind = (line["action"], line["reason"])
+        kind = (line.action, line.reason)
         if shown[kind] >= _INCIDENTS_PER_REASON:
             continue
         shown[kind] += 1
-        data = facts.source_bytes(line["archive"], line["offset"], line["size"])
+        data = facts.source_bytes(line.archive, line.offset, line.size)
         image = pictures.decode(data, 2 * _INCIDENT[0]) if data else None
         picture = None if image is None else pictures.thumbnail(image, *_INCIDENT)
-        found.append(Incident(line, *facts.class_name(line["class_index"]), picture))
+        found.append(ShownIncident(line, *facts.class_name(line.class_index), picture))
     return found
 
 

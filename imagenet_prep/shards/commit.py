@@ -8,27 +8,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.example import ABSENT
-from imagenet_prep.dataset.manifest import File, Manifest, Shard, Split
-from imagenet_prep.dataset.member import QUARANTINED, REPAIRED
+from imagenet_prep.dataset.manifest import File, Manifest, Split
+from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident
 from imagenet_prep.shards import tfds
+from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.store import Store
-
-# The fields that a receipt and the manifest share.
-_OF_A_SHARD = ("examples", "num_bytes", "sha256", "index_bytes", "index_sha256")
 
 
 def publish(
     store: Store,
     draft: Manifest,
     *,
-    incidents: Iterable[dict[str, Any]],
+    incidents: Iterable[Incident],
     labels_file: bytes,
     name: str = tfds.IMAGENET,
 ) -> Manifest:
@@ -45,7 +42,7 @@ def publish(
       IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
     """
     missing, splits = draft.lacks, draft.splits
-    incidents = sorted(incidents, key=lambda incident: str(incident["key"]))
+    incidents = sorted(incidents, key=lambda incident: incident.key)
     contents = {
         naming.LABELS: labels_file,
         naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
@@ -71,7 +68,7 @@ def publish(
     return manifest
 
 
-def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -> Split:
+def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> Split:
     """Returns the split of the shards that these receipts describe.
 
     Args:
@@ -80,45 +77,41 @@ def split_of(receipts: Sequence[dict[str, Any]], num_per_class: Sequence[int]) -
     """
     examples_per_class = list(num_per_class)
     for receipt in receipts:
-        for incident in receipt["incidents"]:
-            if incident["action"] == QUARANTINED:
-                if not 0 <= incident["class_index"] < len(examples_per_class):
+        for incident in receipt.incidents:
+            if incident.action == QUARANTINED:
+                if not 0 <= incident.class_index < len(examples_per_class):
                     raise DataDamagedError(
-                        f"{receipt['shard']}: its receipt in .work leaves out an image of class "
-                        f"{incident['class_index']:,}, and there are {len(examples_per_class):,}. "
+                        f"{receipt.shard}: its receipt in .work leaves out an image of class "
+                        f"{incident.class_index:,}, and there are {len(examples_per_class):,}. "
                         "It was not made by this program: remove .work, and run this again."
                     )
-                examples_per_class[incident["class_index"]] -= 1
-    shards = [
-        Shard(receipt["shard"], **{name: receipt[name] for name in _OF_A_SHARD})
-        for receipt in receipts
-    ]
+                examples_per_class[incident.class_index] -= 1
     return Split(
         examples=sum(examples_per_class),
-        num_bytes=sum(shard.num_bytes for shard in shards),
+        num_bytes=sum(receipt.num_bytes for receipt in receipts),
         examples_per_class=examples_per_class,
-        resized=sum(receipt["resized"] for receipt in receipts),
-        max_height=max(receipt["max_height"] for receipt in receipts),
-        max_width=max(receipt["max_width"] for receipt in receipts),
-        shards=shards,
+        resized=sum(receipt.resized for receipt in receipts),
+        max_height=max(receipt.max_height for receipt in receipts),
+        max_width=max(receipt.max_width for receipt in receipts),
+        shards=[receipt.entry for receipt in receipts],
     )
 
 
-def num_per_class(receipts: Sequence[dict[str, Any]], num_classes: int) -> list[int]:
-    """Returns members by class index; each receipt counts them in its `num_per_class`."""
+def num_per_class(of_each: Iterable[Mapping[int, int]], num_classes: int) -> list[int]:
+    """Returns members by class index from the counts by index that several receipts hold."""
     counts = [0] * num_classes
-    for receipt in receipts:
-        for index, count in receipt["num_per_class"].items():
-            if int(index) < num_classes:
-                counts[int(index)] += count
+    for each in of_each:
+        for index, count in each.items():
+            if index < num_classes:
+                counts[index] += count
     return counts
 
 
-def _count(incidents: Iterable[dict[str, Any]], action: str) -> dict[str, int]:
-    return dict(sorted(Counter(i["reason"] for i in incidents if i["action"] == action).items()))
+def _count(incidents: Iterable[Incident], action: str) -> dict[str, int]:
+    return dict(sorted(Counter(i.reason for i in incidents if i.action == action).items()))
 
 
-def refuse_too_many(bad: Sequence[dict[str, Any]], limit: int | None) -> None:
+def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
     """Compares the bad images that a run has met so far with how many it may leave out.
 
     Raises:
@@ -128,7 +121,7 @@ def refuse_too_many(bad: Sequence[dict[str, Any]], limit: int | None) -> None:
         last = bad[-1]
         raise DataDamagedError(
             f"{len(bad)} bad images, more than --max-bad {limit}; the last is "
-            f"{last['key']} ({last['archive']} byte {last['offset']:,}): {last['detail']}. "
+            f"{last.key} ({last.archive} byte {last.offset:,}): {last.detail}. "
             "Finished shards are kept: look at the source, then run again with a higher "
             "--max-bad, or without it."
         )

@@ -5,13 +5,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.storage.folder import LocalStore
+
+
+@dataclass(frozen=True)
+class _Proof:
+    """Files of this fingerprint were proven at this level and time."""
+
+    fingerprint: str
+    level: str
+    utc: str
 
 
 def fingerprint(store: LocalStore, digest: str, files: Iterable[File]) -> str:
@@ -36,17 +46,16 @@ def fingerprint(store: LocalStore, digest: str, files: Iterable[File]) -> str:
 def proven(store: LocalStore, level: str, found: str) -> str | None:
     """Returns when (UTC) files of this fingerprint were proven at `level` or a higher one."""
     try:
-        proof = canonical.loads(store.read(naming.PROOF))
+        proof = records.loads(_Proof, store.read(naming.PROOF))
         levels = list(LEVELS)
-        enough = levels.index(proof["level"]) >= levels.index(level)
-        return str(proof["utc"]) if enough and proof["fingerprint"] == found else None
-    except (ImagenetPrepError, ValueError, KeyError, TypeError):  # no proof, or not one of ours
+        enough = levels.index(proof.level) >= levels.index(level)
+        return proof.utc if enough and proof.fingerprint == found else None
+    except (ImagenetPrepError, ValueError):  # no proof, or not one of ours
         return None
 
 
 def keep(store: LocalStore, level: str, found: str) -> None:
     """Notes that files of this fingerprint are sound, if the folder can be written."""
     utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    proof = {"fingerprint": found, "level": level, "utc": utc}
     with contextlib.suppress(ImagenetPrepError):
-        store.write(naming.PROOF, canonical.dumps(proof))
+        store.write(naming.PROOF, canonical.dumps(_Proof(found, level, utc)))

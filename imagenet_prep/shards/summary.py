@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import settings
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.shards.writer import WrittenShard
 
 
-def summarise(
-    path: str, committed: Manifest, new: Sequence[dict[str, Any]], seconds: float
-) -> dict[str, Any]:
+def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], seconds: float) -> Json:
     """Returns the result as JSON.
 
     Args:
@@ -21,7 +20,7 @@ def summarise(
       new: receipts of the shards that this run wrote.
       seconds: that it took.
     """
-    written = sum(receipt["examples"] for receipt in new)
+    written = sum(receipt.examples for receipt in new)
     return {
         "manifest": path,
         "digest": committed.digest,
@@ -40,14 +39,14 @@ def summarise(
         "quarantined": committed.quarantined,
         "excluded": settings.num_excluded(committed.config),
         "written_examples": written,
-        "written_bytes": sum(receipt["num_bytes"] for receipt in new),
-        "read_bytes": sum(receipt["source_bytes"] for receipt in new),
+        "written_bytes": sum(receipt.num_bytes for receipt in new),
+        "read_bytes": sum(receipt.source_bytes for receipt in new),
         "seconds": round(seconds, 2),
         "images_per_s": round(written / seconds, 1),
     }
 
 
-def render(summary: dict[str, Any], notes: Sequence[str] = ()) -> str:
+def render(summary: Json, notes: Sequence[str] = ()) -> str:
     """Returns a result for a person; `notes` are more lines of the verb."""
     lines = [
         f"{name}: {s['examples']:,} examples in {s['shards']} shards, "

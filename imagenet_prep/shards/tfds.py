@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Container, Sequence
-from typing import Any
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Shard
 
@@ -46,7 +46,7 @@ def dataset_info(name: str, splits: dict[str, Sequence[Shard]], subset: bool) ->
     )
 
 
-def _leaf(key: str) -> dict[str, Any]:
+def _leaf(key: str) -> Json:
     if key == schema.ENCODED:
         return {
             "pythonClassName": f"{_PACKAGE}.image_feature.Image",
@@ -74,7 +74,7 @@ def _leaf(key: str) -> dict[str, Any]:
     }
 
 
-def _nested(prefix: str, keys: Sequence[str]) -> dict[str, Any]:
+def _nested(prefix: str, keys: Sequence[str]) -> Json:
     """Returns what is said of sorted keys that all begin with a prefix and go on behind it."""
     features = {}
     for name, group in itertools.groupby(keys, lambda key: key[len(prefix) :].partition("/")[0]):
@@ -86,5 +86,5 @@ def _nested(prefix: str, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _render(content: dict[str, Any]) -> bytes:
+def _render(content: Json) -> bytes:
     return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"

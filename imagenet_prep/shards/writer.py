@@ -5,32 +5,58 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
-from imagenet_prep.dataset.measures import Measures
-from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Member, PreparedImage
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.measures import Measured, Measures
+from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident, Member, PreparedImage
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
-# Of a member, what an incident names.
-_PLACE = ("key", "archive", "offset", "size", "class_index")
-_INCIDENT = {
-    **dict.fromkeys(("key", "archive", "action", "reason", "detail"), str),
-    **dict.fromkeys(("offset", "size", "class_index"), int),
-}
-# What `write_shard` returns, as for `canonical.fits`.
-RECEIPT = {
-    **dict.fromkeys(("shard", "sha256", "index_sha256"), str),
-    **dict.fromkeys(("examples", "num_bytes", "index_bytes", "source_bytes", "resized"), int),
-    **dict.fromkeys(("max_height", "max_width", "num_classes"), int),
-    "incidents": [_INCIDENT],
-    "histograms": {str: {str: int}},
-    "sums": {str: float},
-}
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenShard(Measured):
+    """What the receipt of a shard says.
+
+    Attributes:
+      shard: its name.
+      examples, num_bytes, sha256, index_bytes, index_sha256: as in a manifest.
+      source_bytes: bytes of all images that were read.
+      resized: images whose pixels were resampled.
+      transform_s: seconds that the codec took.
+      incidents: images that were left out or changed.
+    """
+
+    shard: str
+    examples: int
+    num_bytes: int
+    sha256: str
+    index_bytes: int
+    index_sha256: str
+    source_bytes: int
+    resized: int
+    transform_s: float
+    incidents: list[Incident]
+
+    @property
+    def entry(self) -> Shard:
+        """What a manifest says of the shard."""
+        index = self.index_bytes, self.index_sha256
+        return Shard(self.shard, self.examples, self.num_bytes, self.sha256, *index)
+
+
+@dataclass
+class _Tally:
+    """What is counted while images are read."""
+
+    source_bytes: int = 0
+    resized: int = 0
+    transform_s: float = 0.0
+    incidents: list[Incident] = field(default_factory=list)
 
 
 def write_shard(
@@ -43,7 +69,7 @@ def write_shard(
     fail_on_bad_image: bool,
     shard_path: Path,
     index_path: Path,
-) -> dict[str, Any]:
+) -> WrittenShard:
     """Writes both files, and returns what the receipt keeps.
 
     Args:
@@ -60,33 +86,32 @@ def write_shard(
       IncompleteError: the disk is full.
     """
     with removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
-        found: dict[str, Any] = dict.fromkeys(("source_bytes", "resized", "transform_s"), 0)
-        found["incidents"] = []
+        tally = _Tally()
         lines: list[str] = []
         measures = Measures()
         with LargeFile(shard_path) as file:
-            for member, image in _stored(shard, images, transform, fail_on_bad_image, found):
+            for member, image in _stored(shard, images, transform, fail_on_bad_image, tally):
                 record = _record(member, image, classes[member.class_index], label_offset)
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
                 measures.add(member, image)
                 for part in record:
                     file.append(part)
         if not lines:
-            raise _no_good_image(shard, found["incidents"])
+            raise _no_good_image(shard, tally.incidents)
         index = "".join(lines).encode()
         with new_file(index_path) as index_file:
             index_file.write(index)
-        return {
-            "shard": shard,
-            "examples": len(lines),
-            "num_bytes": file.num_bytes,
-            "sha256": file.sha256,
-            "index_bytes": len(index),
-            "index_sha256": hashlib.sha256(index).hexdigest(),
-            **found,
-            "transform_s": round(found["transform_s"], 3),
-            **measures.content(),
-        }
+        tally.transform_s = round(tally.transform_s, 3)
+        return WrittenShard(
+            shard=shard,
+            examples=len(lines),
+            num_bytes=file.num_bytes,
+            sha256=file.sha256,
+            index_bytes=len(index),
+            index_sha256=hashlib.sha256(index).hexdigest(),
+            **vars(tally),
+            **vars(measures.content()),
+        )
 
 
 def _stored(
@@ -94,26 +119,26 @@ def _stored(
     images: Iterable[tuple[Member, bytes]],
     transform: Callable[[bytes], PreparedImage],
     fail_on_bad_image: bool,
-    found: dict[str, Any],
+    tally: _Tally,
 ) -> Iterator[tuple[Member, PreparedImage]]:
-    """Yields the images to store; counts for the receipt what was `found` on the way."""
+    """Yields the images to store; counts for the receipt what happens on the way."""
     for member, data in images:
-        found["source_bytes"] += member.size
+        tally.source_bytes += member.size
         start = time.perf_counter()
         try:
             image = transform(data)
         except BadImageError as error:
             if fail_on_bad_image:
                 raise _bad_image(shard, member, error) from error
-            incident = _incident(member, QUARANTINED, error.reason, error.detail)
-            found["incidents"].append(incident)
+            incident = Incident(*member[:5], QUARANTINED, error.reason, error.detail)
+            tally.incidents.append(incident)
             continue
         finally:
-            found["transform_s"] += time.perf_counter() - start
+            tally.transform_s += time.perf_counter() - start
         if image.repair is not None:
-            incident = _incident(member, REPAIRED, image.repair, "encoded as RGB JPEG")
-            found["incidents"].append(incident)
-        found["resized"] += image.resized
+            incident = Incident(*member[:5], REPAIRED, image.repair, "encoded as RGB JPEG")
+            tally.incidents.append(incident)
+        tally.resized += image.resized
         yield member, image
 
 
@@ -124,11 +149,11 @@ def _bad_image(shard: str, member: Member, error: BadImageError) -> DataDamagedE
     )
 
 
-def _no_good_image(shard: str, incidents: Sequence[dict[str, Any]]) -> DataDamagedError:
+def _no_good_image(shard: str, incidents: Sequence[Incident]) -> DataDamagedError:
     first = incidents[0]
     return DataDamagedError(
         f"{shard}: not one of its {len(incidents)} images can be used; the first is "
-        f"{first['key']}: {first['detail']}. Look at the source, or ask for fewer shards."
+        f"{first.key}: {first.detail}. Look at the source, or ask for fewer shards."
     )
 
 
@@ -148,8 +173,3 @@ def _record(
         boxes=member.boxes,
     )
     return tfrecord.frame_parts(example.encode_parts(stored))
-
-
-def _incident(member: Member, action: str, reason: str, detail: str) -> dict[str, Any]:
-    place = {name: getattr(member, name) for name in _PLACE}
-    return {**place, "action": action, "reason": reason, "detail": detail}

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import naming
@@ -310,7 +311,7 @@ class BucketStore:
         remedy = "The object is damaged in the bucket."
         bring(self._s3, file, folder, temporary, self._budget(file.name), remedy)
 
-    def _list(self, folder: str, *, deep: bool = False) -> list[dict[str, Any]]:
+    def _list(self, folder: str, *, deep: bool = False) -> list[Json]:
         """Returns keys and sizes; folders in it have no size."""
         return self._with_retries(
             folder, lambda: list(self._s3.pages("list_objects_v2", "Contents", folder, deep=deep))
@@ -320,7 +321,7 @@ class BucketStore:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="s3") as pool:
             return list(pool.map(function, items))
 
-    def _call(self, name: str, operation: str, **arguments: Any) -> dict[str, Any]:
+    def _call(self, name: str, operation: str, **arguments: Any) -> Json:
         return self._with_retries(name, lambda: self._s3.call(operation, name, **arguments))
 
     def _with_retries(self, name: str, attempt: Callable[[], Answer]) -> Answer:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import address, canonical
+from imagenet_prep.core import address, canonical, records
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.archive import Entry
@@ -28,7 +28,6 @@ from imagenet_prep.storage.store import Store, open_store
 FOLDER = "imagenet-prep-lists"
 # A list of 50,000 files has 3 MB.
 _MAX_BYTES = 64 << 20
-_SHAPE = {"files": [[str, int, int]], "md5": str}
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -40,6 +39,17 @@ class Kept(NamedTuple):
       md5: of the archive, where the pass has read it whole; else "".
     """
 
+    files: list[Entry]
+    md5: str
+
+
+@dataclass(frozen=True)
+class _List:
+    """What a list says: what was found, and in which archive, as it was then."""
+
+    archive: str
+    validator: str
+    num_bytes: int
     files: list[Entry]
     md5: str
 
@@ -73,26 +83,24 @@ class KeptLists:
 
     def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
         try:
-            content = canonical.loads(self._read(_name(archive, stat, start, stop)))
+            text = self._read(_name(archive, stat, start, stop))
+            found = records.loads(_List, text)
         except (ImagenetPrepError, OSError, ValueError):
             return None
-        if not canonical.fits(content, _SHAPE):
+        if (found.archive, found.validator, found.num_bytes) != (archive, *_identity(stat)):
             return None
-        if not content.items() >= _identity(archive, stat).items():
-            return None
-        files = [(name, offset, size) for name, offset, size in content["files"]]
         last = start
-        for _, offset, size in files:
+        for _, offset, size in found.files:
             if not (last <= offset and 0 <= size <= stop - offset):
                 return None
             last = offset + size
-        return Kept(files, content["md5"] if _MD5.fullmatch(content["md5"]) else "")
+        return Kept(found.files, found.md5 if _MD5.fullmatch(found.md5) else "")
 
     def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: Kept) -> None:
         """Keeps what was found. Where it cannot be written, the next run reads the archive."""
         if not self.writes:
             return
-        content = _identity(archive, stat) | kept._asdict()
+        content = _List(archive, *_identity(stat), *kept)
         with contextlib.suppress(ImagenetPrepError, OSError):
             if (folder := self._store.as_folder) and not _made_by_us(folder.root):
                 return
@@ -136,8 +144,8 @@ def _made_by_us(folder: Path) -> bool:
     return stat_module.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _identity(archive: str, stat: Stat) -> dict[str, Any]:
-    return {"archive": archive, "validator": stat.validator, "num_bytes": stat.size}
+def _identity(stat: Stat) -> tuple[str, int]:
+    return stat.validator, stat.size
 
 
 def _name(archive: str, stat: Stat, start: int, stop: int) -> str:

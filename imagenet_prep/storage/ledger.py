@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -114,7 +115,7 @@ class Ledger:
         """
         self._journal = Journal(store.root, name)
         self._files = files
-        self._proofs: dict[str, dict[str, Any]] = {}
+        self._proofs: dict[str, Json] = {}
         self.reload()
 
     def reload(self) -> list[str]:
@@ -132,7 +133,7 @@ class Ledger:
                         new.append(name)
         return new
 
-    def find(self, name: str, path: Path) -> dict[str, Any] | None:
+    def find(self, name: str, path: Path) -> Json | None:
         """Returns what was proven of a file, or None where it was touched since, or never proven.
 
         Args:

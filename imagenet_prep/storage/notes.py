@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import records
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.storage.store import Store
 
 # Room for the names of 300,000 shards. As JSON of many small lists, it becomes twenty times as much
 # in memory.
 _MOST_BYTES = 32 << 20
+T = TypeVar("T")
 
 
-def read(store: Store, name: str, **kinds: type) -> dict[str, Any]:
-    """Returns the JSON object that a work file holds.
+def read(store: Store, name: str, kind: type[T]) -> T:
+    """Returns the record that a work file holds.
 
     Args:
       store: the data set.
       name: of the file, which is there.
-      **kinds: the keys that it must have, and of which type each value is.
+      kind: the dataclass of the record.
 
     Raises:
-      DataDamagedError: it is no such object.
+      DataDamagedError: it is no such record.
       ImagenetPrepError: it cannot be read, or is a link.
     """
     try:
-        content = canonical.loads(store.read(name, most=_MOST_BYTES))
+        return records.loads(kind, store.read(name, most=_MOST_BYTES))
     except ValueError as error:
-        raise damaged(store, name, f"not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise damaged(store, name, "expected a JSON object")
-    for key, kind in kinds.items():
-        if type(content.get(key)) is not kind:
-            raise damaged(store, name, f"{key!r} is missing or no {kind.__name__}")
-    return content
+        raise damaged(store, name, str(error)) from None
 
 
 def damaged(store: Store, name: str, why: str) -> DataDamagedError:

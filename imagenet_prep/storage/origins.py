@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
@@ -23,14 +23,21 @@ from imagenet_prep.storage.folder import LocalStore
 _FOLDER = "origins"
 # A thousand archives have 200 kB.
 _MAX_BYTES = 16 << 20
-_SHAPE = {"digest": str, "root": str, "files": {str: str}}
 
 
-class Origin(NamedTuple):
+@dataclass(frozen=True)
+class Origin:
     """Where a source lies: a folder, and files by name, which may lie elsewhere."""
 
     root: str
     files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Note(Origin):
+    """The origin of the data set whose manifest has this digest."""
+
+    digest: str
 
 
 def note(digest: str, origin: Origin) -> None:
@@ -40,7 +47,7 @@ def note(digest: str, origin: Origin) -> None:
       digest: of its manifest.
       origin: absolute paths of this machine.
     """
-    content = canonical.dumps({"digest": digest, **origin._asdict()})
+    content = canonical.dumps(_Note(origin.root, origin.files, digest))
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,10 +69,10 @@ def find(digest: str) -> Origin | None:
         with os.fdopen(store.open(name, os.O_RDONLY), "rb") as file:
             if not inside.is_only_ours(os.fstat(file.fileno())):
                 return None
-            content = canonical.loads(regular_file.read_whole(file, store.path(name), _MAX_BYTES))
+            text = regular_file.read_whole(file, store.path(name), _MAX_BYTES)
+        found = records.loads(_Note, text)
         # The folder may be shared: what lies under this name may be a note of another set.
-        if canonical.fits(content, _SHAPE) and content["digest"] == digest:
-            return Origin(content["root"], content["files"])
+        return Origin(found.root, found.files) if found.digest == digest else None
     return None
 
 

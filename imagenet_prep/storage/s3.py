@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.storage import steady
 from imagenet_prep.storage.inside import demand_inside
@@ -168,16 +169,16 @@ class S3:
                     raise UnavailableError(f"the server sends {found!r}, asked for {asked}")
                 return b"".join(exactly(stop - offset, body.read))
 
-    def call(self, operation: str, name: str, **arguments: Any) -> dict[str, Any]:
+    def call(self, operation: str, name: str, **arguments: Any) -> Json:
         """Returns what one operation on an object answers, e.g. "put_object"."""
         with self._explained(name):
             method = getattr(self._client, operation)
-            answer: dict[str, Any] = method(**self._object(name), **arguments)
+            answer: Json = method(**self._object(name), **arguments)
             return answer
 
     def pages(
         self, operation: str, field: str, folder: str = "", *, deep: bool = True
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Json]:
         """Yields what a listing of a folder holds in `field`, keys relative to the prefix.
 
         Args:
@@ -280,7 +281,7 @@ class S3:
                 f"({type(error).__name__}: {str(error)[:80]}). Check the AWS_ENDPOINT_URL."
             ) from None
 
-    def _refuse(self, name: str, operation: str, response: dict[str, Any]) -> NoReturn:
+    def _refuse(self, name: str, operation: str, response: Json) -> NoReturn:
         status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
         code = response["Error"].get("Code", "")[:80]
         said = f"the server answers {status} {code if code != str(status) else ''}".rstrip()

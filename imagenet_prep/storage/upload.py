@@ -18,10 +18,11 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import crc32c
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage.remote import AbsentError
@@ -80,7 +81,7 @@ class Uploader:
       ended: tells that the run is over, so that no more uploads begin.
     """
 
-    call: Callable[..., dict[str, Any]]
+    call: Callable[..., Json]
     ended: threading.Event
 
     def send(self, file: File, opened: BinaryIO, remedy: str) -> Sent:
@@ -145,7 +146,7 @@ class Uploader:
 
     def _send_parts(self, file: File, upload: str, parts: Iterable[bytes], remedy: str) -> Sent:
         sha256, whole, size = hashlib.sha256(), 0, 0
-        listed: list[dict[str, Any]] = []
+        listed: list[Json] = []
         for number, part in enumerate(parts, start=1):
             sha256.update(part)
             whole = crc32c.crc32c(part, whole)
@@ -166,7 +167,7 @@ class Uploader:
         return _sent(checksum, answer)
 
 
-def _sent(checksum: str, answer: dict[str, Any]) -> Sent:
+def _sent(checksum: str, answer: Json) -> Sent:
     return Sent(checksum, answer.get("ChecksumCRC32C") == checksum)
 
 

@@ -22,7 +22,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from imagenet_prep.core import canonical, terminal
+from imagenet_prep.core import records, terminal
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.storage.folder import LocalStore
 
@@ -33,7 +34,6 @@ _NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
 # Appended to the name of a damaged checkpoint. It is not used any more, and kept for inspection.
 _DAMAGED = ".damaged"
 _FACTS = "facts"
-_HEAD = {"step": int, "saved_at": float, "facts": {}}
 # A head has some kilobytes. Times beyond this no calendar has.
 _HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
 # How np.savez begins a member, and the text that follows: some hundred bytes that say what it is.
@@ -47,20 +47,26 @@ _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class _Head:
+    """The member of the file that is no variable."""
+
+    step: int
+    saved_at: float
+    facts: Json
+
+
+@dataclass(frozen=True)
+class Checkpoint(_Head):
     """One state of a run.
 
     Attributes:
       step: number of steps made.
+      saved_at: seconds since 1970, UTC.
       facts: the numbers of the run and the state of the reader, as JSON.
       arrays: all variables by name, in the order in which they were saved.
-      saved_at: seconds since 1970, UTC.
     """
 
-    step: int
-    facts: dict[str, Any]
     arrays: Arrays
-    saved_at: float
 
 
 def name(step: int) -> str:
@@ -74,7 +80,7 @@ def step_of(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def save(folder: Path, step: int, facts: dict[str, Any], arrays: Arrays, *, keep: int) -> None:
+def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> None:
     """Publishes a checkpoint and removes all but the last `keep` sound ones.
 
     Older ones are proven before any is removed; damaged ones are reported and renamed.
@@ -125,7 +131,7 @@ def clear(folder: Path) -> None:
 def load_latest(
     folder: Path,
     shapes: Sequence[Shape] | None = None,
-    accept: Callable[[dict[str, Any]], object] = lambda _: None,
+    accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint | None:
     """Returns the last sound checkpoint, or None where there is none.
 
@@ -163,7 +169,7 @@ def load_latest(
 def load(
     path: Path,
     shapes: Sequence[Shape] | None = None,
-    accept: Callable[[dict[str, Any]], object] = lambda _: None,
+    accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint:
     """Returns a checkpoint.
 
@@ -182,17 +188,17 @@ def load(
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
             members = {each.filename.removesuffix(".npy"): each for each in file.infolist()}
             read = _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes()
-            head = canonical.loads(read)
-            if not canonical.fits(head, _HEAD) or not 0 <= head["saved_at"] < _LAST_TIME:
-                raise ValueError("its head is not what this program writes")
-            if head["step"] != step_of(path.name):
-                raise ValueError(f"it says that it is of step {head['step']:,}")
-            accept(head["facts"])
+            head = records.loads(_Head, read)
+            if not 0 <= head.saved_at < _LAST_TIME:
+                raise ValueError("it was saved at a time that no calendar has")
+            if head.step != step_of(path.name):
+                raise ValueError(f"it says that it is of step {head.step:,}")
+            accept(head.facts)
             if shapes is not None and len(members) < len(shapes):
                 raise ValueError(f"it has {len(members)} arrays, expected {len(shapes)}")
             wanted = zip(members.items(), repeat(None) if shapes is None else shapes, strict=False)
             arrays = {name: _array(file, each, shape) for (name, each), shape in wanted}
-        return Checkpoint(head["step"], head["facts"], arrays, head["saved_at"])
+        return Checkpoint(**vars(head), arrays=arrays)
     # zipfile raises RuntimeError for what it does not know, OverflowError for what no disk has.
     except (
         *(ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile),

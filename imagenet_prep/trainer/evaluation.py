@@ -9,6 +9,7 @@ import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.feed import Batch
 
 
 class Score(NamedTuple):
@@ -49,7 +50,7 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
 
 
 def evaluate(
-    logits: Callable[[Any], Any], batches: Iterable[dict[str, Any]], expected: int, comm: Comm
+    logits: Callable[[Any], Any], batches: Iterable[Batch], expected: int, comm: Comm
 ) -> Score:
     """Returns the score of one pass over a split.
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 
@@ -14,12 +15,14 @@ from imagenet_prep.dataset import schema
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 _NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
+# `images` [batch, size, size, 3], `class_index` [batch] int32 and `mask` [batch] bool, by name.
+Batch = dict[str, Any]
+
 
 class BatchReader(Protocol):
     """The batches of one rank; imagenet_prep.read.Reader is one.
 
-    A batch is a dict of `images` [batch, size, size, 3], `class_index` [batch] int32 and `mask`
-    [batch] bool. Iterating yields the rest of the current epoch.
+    Iterating yields the rest of the current epoch.
     """
 
     num_classes: int
@@ -32,13 +35,13 @@ class BatchReader(Protocol):
     def num_examples(self) -> int:
         """Examples of the split, over all ranks."""
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Batch]:
         """Yields the rest of the current epoch."""
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns the position of reading, as JSON."""
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Json) -> None:
         """Continues at the position of `state`."""
 
     def close(self) -> None:
@@ -71,15 +74,15 @@ class Noise:
         )
         self._steps = _NUM_EXAMPLES // (batch_size * world.size)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Batch]:
         for _ in range(self._steps):
             yield self._batch
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns nothing: every batch is the same."""
         return {}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Json) -> None:
         """Does nothing."""
 
     def close(self) -> None:

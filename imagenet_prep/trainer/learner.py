@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from imagenet_prep.trainer.comm import Comm, cores, launched
 from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.recipe import Run
 
 
@@ -27,7 +28,7 @@ class Learner(Protocol):
     comm: Comm
     fast_half: bool
 
-    def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def hold(self, batch: Batch) -> Batch:
         """Returns a batch of NumPy arrays, channels last, as the framework holds it."""
 
     def build(self, plan: Run, *, jit: bool) -> None:
@@ -48,9 +49,7 @@ class Learner(Protocol):
     def average_statistics(self) -> None:
         """Sets the statistics of batch norms to their mean over the ranks."""
 
-    def step(
-        self, number: int, batch: dict[str, Any], rate: float, *, asks: bool
-    ) -> tuple[Any, Any]:
+    def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Makes a step and returns [loss, total loss] of this rank, and how many ranks ask to end.
 
         Both may still be on their way; who reads them waits.

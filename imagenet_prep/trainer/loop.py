@@ -8,11 +8,13 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from imagenet_prep.core import canonical, errors, signals
+from imagenet_prep.core import errors, records, signals
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage import inside
@@ -22,7 +24,7 @@ from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import lost_rank
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.evaluation import Score
-from imagenet_prep.trainer.feed import BatchReader, Noise, OpenReader
+from imagenet_prep.trainer.feed import Batch, BatchReader, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner, connect
 from imagenet_prep.trainer.log import SCALARS, Log, Timer
 from imagenet_prep.trainer.mirror import Mirror
@@ -30,8 +32,24 @@ from imagenet_prep.trainer.schedule import Plateau
 
 # Images of train that are held out of it: they decide what is tuned, validation is for the end.
 _HOLDOUT = "holdout"
-# The state of a schedule that looks at losses, as a checkpoint has it.
-_PLATEAU = {"scale": float, "best": (float, type(None)), "waited": int}
+
+
+@dataclass(frozen=True)
+class _Plateau:
+    """The state of a schedule that looks at losses."""
+
+    scale: float
+    best: float | None
+    waited: int
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a checkpoint says beside its variables. Older versions had no plateau."""
+
+    run: Json
+    reader: Json
+    plateau: _Plateau | None = None
 
 
 def train(config: Config, open_reader: OpenReader) -> Score | None:
@@ -188,7 +206,7 @@ class _Training:
             raise errors.by_name(name)(message)
         return value
 
-    def _restore(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    def _restore(self) -> tuple[Json | None, Json]:
         """Loads the last checkpoint; returns what else is in it, and where reading begins."""
         LocalStore(self._folder).remove_temporaries()
         if self._config.tensorboard_dir is None:
@@ -220,22 +238,19 @@ class _Training:
         }
         return rest, found.facts["reader"]
 
-    def _accept(self, facts: dict[str, Any]) -> None:
+    def _accept(self, facts: Json) -> None:
         """Refuses the facts of a checkpoint of another run, or that no run has written.
 
         Raises:
           UsageError: it is another run's.
           ValueError: no run writes such facts.
         """
-        shape = {"run": {"global_batch": int}, "reader": {}}
-        plateau = facts.get("plateau", self._plateau.state())
-        fits = canonical.fits(facts, shape) and canonical.fits(plateau, _PLATEAU)
+        found = records.parse(_Facts, facts)
+        there, evaluates = found.run, self._config.evaluate
+        if (batch := records.parse(int, there.get("global_batch"), "global_batch")) < 1:
+            raise ValueError(f"global_batch {batch}")
         # A reader looks at the rest of its state itself; without a data set it has none.
-        if not fits or not canonical.fits(facts["reader"].get("epoch", 0), int):
-            raise ValueError("its facts are not what this program writes")
-        there, evaluates = facts["run"], self._config.evaluate
-        if there["global_batch"] < 1:
-            raise ValueError(f"global_batch {there['global_batch']}")
+        records.parse(int, found.reader.get("epoch", 0), "epoch")
         if other := recipe.difference(there, self._plan, only_model=evaluates):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             raise UsageError(
@@ -304,7 +319,7 @@ class _Training:
         self._plateau.see(score.loss)
         return score
 
-    def _batches(self) -> Iterator[dict[str, Any]]:
+    def _batches(self) -> Iterator[Batch]:
         """Yields batches, epoch after epoch, until the run has all its steps."""
         while True:
             before = self._step

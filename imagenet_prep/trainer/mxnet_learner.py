@@ -16,6 +16,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run
 
@@ -43,7 +44,7 @@ class MxnetLearner:
             amp.init()
         mx.random.seed(config.seed)
 
-    def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def hold(self, batch: Batch) -> Batch:
         """Returns arrays on the device."""
         images = batch["images"].transpose(0, 3, 1, 2)
         return {name: self._array(each) for name, each in (batch | {"images": images}).items()}
@@ -110,7 +111,7 @@ class MxnetLearner:
     def step(
         self,
         number: int,  # noqa: ARG002 - nothing in these networks is random
-        batch: dict[str, Any],
+        batch: Batch,
         rate: float,
         *,
         asks: bool,

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer.config import RECIPES, Config
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
@@ -17,7 +17,7 @@ _TUTORIAL_LARGE = 128
 _LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
 # A recipe has these settings unless it says otherwise.
-_USUAL: dict[str, Any] = {
+_USUAL: Json = {
     "optimizer": "sgd",
     "momentum": 0.9,
     "weight_decay": 1e-4,
@@ -30,7 +30,7 @@ _USUAL: dict[str, Any] = {
 # The SageMaker guide's cifar10-tf-horovod-sagemaker.py, with the same rate for each of its
 # optimizers. Its weight decay is no L2: Keras' `decay` divided the rate by 1 + 2e-4 a step. Here
 # the plateau alone lowers it.
-_CIFAR10: dict[str, Any] = {
+_CIFAR10: Json = {
     "optimizer": "adam",
     "has_rate": ("adam", "rmsprop", "sgd"),
     "lr_of_rank": 0.001,
@@ -39,7 +39,7 @@ _CIFAR10: dict[str, Any] = {
     "warmup_epochs": 5.0,
 }
 # The settings of each recipe; the rate is that of 256 images a step, or of one rank.
-_RECIPES: dict[str, dict[str, Any]] = {
+_RECIPES: dict[str, Json] = {
     # train.sh. Its warm-up of 5 epochs is not what the tutorial's 256 GPUs ran with: their printed
     # rates fall together with 10 (tests/trainer/test_schedule.py).
     "tutorial": {"lr_of_256": 0.1, "nesterov": True},
@@ -110,7 +110,7 @@ class Run:
         """Returns how often every image was seen before a step, as the tutorial counts."""
         return step * self.global_batch / self.num_examples
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Json:
         """Returns the numbers for JSON.
 
         What has its default is left out: so checkpoints of versions without it go on.
@@ -119,12 +119,12 @@ class Run:
         return _without_defaults(self) | {"schedule": schedule}
 
 
-def _without_defaults(numbers: Run | Schedule) -> dict[str, Any]:
+def _without_defaults(numbers: Run | Schedule) -> Json:
     defaults = {field.name: field.default for field in dataclasses.fields(numbers)}
     return {name: value for name, value in vars(numbers).items() if value != defaults[name]}
 
 
-def difference(there: dict[str, Any], run: Run, *, only_model: bool) -> str | None:
+def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
     """Returns in what a run of a checkpoint, as JSON, differs from this one; None: in nothing.
 
     Args:
@@ -240,7 +240,7 @@ def eval_steps(config: Config, steps_per_epoch: int) -> int:
     return max(1, round(config.eval_every * steps_per_epoch)) if config.eval_every else 0
 
 
-def _chosen(config: Config, batch: int, world_size: int) -> dict[str, Any]:
+def _chosen(config: Config, batch: int, world_size: int) -> Json:
     """Returns the recipe's numbers, with those that were given instead."""
     recipe = _USUAL | _RECIPES[config.recipe]
     of_256, of_rank = (recipe.pop(name, 0.0) for name in ("lr_of_256", "lr_of_rank"))
@@ -266,9 +266,7 @@ def _chosen(config: Config, batch: int, world_size: int) -> dict[str, Any]:
     return recipe | {n: v for n, v in given.items() if v is not None and v is not False}
 
 
-def _schedule(
-    config: Config, chosen: dict[str, Any], steps_per_epoch: int, total_steps: int
-) -> Schedule:
+def _schedule(config: Config, chosen: Json, steps_per_epoch: int, total_steps: int) -> Schedule:
     # Recipes count in epochs of their full length; a shorter run keeps the shape of the rate.
     epochs = config.num_epochs or total_steps / steps_per_epoch
     shrink = min(1.0, epochs / RECIPES[config.recipe]["num_epochs"])
@@ -279,7 +277,7 @@ def _schedule(
     drops: tuple[float, ...] = ()
     if kind == "steps":
         drops = config.decay_epochs or tuple(epoch * shrink for epoch in STEP_EPOCHS)
-    falls: dict[str, Any] = {}
+    falls: Json = {}
     if kind == "plateau":
         falls = {"patience": config.plateau_patience, "factor": config.plateau_factor}
     return Schedule(

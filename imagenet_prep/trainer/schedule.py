@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+
+from imagenet_prep.core.canonical import Json
 
 KINDS = ("poly", "cosine", "cosine-restarts", "linear-cosine", "steps", "plateau")
 
@@ -107,11 +108,11 @@ class Plateau:
         if self._waited >= self._patience:
             self.scale, self._waited = self.scale * self._factor, 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Returns what was seen, as JSON."""
         return {"scale": self.scale, "best": self._best, "waited": self._waited}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Json) -> None:
         """Goes on from a state."""
         self.scale, self._best = state["scale"], state["best"]
         self._waited = state["waited"]

@@ -15,6 +15,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
 
@@ -46,7 +47,7 @@ class TensorFlowLearner:
         keras.config.set_dtype_policy(_POLICIES[self._precision])
         keras.utils.set_random_seed(config.seed)
 
-    def hold(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def hold(self, batch: Batch) -> Batch:
         """Returns tensors."""
         dtype = "bfloat16" if self._precision == "bfloat16" else "float32"
         held = {name: tf.constant(array) for name, array in batch.items()}
@@ -96,9 +97,7 @@ class TensorFlowLearner:
         """Sets the statistics of batch norms to their mean over the ranks."""
         self.comm.average(self._statistics)
 
-    def step(
-        self, number: int, batch: dict[str, Any], rate: float, *, asks: bool
-    ) -> tuple[Any, Any]:
+    def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Makes a step; what dropouts leave out depends on seed, step and rank alone."""
         world = self.comm.world
         for nth, seed in enumerate(self._dropouts):

@@ -348,7 +348,7 @@ def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_f
     config: Any = 1
     for _ in range(60):
         config = {"a": [config]}
-    with pytest.raises(ManifestError, match=r"config\['a'\]: nested more than 20 deep"):
+    with pytest.raises(ManifestError, match=r"config\['a'\]: .*nested more than 20 deep"):
         manifest.loads(edited(config=config), "dataset.json")
 
 
@@ -392,7 +392,10 @@ def test_no_number_counts_less_than_nothing_or_more_than_64_bits_hold(number: in
         for part in path[:-1]:
             there = there[part]
         there[path[-1]] = number
-        with pytest.raises(ManifestError, match=r"a number below 0|numbers that add up to more"):
+        with pytest.raises(
+            ManifestError,
+            match=r"number below 0|add up to more|64 bits",
+        ):
             manifest.loads(signed(edited), "dataset.json")
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from imagenet_prep.dataset import measures
-from imagenet_prep.dataset.measures import Measures, Origin
+from imagenet_prep.dataset.measures import Measures
 from imagenet_prep.dataset.member import Member, PreparedImage
 
 
@@ -22,7 +22,7 @@ def collected(*sizes: tuple[int, int], source: tuple[int, int] | None = None) ->
 def test_histograms_count_each_image_once_at_its_bin() -> None:
     content = collected((256, 512), (512, 256), (256, 256), source=(1024, 2048)).content()
 
-    histograms = content["histograms"]
+    histograms = content.histograms
     assert histograms["short_side"] == {"64": 3}
     assert histograms["source_short_side"] == {"80": 3}
     assert histograms["aspect"] == {"-8": 1, "0": 1, "8": 1}
@@ -41,7 +41,7 @@ def test_a_value_falls_between_the_edges_of_its_bin(bin_number: int) -> None:
 
 @pytest.mark.parametrize("num", [1, 7, 8, 15, 16, 17, 100, 1251])
 def test_the_named_images_are_few_and_lie_evenly_over_the_shard(num: int) -> None:
-    origins = [Origin(*row) for row in collected(*[(10, 10)] * num).content()["origins"]]
+    origins = collected(*[(10, 10)] * num).content().origins
 
     records = [origin.record for origin in origins]
     gaps = {after - before for before, after in itertools.pairwise(records)}
@@ -55,5 +55,5 @@ def test_the_named_images_are_few_and_lie_evenly_over_the_shard(num: int) -> Non
 def test_an_image_that_was_not_resampled_has_the_same_size_before() -> None:
     content = collected((30, 40)).content()
 
-    assert Origin(*content["origins"][0])[-2:] == (30, 40)
-    assert content["histograms"]["short_side"] == content["histograms"]["source_short_side"]
+    assert content.origins[0][-2:] == (30, 40)
+    assert content.histograms["short_side"] == content.histograms["source_short_side"]

@@ -81,7 +81,7 @@ class Led:
             dict.fromkeys(self._scripts, SIZES),
             self._request,
             say=self.said.append,
-            count=lambda what: self.moved.append(what["num_bytes"]),
+            count=self.moved.append,
         )
         return list(leader.run())
 

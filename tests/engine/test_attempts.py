@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +23,27 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
 
 
+@dataclass(frozen=True)
+class Made:
+    """What the receipt of a task says."""
+
+    task: str
+
+
 class Task(NamedTuple):
     name: str
 
 
-def work(task: Task) -> engine.Result:
-    return engine.Result({"task": task.name})
+Stage = engine.Stage[Task, Made]
+
+
+def work(task: Task) -> engine.Result[Made]:
+    return engine.Result(Made(task.name))
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> engine.Stage[Task]:
-    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), work)
+def stage(tmp_path: Path) -> Stage:
+    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), work, Made)
 
 
 class Fake(Started):
@@ -49,7 +60,7 @@ class Fake(Started):
 
 
 def test_receipts_are_collected_while_workers_work_and_when_they_end(
-    stage: engine.Stage[Task],
+    stage: Stage,
 ) -> None:
     seen: list[int] = []
 
@@ -68,7 +79,7 @@ def test_receipts_are_collected_while_workers_work_and_when_they_end(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataDamagedError("the limit")])
 def test_workers_are_told_to_stop_where_the_run_is_ended(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch, error: BaseException
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: object) -> bool:
         raise error
@@ -86,12 +97,12 @@ LOST = JobLostError("Flink: a TaskManager is gone")
 
 @pytest.fixture
 def on_a_cluster(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[dict[str, Any]]]:
     """Runs tasks a, b and c; each job finishes so many of those that are left."""
     monkeypatch.setattr(attempts, "_PAUSE_S", 0.0)
 
-    def run(*made: Job) -> list[dict[str, Any]]:
+    def run(*made: Job) -> list[engine.Receipt[Made]]:
         left = iter(made)
 
         def submit(args: object, build: object, *, name: str, log: Path) -> Fake:
@@ -134,12 +145,12 @@ def on_a_cluster(
 def test_jobs_go_on_as_long_as_they_get_on(
     on_a_cluster: Callable[..., list[dict[str, Any]]], jobs: list[Job]
 ) -> None:
-    assert [receipt["task"] for receipt in on_a_cluster(*jobs)] == ["a", "b", "c"]
+    assert [receipt.content.task for receipt in on_a_cluster(*jobs)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("first", [(1, None), (0, LOST)])
 def test_three_jobs_that_come_to_nothing_are_the_end(
-    on_a_cluster: Callable[..., list[dict[str, Any]]], stage: engine.Stage[Task], first: Job
+    on_a_cluster: Callable[..., list[dict[str, Any]]], stage: Stage, first: Job
 ) -> None:
     jobs = [first, *[(0, JobLostError("Flink: no slots"))] * (3 if first[0] else 2)]
     with pytest.raises(IncompleteError, match=r"lost 3 times.*no slots"):
@@ -155,7 +166,7 @@ def test_three_jobs_that_come_to_nothing_are_the_end(
     "error", [LOST, AbsentError("a receipt is gone: 404"), SourceError("the archive is damaged")]
 )
 def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch, error: Exception
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Two launchers of one bucket took the lease from each other until all was done."""
     others: list[Lease] = []
@@ -176,9 +187,9 @@ def test_a_failure_ends_the_run(on_a_cluster: Callable[..., list[dict[str, Any]]
         on_a_cluster((1, SourceError("the archive is damaged")))
 
 
-def test_a_limit_ends_the_run_once_and_keeps_what_is_done(stage: engine.Stage[Task]) -> None:
-    def limit(receipt: dict[str, Any]) -> None:
-        if receipt["task"] == "b":
+def test_a_limit_ends_the_run_once_and_keeps_what_is_done(stage: Stage) -> None:
+    def limit(receipt: engine.Receipt[Made]) -> None:
+        if receipt.content.task == "b":
             raise DataDamagedError("too many bad images")
 
     workers = engine.Workers(1, engine.THREADS)

@@ -46,32 +46,44 @@ class Elsewhere(LocalStore):
         return True
 
 
+@dataclass(frozen=True)
+class Made:
+    """What the receipt of a task says."""
+
+    task: str
+
+
 class Task(NamedTuple):
     name: str
+
+
+Stage = engine.Stage[Task, Made]
 
 
 class Work:
     def __init__(self, store: LocalStore) -> None:
         self.store = store
 
-    def __call__(self, task: Task) -> engine.Result:
+    def __call__(self, task: Task) -> engine.Result[Made]:
         if task.name == "bad":
             raise SourceError("the archive is damaged")
         path = self.store.local.temporary()
         path.write_bytes(b"content")
-        return engine.Result({"task": task.name}, (engine.Output(path, f"{task.name}.bin"),))
+        return engine.Result(Made(task.name), (engine.Output(path, f"{task.name}.bin"),))
 
 
 @pytest.fixture(params=[LocalStore, Elsewhere])
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> engine.Stage[Task]:
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
     store = request.param(tmp_path / "set")
-    return engine.Stage("write", "0" * 64, store, Work(store))
+    return engine.Stage("write", "0" * 64, store, Work(store), Made)
 
 
 TASKS = [Task("a"), Task("b"), Task("c")]
 
 
-def test_each_task_is_done_and_what_is_claimed_is_left_alone(stage: engine.Stage[Task]) -> None:
+def test_each_task_is_done_and_what_is_claimed_is_left_alone(
+    stage: Stage,
+) -> None:
     stage.clear()
     assert stage.store.local.take(f"{stage.folder}/claims/b")
     run_worker(stage, TASKS)
@@ -87,7 +99,7 @@ def test_each_task_is_done_and_what_is_claimed_is_left_alone(stage: engine.Stage
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
 
 
-def test_of_a_cluster_too_each_task_is_done_once(stage: engine.Stage[Task]) -> None:
+def test_of_a_cluster_too_each_task_is_done_once(stage: Stage) -> None:
     held = Lease.take_over(stage.store)
     one = held.claimed(stage, TASKS)
     assert next(one).name == "a"
@@ -117,7 +129,7 @@ def test_two_workers_part_instead_of_listing_claims_for_each_task(
 
     store = Watched(tmp_path)
     tasks = [Task(f"{number:03d}") for number in range(300)]
-    held, work = Lease.take_over(store), engine.Stage("write", "0" * 64, store, Work(store))
+    held, work = Lease.take_over(store), engine.Stage("write", "0" * 64, store, Work(store), Made)
     left = [held.claimed(work, tasks), held.claimed(work, tasks)]
     claimed = []
     while left:
@@ -131,7 +143,9 @@ def test_two_workers_part_instead_of_listing_claims_for_each_task(
     assert len(looks) < 30
 
 
-def test_a_receipt_counts_only_beside_its_files_at_their_sizes(stage: engine.Stage[Task]) -> None:
+def test_a_receipt_counts_only_beside_its_files_at_their_sizes(
+    stage: Stage,
+) -> None:
     stage.clear()
     run_worker(stage, TASKS)
     (stage.store.local.root.parent / "set" / "a.bin").unlink()
@@ -139,7 +153,7 @@ def test_a_receipt_counts_only_beside_its_files_at_their_sizes(stage: engine.Sta
     assert set(stage.receipts("abc")) == {"c"}
 
 
-def test_workers_take_nothing_more_after_a_failure(stage: engine.Stage[Task]) -> None:
+def test_workers_take_nothing_more_after_a_failure(stage: Stage) -> None:
     stage.clear()
     run_worker(stage, [Task("a"), Task("bad"), Task("b"), Task("c")])
     # While one is sent elsewhere the next may be at work.
@@ -150,7 +164,7 @@ def test_workers_take_nothing_more_after_a_failure(stage: engine.Stage[Task]) ->
 
 
 def test_a_store_that_refuses_what_was_made_is_a_failure(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise StoreError("the store refuses")
@@ -176,10 +190,10 @@ class Failing:
 
     of: dict[str, Exception]
 
-    def __call__(self, task: Task) -> engine.Result:
+    def __call__(self, task: Task) -> engine.Result[Made]:
         if task.name in self.of:
             raise self.of[task.name]
-        return engine.Result({})
+        return engine.Result(Made(task.name))
 
 
 @pytest.mark.parametrize("failed", ["a", "b"])
@@ -188,13 +202,13 @@ def test_where_publishing_and_the_next_task_fail_both_are_told(
 ) -> None:
     """Only the second was: a disk that fails looked like a damaged archive."""
     work = Failing({"c": SourceError("c is damaged")})
-    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), work)
+    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), work, Made)
     publish = type(stage).publish
 
-    def fail(stage: engine.Stage[Task], task: Task, result: engine.Result) -> object:
+    def fail(stage: Stage, task: Task, made: object) -> object:
         if task.name >= failed:
             raise StoreError(f"the disk failed at {task.name}.")
-        return publish(stage, task, result)
+        return publish(stage, task, made)
 
     monkeypatch.setattr(type(stage), "publish", fail)
     second = "the disk failed at b" if failed == "a" else "c is damaged"
@@ -206,7 +220,11 @@ def test_a_bug_is_told_as_one_beside_a_disk_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = engine.Stage(
-        "write", "0" * 64, LocalStore(tmp_path), Failing({"b": KeyError("nobody foresaw this")})
+        "write",
+        "0" * 64,
+        LocalStore(tmp_path),
+        Failing({"b": KeyError("nobody foresaw this")}),
+        Made,
     )
     stage.clear()
 
@@ -227,7 +245,7 @@ def test_what_the_system_refuses_a_task_is_no_bug(
     tmp_path: Path, code: int, kind: type[Exception]
 ) -> None:
     refused = OSError(code, os.strerror(code), "/data/file")
-    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), Failing({"a": refused}))
+    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), Failing({"a": refused}), Made)
     stage.clear()
     run_worker(stage, TASKS)
 
@@ -235,7 +253,7 @@ def test_what_the_system_refuses_a_task_is_no_bug(
         stage.raise_failure()
 
 
-def test_of_several_failures_the_first_is_raised(stage: engine.Stage[Task]) -> None:
+def test_of_several_failures_the_first_is_raised(stage: Stage) -> None:
     stage.clear()
     for number in range(20):
         stage.note(SourceError(f"number {number}"))
@@ -245,7 +263,7 @@ def test_of_several_failures_the_first_is_raised(stage: engine.Stage[Task]) -> N
 
 
 def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.clear()
 
@@ -264,7 +282,7 @@ def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
 
 
 def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended as a file that is not there: the next run had removed the claims."""
     from imagenet_prep.engine.transform import reported
@@ -283,9 +301,7 @@ def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
         list(old.claimed(stage, TASKS))
 
 
-def test_workers_that_outlive_their_job_stop(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_outlive_their_job_stop(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Lease.take_over(stage.store)
     work = done(stage, old.claimed(stage, TASKS))
     next(work)
@@ -301,7 +317,7 @@ def test_workers_that_outlive_their_job_stop(
 
 
 def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
-    stage: engine.Stage[Task],
+    stage: Stage,
 ) -> None:
     """It neither waits for it nor blames the folder, which it shares."""
     old = Lease.take_over(stage.store)
@@ -311,14 +327,16 @@ def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
         old.arrive()
 
 
-def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(stage: engine.Stage[Task]) -> None:
+def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(
+    stage: Stage,
+) -> None:
     old = Lease.take_over(stage.store)
     engine.run(stage, TASKS, engine.Workers(1, engine.THREADS), title="", quiet=True)
     assert not old.held
 
 
 def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
-    stage: engine.Stage[Task],
+    stage: Stage,
 ) -> None:
     from imagenet_prep.engine.transform import BugError, reported
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,20 +15,27 @@ from imagenet_prep.engine.workers import run_worker
 from imagenet_prep.storage.folder import LocalStore
 
 
+@dataclass(frozen=True)
+class Made:
+    """What the receipt of a task says."""
+
+    task: str
+
+
 class Task(NamedTuple):
     name: str
 
 
-def stage(root: Path, function: Any = None) -> Stage[Task]:
+def stage(root: Path, function: Any = None) -> Stage[Task, Made]:
     store = LocalStore(root)
 
-    def write(task: Task) -> Result:
+    def write(task: Task) -> Result[Made]:
         path = store.temporary()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"content")
-        return Result({"made": task.name}, (Output(path, f"{task.name}.bin"),))
+        return Result(Made(task.name), (Output(path, f"{task.name}.bin"),))
 
-    made = Stage("write", "0" * 64, store, function or write)
+    made = Stage("write", "0" * 64, store, function or write, Made)
     made.clear()
     return made
 
@@ -38,7 +46,7 @@ def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) ->
     work.publish(Task("two"), work.make(Task("two")))
     receipts = work.receipts(["one", "two"])
 
-    assert receipts["one"]["worker"] == receipts["two"]["worker"]
+    assert receipts["one"].worker == receipts["two"].worker
     written = "".join(path.read_text() for path in tmp_path.rglob("receipts/*.json"))
     for word in (socket.gethostname(), str(os.getpid()), str(tmp_path)):
         assert word not in written
@@ -75,7 +83,7 @@ def test_a_damaged_receipt_is_a_task_to_be_done(tmp_path: Path, damage: bytes) -
 
 
 def test_a_failure_is_raised_again_and_a_damaged_note_of_one_is_a_sentence(tmp_path: Path) -> None:
-    def fail(_: Task) -> Result:
+    def fail(_: Task) -> Result[Made]:
         raise SourceError("the archive is damaged")
 
     work = stage(tmp_path, fail)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,22 +14,32 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreEr
 from imagenet_prep.storage.folder import LocalStore
 
 
+@dataclass(frozen=True)
+class Made:
+    """What the receipt of a task says."""
+
+    task: str
+
+
 class Task(NamedTuple):
     name: str
 
 
-def work(task: Task) -> engine.Result:
+Stage = engine.Stage[Task, Made]
+
+
+def work(task: Task) -> engine.Result[Made]:
     if task.name == "bad":
         raise UsageError("it is bad")
-    return engine.Result({"made": task.name})
+    return engine.Result(Made(task.name))
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> engine.Stage[Task]:
-    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), work)
+def stage(tmp_path: Path) -> Stage:
+    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), work, Made)
 
 
-def run(stage: engine.Stage[Task], *names: str) -> list[dict[str, Any]]:
+def run(stage: Stage, *names: str) -> list[engine.Receipt[Made]]:
     workers = engine.Workers(1, engine.THREADS)
     return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
 
@@ -51,16 +61,16 @@ def run(stage: engine.Stage[Task], *names: str) -> list[dict[str, Any]]:
     ],
     ids=lambda receipt: ascii(receipt)[:60],
 )
-def test_a_receipt_of_no_run_is_none(stage: engine.Stage[Task], receipt: bytes) -> None:
+def test_a_receipt_of_no_run_is_none(stage: Stage, receipt: bytes) -> None:
     stage.store.write("file", b"secret")
     (stage.store.local.root.parent / "key").write_bytes(b"secret")
     stage.store.write(f"{stage.folder}/receipts/a.json", receipt)
 
     assert stage.receipts(["a"]) == {}
-    assert run(stage, "a")[0]["made"] == "a"
+    assert run(stage, "a")[0].content.task == "a"
 
 
-def test_a_task_whose_name_leads_outside_is_not_done(stage: engine.Stage[Task]) -> None:
+def test_a_task_whose_name_leads_outside_is_not_done(stage: Stage) -> None:
     with pytest.raises(DataDamagedError, match="leads outside"):
         run(stage, "../../../key")
 
@@ -70,9 +80,7 @@ def test_a_task_whose_name_leads_outside_is_not_done(stage: engine.Stage[Task]) 
 
 @pytest.mark.parametrize("planted", ["", "/receipts", "/claims", "/failed"])
 @pytest.mark.parametrize("name", ["good", "bad"])
-def test_no_planted_link_is_followed(
-    stage: engine.Stage[Task], tmp_path: Path, planted: str, name: str
-) -> None:
+def test_no_planted_link_is_followed(stage: Stage, tmp_path: Path, planted: str, name: str) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "key").write_bytes(b"secret")
@@ -85,20 +93,18 @@ def test_no_planted_link_is_followed(
     assert {path.name: path.read_bytes() for path in home.iterdir()} == {"key": b"secret"}
 
 
-def test_a_planted_link_for_what_is_reserved_is_replaced(
-    stage: engine.Stage[Task], tmp_path: Path
-) -> None:
+def test_a_planted_link_for_what_is_reserved_is_replaced(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"secret")
     link = stage.store.local.root / stage.folder / "reserve"
     link.parent.mkdir(parents=True)
     link.symlink_to(tmp_path / "key")
 
-    assert run(stage, "good")[0]["made"] == "good"
+    assert run(stage, "good")[0].content.task == "good"
     assert not link.is_symlink()
     assert (tmp_path / "key").read_bytes() == b"secret"
 
 
-def test_a_log_is_no_planted_link(stage: engine.Stage[Task], tmp_path: Path) -> None:
+def test_a_log_is_no_planted_link(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"secret")
     assert stage.log("processes").read_bytes() == b""
     (stage.store.local.root / stage.folder / "runner.log").symlink_to(tmp_path / "key")
@@ -108,7 +114,7 @@ def test_a_log_is_no_planted_link(stage: engine.Stage[Task], tmp_path: Path) -> 
 
 
 def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
-    stage: engine.Stage[Task], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.clear()
     store = stage.store.local
@@ -127,14 +133,13 @@ def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
         stage.raise_failure()
 
 
-@pytest.mark.parametrize("content", [{}, {"made": 5}, {"made": "a", "shard": "b"}], ids=str)
+@pytest.mark.parametrize("content", [{}, {"task": 5}, {"task": "a", "shard": "b"}], ids=str)
 def test_a_receipt_that_lacks_what_its_readers_need_is_none(
-    stage: engine.Stage[Task], content: dict[str, Any]
+    stage: Stage, content: dict[str, Any]
 ) -> None:
-    whole = {"outputs": [], "start_s": 1.0, "seconds": 0.5}
-    typed = dataclasses.replace(stage, shape={"made": str})
+    whole = {"outputs": [], "start_s": 1.0, "seconds": 0.5, "worker": "w"}
     stage.store.write(f"{stage.folder}/receipts/a.json", json.dumps(whole | content).encode())
 
-    assert typed.receipts(["a"]) == {}
-    assert run(typed, "a")[0]["made"] == "a"
-    assert typed.receipts(["a"]).keys() == {"a"}
+    assert stage.receipts(["a"]) == {}
+    assert run(stage, "a")[0].content.task == "a"
+    assert stage.receipts(["a"]).keys() == {"a"}

@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -29,12 +29,23 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Made:
+    """What the receipt of a task says."""
+
+    pid: int
+    task: str
+
+
+Stage = engine.Stage[Task, Made]
+
+
+@dataclass(frozen=True)
 class Work:
     """Says who did it; what the task's name asks for happens."""
 
     root: Path
 
-    def __call__(self, task: Task) -> engine.Result:
+    def __call__(self, task: Task) -> engine.Result[Made]:
         if task.name == "bad":
             raise SourceError("the archive is damaged")
         if task.name == "bug":
@@ -44,7 +55,7 @@ class Work:
             os.kill(os.getpid(), signal.SIGKILL)
         if task.name.startswith("stuck"):
             time.sleep(3600)
-        return engine.Result({"pid": os.getpid(), "task": task.name})
+        return engine.Result(Made(os.getpid(), task.name))
 
 
 @pytest.fixture(autouse=True)
@@ -54,29 +65,29 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> engine.Stage[Task]:
-    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), Work(tmp_path))
+def stage(tmp_path: Path) -> Stage:
+    return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), Work(tmp_path), Made)
 
 
-def run(stage: engine.Stage[Task], kind: str, *names: str, num: int = 2) -> list[dict[str, Any]]:
+def run(stage: Stage, kind: str, *names: str, num: int = 2) -> list[engine.Receipt[Made]]:
     workers = Workers(num, kind)
     return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_receipts_come_in_the_order_of_tasks(stage: engine.Stage[Task], kind: str) -> None:
+def test_receipts_come_in_the_order_of_tasks(stage: Stage, kind: str) -> None:
     names = [str(number) for number in range(20)]
     receipts = run(stage, kind, *names)
 
-    assert [receipt["task"] for receipt in receipts] == names
-    assert (os.getpid() in {receipt["pid"] for receipt in receipts}) == (kind == engine.THREADS)
+    assert [receipt.content.task for receipt in receipts] == names
+    assert (os.getpid() in {receipt.content.pid for receipt in receipts}) == (
+        kind == engine.THREADS
+    )
     assert run(stage, kind, *names) == receipts
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_keeps_its_class_and_a_bug_its_traceback(
-    stage: engine.Stage[Task], kind: str
-) -> None:
+def test_a_failure_keeps_its_class_and_a_bug_its_traceback(stage: Stage, kind: str) -> None:
     with pytest.raises(SourceError, match="^the archive is damaged$"):
         run(stage, kind, "bad", "good")
     with pytest.raises(RuntimeError, match=r"(?s)nobody foresaw this.*Task: bug"):
@@ -84,7 +95,7 @@ def test_a_failure_keeps_its_class_and_a_bug_its_traceback(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_that_cannot_go_on_says_why(stage: engine.Stage[Task], kind: str) -> None:
+def test_a_worker_that_cannot_go_on_says_why(stage: Stage, kind: str) -> None:
     stage.clear()
     claims = stage.store.local.path(f"{stage.folder}/claims")
     claims.rmdir()
@@ -98,15 +109,17 @@ def test_a_worker_that_cannot_go_on_says_why(stage: engine.Stage[Task], kind: st
         stage.raise_failure()
 
 
-def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(stage: engine.Stage[Task]) -> None:
+def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(
+    stage: Stage,
+) -> None:
     with pytest.raises(IncompleteError, match=r"a worker process died .* 1 of 2 tasks are left"):
         run(stage, engine.PROCESSES, "a", "killed")
 
     assert set(stage.receipts(["a", "killed"])) == {"a"}
-    assert run(stage, engine.THREADS, "a")[0]["task"] == "a"
+    assert run(stage, engine.THREADS, "a")[0].content.task == "a"
 
 
-def test_nobody_is_left_where_the_run_is_ended(stage: engine.Stage[Task]) -> None:
+def test_nobody_is_left_where_the_run_is_ended(stage: Stage) -> None:
     stage.clear()
     with (
         pytest.raises(KeyboardInterrupt),
@@ -117,15 +130,15 @@ def test_nobody_is_left_where_the_run_is_ended(stage: engine.Stage[Task]) -> Non
     assert [process.returncode for process in workers._processes] == [-signal.SIGKILL] * 2
 
 
-def test_threads_that_are_stuck_hold_up_nobody(stage: engine.Stage[Task], tmp_path: Path) -> None:
+def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> None:
     release = threading.Event()
 
     class Waits(Work):
-        def __call__(self, task: Task) -> engine.Result:
+        def __call__(self, task: Task) -> engine.Result[Made]:
             assert release.wait(PATIENCE_S)
             return super().__call__(task)
 
-    stage = engine.Stage(stage.name, stage.digest, stage.store, Waits(tmp_path))
+    stage = engine.Stage(stage.name, stage.digest, stage.store, Waits(tmp_path), Made)
     stage.clear()
     with Threads(stage, [Task("a"), Task("b"), Task("c")], 2) as workers:
         assert workers.wait(0)
@@ -144,12 +157,11 @@ def test_options_of_beam_want_a_runner() -> None:
         Workers(beam_args=("--parallelism=4",))
 
 
-def test_a_verb_that_is_run_as_a_module_has_worker_processes(
-    stage: engine.Stage[Task], tmp_path: Path
-) -> None:
+def test_a_verb_that_is_run_as_a_module_has_worker_processes(stage: Stage, tmp_path: Path) -> None:
     """Its classes are those of the module's own name there, so the workers find them."""
     program = tmp_path / "program.py"
     program.write_text(
+        "from dataclasses import dataclass\n"
         "from pathlib import Path\n"
         "from typing import NamedTuple\n"
         "from imagenet_prep import engine\n"
@@ -157,13 +169,16 @@ def test_a_verb_that_is_run_as_a_module_has_worker_processes(
         "from imagenet_prep.storage.folder import LocalStore\n"
         "class Task(NamedTuple):\n"
         "    name: str\n"
+        "@dataclass\n"
+        "class Made:\n"
+        "    task: str\n"
         "def work(task):\n"
-        "    return engine.Result({'task': task.name})\n"
+        "    return engine.Result(Made(task.name))\n"
         "class Work:\n"
         "    def __call__(self, task):\n"
         "        return work(task)\n"
         "def run(argv):\n"
-        "    stage = engine.Stage('write', '0' * 64, LocalStore(Path(argv[0])), Work())\n"
+        "    stage = engine.Stage('write', '0' * 64, LocalStore(Path(argv[0])), Work(), Made)\n"
         "    workers = engine.Workers(2, engine.PROCESSES)\n"
         "    tasks = [Task('a'), Task('b')]\n"
         "    print(len(engine.run(stage, tasks, workers, title='', quiet=True)))\n"
@@ -182,15 +197,15 @@ def test_a_verb_that_is_run_as_a_module_has_worker_processes(
     assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
 
 
-def test_a_task_is_done_by_one_worker_alone(stage: engine.Stage[Task], tmp_path: Path) -> None:
+def test_a_task_is_done_by_one_worker_alone(stage: Stage, tmp_path: Path) -> None:
     done: list[str] = []
 
     class Counts(Work):
-        def __call__(self, task: Task) -> engine.Result:
+        def __call__(self, task: Task) -> engine.Result[Made]:
             done.append(task.name)
             return super().__call__(task)
 
-    stage = engine.Stage(stage.name, stage.digest, stage.store, Counts(tmp_path))
+    stage = engine.Stage(stage.name, stage.digest, stage.store, Counts(tmp_path), Made)
     stage.clear()
     tasks = [Task(str(number)) for number in range(200)]
     threads = [threading.Thread(target=run_worker, args=(stage, tasks)) for _ in range(4)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import records
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import Ending
 from imagenet_prep.launching import fit, host
@@ -15,14 +16,14 @@ from imagenet_prep.launching import fit, host
 NODE = Host("node1", 1)
 
 
-def answered(text: str) -> fit.Answer | str:
+def answered(text: str) -> host.Answer | str:
     return fit._answer(NODE, Ending(0, "", text), sys.executable)
 
 
 def test_what_a_host_tells_of_itself_is_taken() -> None:
-    told = json.dumps(host.probe(None))
+    told = json.dumps(vars(host.probe(None)))
 
-    assert answered(f"Welcome to node1\n{told}") == json.loads(told)
+    assert answered(f"Welcome to node1\n{told}") == records.loads(host.Answer, told.encode())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_what_a_host_tells_of_itself_is_taken() -> None:
     ],
 )
 def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
-    said = answered(json.dumps({**host.probe(None), key: value}))
+    said = answered(json.dumps({**vars(host.probe(None)), key: value}))
 
     assert isinstance(said, str)
     assert "has no imagenet-prep of this version there" in said
@@ -49,7 +50,7 @@ def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
 
 def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
     answer = host.probe(None)
-    first, second = answer["ports"]
+    first, second = answer.ports
 
     network, problems = fit._network([Host("localhost", 1)], [answer], None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -107,7 +108,7 @@ def test_channels_that_share_a_set_are_joined(tmp_path: Path, shades: Path) -> N
     assert not list(train.glob("validation-*"))
     assert not list(validation.glob("train-*"))
     assert joined is not None
-    assert probe(str(joined))["problem"] == ""
+    assert probe(str(joined)).problem == ""
     manifest = validation / "dataset.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
     with pytest.raises(UsageError, match="channels train and validation: each has a dataset.json"):
@@ -267,10 +268,10 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     monkeypatch.setattr(sagemaker_container, "_PORT", port)
     monkeypatch.setattr(sagemaker_container, "_address", lambda _: "127.0.0.1")
     said = []
-    own = {**probe(None), "problem": ""}
+    own = dataclasses.replace(probe(None), problem="")
 
     def first_host() -> None:
-        facts = {**own, "dataset": "one"}
+        facts = dataclasses.replace(own, dataset="one")
         job = sagemaker_container.TrainingJob(HOSTS[0], HOSTS, "lo", {}, TOKEN)
         try:
             with sagemaker_container._meeting(job, [Host(name, 1) for name in HOSTS], facts):
@@ -288,7 +289,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
 
     first = threading.Thread(target=first_host, daemon=True)
     first.start()
-    another = json.dumps({**own, "dataset": "another"})
+    another = json.dumps({**vars(own), "dataset": "another"})
     wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None, "the first host listens")
     # The first host knows all now, and has made up its mind.
     wait_until(lambda: ask("GET", "end/algo-1") is not None, "the first host ends")

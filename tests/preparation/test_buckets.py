@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from imagenet_prep import adopt
 from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -19,9 +19,10 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.dataset import manifest, naming, tfrecord
+from imagenet_prep.dataset import example, manifest, naming, tfrecord
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
+from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling
 from imagenet_prep.storage import scratch
@@ -125,19 +126,23 @@ def test_splits_are_added_to_a_bucket_and_replaced_in_it(
     assert after[FIRST] != before[FIRST]
 
 
-def test_what_reads_a_bucket_can_be_sent_to_other_machines(given: Path, prefix: str) -> None:
+def test_what_reads_a_bucket_can_be_sent_to_other_machines(
+    given: Path, prefix: str, tmp_path: Path
+) -> None:
     source = put(given, f"{prefix}/in")
     found = shard_files.find(source)
     labelling = tfrecords.known_labelling(found, ["train"])
     assert isinstance(labelling, Labelling)
-    read = partial(
-        rewrite.recorded_images, store=source, labelling=labelling, count_colorspaces=False
-    )
-    sent, shard = pickle.loads(pickle.dumps((read, found.splits["train"][0])))
-    receipt: dict[str, Any] = {}
+    out = LocalStore(tmp_path)
+    write = WriteWork(out, keep, labelling.classes, label_offset=1, fail_on_bad_image=True)
+    work = rewrite.RewriteWork(write, source, labelling, count_colorspaces=False)
+    sent, shard = pickle.loads(pickle.dumps((work, found.splits["train"][0])))
+    content, outputs = sent(shard)
 
-    assert [data for _, data in sent(shard, receipt)] == [plain(number) for number in range(3)]
-    assert receipt["source"]["members"] == 3
+    with outputs[1].temporary.open("rb") as stream:
+        written = [example.decode(r.payload) for r in tfrecord.read_records(stream, "")]
+    assert [image.encoded for image in written] == [plain(number) for number in range(3)]
+    assert (content.source.members, sum(content.num_per_class.values())) == (3, 3)
 
 
 def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:

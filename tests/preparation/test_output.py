@@ -13,6 +13,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import manifest, naming, settings
 from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
+from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
@@ -48,7 +49,7 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
     with output.lock():
         output.begin(found)
         for split in found if left is None else left:
-            bad = {"key": split, "archive": name(split), "action": "quarantined", "reason": "odd"}
+            bad = Incident(split, name(split), 0, 1, 0, "quarantined", "odd", "")
             output.commit(
                 {split: write(store, split)},
                 CLASSES,

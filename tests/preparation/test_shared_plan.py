@@ -42,7 +42,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
     for key, pieces in mixed.items():
         classes[key].append(steps.gather(key, pieces))
     ranks = [r for key, lists in classes.items() for r in steps.ranks(key, lists)]
-    counts = steps.count(tasks, receipts)
+    counts = steps.count(tasks, [receipt.content for receipt in receipts])
     census = steps.census(counts, smallest(ranks, wanted.holdout))
     shares = defaultdict(list)
     # In any order, as they come from workers.

@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.preparation.tasks import (
+    HashedArchive,
     HashTask,
     IndexWork,
     ShardTask,
@@ -52,8 +53,8 @@ class Archive:
         self.announced += ranges
 
 
-def work(store: LocalStore, images: Any) -> WriteWork[ShardTask]:
-    return WriteWork(store, images, keep, CLASSES, label_offset=1, fail_on_bad_image=True)
+def work(store: LocalStore) -> WriteWork:
+    return WriteWork(store, keep, CLASSES, label_offset=1, fail_on_bad_image=True)
 
 
 def records(path: Path) -> list[example.ImageExample]:
@@ -61,15 +62,12 @@ def records(path: Path) -> list[example.ImageExample]:
         return [example.decode(r.payload) for r in tfrecord.read_records(stream, path.name)]
 
 
-def test_the_images_add_to_the_receipt_what_they_saw(tmp_path: Path) -> None:
-    def images(task: ShardTask, receipt: dict[str, Any]) -> Iterator[tuple[Member, bytes]]:
-        for number in (1, 0):
-            yield Member(f"{task.name}-{number}", "", 0, 1, number), plain(number)
-        receipt["source"] = "seen"
+def test_a_shard_is_written_of_any_images(tmp_path: Path) -> None:
+    images = [(Member(f"{SHARD}-{number}", "", 0, 1, number), plain(number)) for number in (1, 0)]
 
-    content, outputs = work(LocalStore(tmp_path), images)(ShardTask(SHARD))
+    content, outputs = work(LocalStore(tmp_path))(SHARD, images)
 
-    assert (content["shard"], content["examples"], content["source"]) == (SHARD, 2, "seen")
+    assert (content.shard, content.examples) == (SHARD, 2)
     assert [output.name for output in outputs] == [f"index/{SHARD}", SHARD]
     written = records(outputs[1].temporary)
     assert [r.encoded for r in written] == [plain(1), plain(0)]
@@ -86,7 +84,7 @@ def test_planned_images_come_and_are_announced_in_the_plans_order(tmp_path: Path
     members = [Member("b", "a.tar", sizes[0], sizes[1], 1), Member("a", "a.tar", 0, sizes[0], 0)]
     store.write(plan_name(SHARD), b"".join(map(dump_member, members)))
 
-    found = list(planned_images(ShardTask(SHARD), {}, reader=MemberReader(archive), plans=store))
+    found = list(planned_images(ShardTask(SHARD), reader=MemberReader(archive), plans=store))
 
     assert found == list(zip(members, (plain(2), plain(1)), strict=True))
     assert archive.announced == [("a.tar", sizes[0], sizes[1]), ("a.tar", 0, sizes[0])]
@@ -101,7 +99,8 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
     archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
     do = partial(
         write_or_hash,
-        write=work(LocalStore(tmp_path), images),
+        write=work(LocalStore(tmp_path)),
+        images=images,
         archives=archives,
         expected_md5=demanded,
     )
@@ -110,8 +109,7 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
         with pytest.raises(SourceError, match=rf"a\.tar: md5 {md5}, expected 000"):
             do(HashTask("a.tar"))
     else:
-        receipt = {"archive": "a.tar", "num_bytes": 10_000_000, "md5": md5}
-        assert do(HashTask("a.tar")) == (receipt, ())
+        assert do(HashTask("a.tar")) == (HashedArchive("a.tar", 10_000_000, md5), ())
 
 
 class Pack(Packed):

@@ -141,7 +141,7 @@ def test_lines_about_replicas_are_shown_where_they_are_whole(small: tuple[Path, 
     lines = [{**whole, "when": 5}, {"where": "b"}, {**whole, "where": ["x"]}, [whole], whole, 7]
     (root / naming.REPLICAS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    assert gathered(small).replicas == [whole]
+    assert [vars(replica) for replica in gathered(small).replicas] == [whole]
 
 
 def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest]) -> None:
@@ -250,7 +250,7 @@ def test_a_quarantined_image_at_an_odd_place_is_kept_out(
         "\n".join(json.dumps(each) for each in (line, line | {"offset": number}))
     )
 
-    assert gathered(small).incidents == [line]
+    assert [vars(incident) for incident in gathered(small).incidents] == [line]
 
 
 @pytest.mark.parametrize("line", LINES)

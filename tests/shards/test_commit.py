@@ -3,20 +3,26 @@ from __future__ import annotations
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset.member import QUARANTINED
+from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.shards.commit import split_of
+from imagenet_prep.shards.writer import WrittenShard
 
 SHARD = "train-00000-of-00001"
 
 
-def receipt(class_index: int) -> dict[str, object]:
+def receipt(class_index: int) -> WrittenShard:
+    left_out = Incident("key", "a.tar", 0, 1, class_index, QUARANTINED, "truncated", "ends early")
     counts = ("examples", "num_bytes", "index_bytes", "resized", "max_height", "max_width")
-    return {
-        **dict.fromkeys(counts, 1),
+    return WrittenShard(
+        shard=SHARD,
+        **dict.fromkeys((*counts, "source_bytes", "num_classes"), 1),
         **dict.fromkeys(("sha256", "index_sha256"), "0" * 64),
-        "shard": SHARD,
-        "incidents": [{"action": QUARANTINED, "class_index": class_index}],
-    }
+        transform_s=0.1,
+        incidents=[left_out],
+        histograms={},
+        sums={},
+        origins=[],
+    )
 
 
 def test_an_image_that_was_left_out_is_not_counted() -> None:

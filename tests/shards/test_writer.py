@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.dataset import example, tfrecord
-from imagenet_prep.dataset.member import Member, PreparedImage
+from imagenet_prep.dataset.member import Incident, Member, PreparedImage
 from imagenet_prep.shards import writer
 from tests.kit.faults import failing
 
@@ -43,7 +43,7 @@ def bad(*numbers: int) -> Any:
     return refuse
 
 
-def write(folder: Path, **changes: Any) -> dict[str, Any]:
+def write(folder: Path, **changes: Any) -> writer.WrittenShard:
     options = {
         "transform": transform,
         "classes": CLASSES,
@@ -83,14 +83,14 @@ def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
 
 
 def test_the_receipt_is_the_truth_about_both_files(tmp_path: Path) -> None:
-    receipt = write(tmp_path)
+    receipt = vars(write(tmp_path))
     shard, index = (tmp_path / "shard").read_bytes(), (tmp_path / "index").read_bytes()
     lengths = [len(read(member)) for member in MEMBERS]
 
     assert receipt.pop("transform_s") >= 0
     assert receipt.pop("num_classes") == len({member.class_index for member in MEMBERS})
     assert [row[:5] for row in receipt.pop("origins")] == [
-        [number, *member[:4]] for number, member in enumerate(MEMBERS)
+        (number, *member[:4]) for number, member in enumerate(MEMBERS)
     ]
     assert receipt.pop("sums")["source_bytes"] == 60
     assert {sum(counts.values()) for counts in receipt.pop("histograms").values()} == {3}
@@ -142,19 +142,11 @@ def test_labels_are_class_indices_plus_the_offset(tmp_path: Path, offset: int) -
 def test_a_bad_image_is_left_out_and_listed(tmp_path: Path) -> None:
     receipt = write(tmp_path, transform=bad(2))
 
-    assert receipt["examples"] == 2
-    assert receipt["source_bytes"] == 60
-    assert receipt["incidents"] == [
-        {
-            "key": "n01443537/n01443537_2.JPEG",
-            "class_index": 1,
-            "archive": "train.tar",
-            "offset": 2048,
-            "size": 20,
-            "action": "quarantined",
-            "reason": "truncated",
-            "detail": "ends early",
-        }
+    assert receipt.examples == 2
+    assert receipt.source_bytes == 60
+    key = "n01443537/n01443537_2.JPEG"
+    assert receipt.incidents == [
+        Incident(key, "train.tar", 2048, 20, 1, "quarantined", "truncated", "ends early")
     ]
     assert [image.filename for image in examples_in(tmp_path / "shard")] == [
         MEMBERS[0].filename,
@@ -165,8 +157,8 @@ def test_a_bad_image_is_left_out_and_listed(tmp_path: Path) -> None:
 def test_a_repaired_image_is_stored_and_listed(tmp_path: Path) -> None:
     receipt = write(tmp_path, transform=lambda data: transform(data)._replace(repair="cmyk"))
 
-    assert receipt["examples"] == 3
-    assert [(i["action"], i["reason"]) for i in receipt["incidents"]] == [("repaired", "cmyk")] * 3
+    assert receipt.examples == 3
+    assert [(i.action, i.reason) for i in receipt.incidents] == [("repaired", "cmyk")] * 3
 
 
 def test_a_bad_image_fails_the_shard_where_that_is_asked_for(tmp_path: Path) -> None:

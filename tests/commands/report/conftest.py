@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from imagenet_prep import report as report_verb
 from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
+from imagenet_prep.core import canonical
 from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.shared import made_once
@@ -57,7 +57,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Figures as `bench-train` leaves them, of 1 and of 8 ranks."""
     measured = [Measured(ranks, Run(90.0 * ranks, 9.0), None) for ranks in (1, 8)]
     path = tmp_path_factory.mktemp("training") / FIGURES
-    path.write_text(json.dumps({"rows": figures(measured, [8], 24.5)}))
+    path.write_bytes(canonical.dumps({"rows": figures(measured, [8], 24.5)}))
     return path
 
 

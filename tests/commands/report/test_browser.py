@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep import report, verify
+from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.report.conftest import SCREENSHOTS, Demo, without_plots
@@ -252,9 +253,9 @@ def test_no_text_of_a_data_set_becomes_markup(
         for tile in sample.draw(known, 0)[:3]
     ]
     known.classes = [facts.ClassName(EVIL, EVIL) for _ in known.classes]
-    known.replicas = [{"where": EVIL, "when": EVIL, "digest": EVIL}]
-    line = dict.fromkeys(("key", "archive", "action", "reason", "detail"), EVIL)
-    incident = sample.Incident({**line, "offset": 1, "size": 1}, EVIL, EVIL, None)
+    known.replicas = [facts.Replica(EVIL, EVIL, EVIL)]
+    line = Incident(EVIL, EVIL, 1, 1, 0, EVIL, EVIL, EVIL)
+    incident = sample.ShownIncident(line, EVIL, EVIL, None)
     path = tmp_path / "evil.html"
     path.write_text(
         page.report(known, tiles, [incident], level="crc", seed=0, made_at=datetime.now(UTC)),

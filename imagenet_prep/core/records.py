@@ -1,0 +1,232 @@
+"""The one parser of JSON that somebody else may have written: it makes frozen dataclasses of it.
+
+A class says by its annotations what its fields hold: int, float, str, bool, None, Any, a list, a
+tuple, a dict, a Counter, another dataclass, a NamedTuple (a list in JSON), or a union of these.
+Whatever else the JSON holds is refused with the path of the field, and nothing long is repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+import reprlib
+import types
+import typing
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar, cast
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import some
+
+T = TypeVar("T")
+_Parser = Callable[[Any], Any]
+
+# Other programs count with 64 bits, and so do numpy and protobuf.
+_END = 1 << 63
+# No record of ours nests what is under Any more deeply, and recursion that copies it has a limit.
+_MAX_DEPTH = 20
+# An index of a class, as text, fits into 64 bits with so many digits.
+_MAX_DIGITS = 18
+# A message names so many unknown fields, as `errors.some` does. Our own names are shorter.
+_NUM_SHOWN, _MAX_SHOWN = 5, 40
+
+
+class _MisfitError(ValueError):
+    """A value is not what the annotation says; the path to it grows on the way out."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.path = ""
+
+    def below(self, step: str) -> _MisfitError:
+        """Puts one step before the path."""
+        separator = ": " if self.path and not self.path.startswith("[") else ""
+        self.path = step + separator + self.path
+        return self
+
+
+def loads(kind: type[T], data: bytes) -> T:
+    """Returns the record in a text of JSON; ValueError for anything else."""
+    return parse(kind, canonical.loads(data))
+
+
+def parse(kind: type[T], content: object, where: str = "", *, others: bool = False) -> T:
+    """Returns a record from a value of JSON.
+
+    Args:
+      kind: a dataclass or another annotation, see above.
+      content: as `canonical.loads` returns it. A field that has a default may be missing.
+      where: how the message calls the record.
+      others: whether the record may have fields that `kind` has not; they are left out.
+
+    Raises:
+      ValueError: the value is not such a record; the message names the field.
+    """
+    if others and isinstance(content, dict):
+        names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        content = {name: content[name] for name in names & content.keys()}
+    try:
+        made: T = _parser(cast("Any", kind))(content)
+    except _MisfitError as misfit:
+        raise ValueError(": ".join(filter(None, [where, misfit.path, str(misfit)]))) from None
+    return made
+
+
+@functools.cache
+def _parser(kind: Any) -> _Parser:
+    """Returns the function that parses values of one annotation."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind in _SCALARS:
+        return functools.partial(_scalar, *_SCALARS[kind])
+    if dataclasses.is_dataclass(kind):
+        return _of_dataclass(kind)
+    if hasattr(kind, "_fields"):
+        hints = typing.get_type_hints(kind)
+        return _of_list([_parser(hints[name]) for name in hints], lambda row: kind(*row))
+    if origin in (types.UnionType, typing.Union):
+        return functools.partial(_one_of, [_parser(each) for each in arguments])
+    if origin is list or (origin is tuple and arguments[1:] == (...,)):
+        return _of_list(_parser(arguments[0]), origin)
+    if origin is tuple:
+        return _of_list([_parser(each) for each in arguments], tuple)
+    if origin in (dict, Counter):
+        of_key, of_value = (*arguments, int)[:2]
+        return _of_dict(of_key, _parser(of_value), origin)
+    raise TypeError(f"{kind}: records have no fields of this type")
+
+
+def _each(
+    parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
+) -> list[Any]:
+    """Returns what the parsers make of the values; `place` names the one that is refused."""
+    made: list[Any] = []
+    try:
+        made.extend(map(operator.call, parsers, values))
+    except _MisfitError as misfit:
+        raise misfit.below(place(len(made))) from None
+    return made
+
+
+def _of_dataclass(kind: Any) -> _Parser:
+    hints = typing.get_type_hints(kind)
+    parsers = {field.name: _parser(hints[field.name]) for field in dataclasses.fields(kind)}
+    needed = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is field.default_factory is dataclasses.MISSING
+    }
+
+    def parse_fields(content: Any) -> Any:
+        if type(content) is not dict:
+            _refuse("an object", content)
+        if content.keys() != parsers.keys():
+            if unknown := content.keys() - parsers.keys():
+                raise _MisfitError(f"unknown fields {_listed(unknown)}. Upgrade imagenet-prep")
+            if lacking := needed - content.keys():
+                raise _MisfitError(f"missing fields {_listed(lacking)}")
+        names = list(content)
+        made = _each([parsers[name] for name in names], content.values(), names.__getitem__)
+        try:
+            return kind(**dict(zip(names, made, strict=True)))
+        except ValueError as error:  # of a __post_init__
+            raise _MisfitError(str(error)) from None
+
+    return parse_fields
+
+
+def _of_list(of_each: _Parser | list[_Parser], make: Callable[[list[Any]], Any]) -> _Parser:
+    def parse_list(content: Any) -> Any:
+        parsers = of_each if isinstance(of_each, list) else itertools.repeat(of_each)
+        if type(content) is not list:
+            _refuse("a list", content)
+        if isinstance(of_each, list) and len(of_each) != len(content):
+            _refuse(f"a list of {len(of_each)}", content)
+        return make(_each(parsers, content, "[{}]".format))
+
+    return parse_list
+
+
+def _of_dict(of_key: type, of_value: _Parser, make: Callable[..., Any]) -> _Parser:
+    def parse_dict(content: Any) -> Any:
+        if type(content) is not dict:
+            _refuse("an object", content)
+        keys = list(content)
+
+        def place(number: int) -> str:
+            return f"[{reprlib.repr(keys[number])}]"
+
+        made = _each(itertools.repeat(of_value), content.values(), place)
+        numbers = _each(itertools.repeat(_number), keys, place) if of_key is int else keys
+        return make(dict(zip(numbers, made, strict=True)))
+
+    return parse_dict
+
+
+def _one_of(parsers: list[_Parser], content: Any) -> Any:
+    misfits = []
+    for parser in parsers:
+        try:
+            return parser(content)
+        except _MisfitError as misfit:
+            misfits.append(misfit)
+    # The parser that came furthest into the value says most about it.
+    raise max(misfits, key=lambda misfit: len(misfit.path))
+
+
+def _scalar(expected: str, fits: Callable[[Any], bool], content: Any) -> Any:
+    return content if fits(content) else _refuse(expected, content)
+
+
+def _number(key: str) -> int:
+    if not (key.isdecimal() and key.isascii() and len(key) <= _MAX_DIGITS):
+        raise _MisfitError("expected a decimal number as key")
+    return int(key)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and -_END <= value < _END
+
+
+def _is_number(value: Any) -> bool:
+    # A whole number stays one, so that a record is written as it was read.
+    return _is_int(value) or (type(value) is float and math.isfinite(value))
+
+
+def _is_flat(value: Any, levels: int = _MAX_DEPTH) -> bool:
+    """Returns whether lists and objects are nested in a value no more deeply than this."""
+    inside = value.values() if isinstance(value, dict) else value
+    if not inside or not isinstance(value, dict | list):
+        return True
+    return levels > 0 and all(_is_flat(each, levels - 1) for each in inside)
+
+
+# For each annotation, how messages call its values, and the function that knows them.
+_SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("a whole number of 64 bits", _is_int),
+    float: ("a number", _is_number),
+    str: ("text", lambda value: type(value) is str),
+    bool: ("true or false", lambda value: type(value) is bool),
+    types.NoneType: ("null", lambda value: value is None),
+    Any: (f"nothing nested more than {_MAX_DEPTH} deep", _is_flat),
+}
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Returns a few names; one that cannot be ours is shortened, and printed without effect."""
+    ordered = sorted(names)
+    shown = [
+        name if name.isidentifier() and len(name) < _MAX_SHOWN else reprlib.repr(name)
+        for name in ordered[:_NUM_SHOWN]
+    ]
+    return some([*shown, *ordered[_NUM_SHOWN:]])
+
+
+def _refuse(expected: str, content: Any) -> NoReturn:
+    got = reprlib.repr(content)
+    if isinstance(content, dict | list):
+        got = f"{'a list' if isinstance(content, list) else 'an object'} of {len(content):,}"
+    raise _MisfitError(f"expected {expected}, got {got}")

@@ -1,4 +1,4 @@
-"""Compiles codec/planes.c and read/gather.c when the package is installed; see pyproject.toml, too.
+"""Compiles the C of codec/ and read/ when the package is installed; see pyproject.toml, too.
 
 The libraries are plain ones, which know nothing of Python: neither Python's headers nor libjpeg's
 are needed. Without a compiler the package is installed without them; the codec says so when it is
@@ -84,10 +84,11 @@ class BuildLibraries(build_ext):
         raise CompileError("\n".join(failures) or "no C compiler here, nor ziglang from PyPI")
 
 
+CODEC = Path(__file__).parent / "imagenet_prep" / "codec"
 PLANES = Extension(
     "imagenet_prep.codec._planes",
-    ["imagenet_prep/codec/planes.c"],
-    depends=[f"imagenet_prep/codec/{name}.h" for name in ("libjpeg", "kernels", "pixels")],
+    ["imagenet_prep/codec/planes.c", "imagenet_prep/codec/decoder.c"],
+    depends=[f"imagenet_prep/codec/{header.name}" for header in sorted(CODEC.glob("*.h"))],
     optional=True,
 )
 GATHER = Extension("imagenet_prep.read._gather", ["imagenet_prep/read/gather.c"], optional=True)

@@ -1,5 +1,7 @@
 """One core, one image after the other: what the codec costs, and what is left of the picture.
 
+A second table holds our own decoder against libjpeg.
+
 python -m benchmarks.codec
 """
 
@@ -8,8 +10,11 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +25,9 @@ import simplejpeg
 from PIL import Image
 
 from benchmarks import measure
+from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PORTABLE, Policy
-from imagenet_prep.codec.transform import transform
+from imagenet_prep.codec.transform import prove_stored, transform
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -131,6 +137,86 @@ def measure_codec(
     return results
 
 
+def decoding() -> dict[str, Callable[[bytes], object]]:
+    """Returns what our decoder and libjpeg are measured with, by the name of its row.
+
+    A look of one pixel, which weighs neighbours, needs all planes and does next to nothing with
+    them. One of a quarter of the sides makes decoding halve them.
+    """
+    pixels = np.empty((224, 224, 3), np.uint8)
+
+    def look(data: bytes, height: int, width: int, kernel: int) -> None:
+        to = pixels.ravel()[: 3 * height * width].reshape(height, width, 3)
+        assert planes.Look(height, width, planes.BYTES, kernel).decode(data, None, to)
+
+    def halved(data: bytes) -> None:
+        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        look(data, height // 4, width // 4, planes.LINEAR)
+
+    def prove(data: bytes) -> None:
+        prove_stored(data, *simplejpeg.decode_jpeg_header(data)[:2])
+
+    return {
+        "proof, as verify does it": prove,
+        "planes": lambda data: look(data, 1, 1, planes.NEIGHBOURS),
+        "halved planes, shrunk to a quarter": halved,
+        "224 px for a reader": lambda data: look(data, 224, 224, planes.LINEAR),
+        "codec.transform, to 256 px": lambda data: transform(data, Policy(256, QUALITY)),
+    }
+
+
+@contextmanager
+def thread_of(decoder: str) -> Iterator[ThreadPoolExecutor]:
+    """Gives a thread whose images are decoded by "own" or by "libjpeg"."""
+    before = os.environ.get(planes.DECODER_VARIABLE)
+    os.environ[planes.DECODER_VARIABLE] = decoder
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            # A thread chooses with its first image, and keeps to it.
+            thread.submit(planes.shrink, b"", 1, 1, QUALITY, 1).result()
+        finally:
+            del os.environ[planes.DECODER_VARIABLE]
+            if before is not None:
+                os.environ[planes.DECODER_VARIABLE] = before
+        yield thread
+
+
+def measure_decoding(images: Sequence[bytes], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Returns by row and decoder: mean CPU ms an image of every round."""
+
+    def work(method: Callable[[bytes], object], some: Iterable[bytes]) -> None:
+        for data in some:
+            method(data)
+
+    rows, decoders = decoding(), ("libjpeg", "own")
+    results = {name: {decoder: [0.0] * rounds for decoder in decoders} for name in rows}
+    with ExitStack() as stack:
+        threads = {decoder: stack.enter_context(thread_of(decoder)) for decoder in decoders}
+        for number in range(rounds):
+            for place in range(0, len(images), TURN):
+                some = images[place : place + TURN]
+                for name, method in rows.items():
+                    first = (number + place // TURN) % 2
+                    for decoder in (decoders[first], decoders[1 - first]):
+                        start = time.process_time_ns()
+                        threads[decoder].submit(work, method, some).result()
+                        spent = (time.process_time_ns() - start) / len(images) / 1e6
+                        results[name][decoder][number] += spent
+            measure.say(f"decoding {number + 1}/{rounds}")
+    return results
+
+
+def render_decoding(results: dict[str, dict[str, list[float]]]) -> str:
+    """Returns the table."""
+    rows = []
+    for name, result in results.items():
+        pairs = zip(result["libjpeg"], result["own"], strict=True)
+        ratio = measure.median([theirs / ours for theirs, ours in pairs])
+        spent = [f"{measure.median(result[decoder]):.3f}" for decoder in ("libjpeg", "own")]
+        rows.append((name, *spent, f"{ratio:.2f}"))
+    return measure.table(("", "libjpeg, CPU ms/image", "ours", "speed, libjpeg = 1"), rows)
+
+
 def render(results: dict[str, dict[str, Any]]) -> str:
     """Returns the table."""
     floor = results[FLOOR]["ms"]
@@ -176,7 +262,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"codec: {len(images)} images of about {size[0]}x{size[1]}, {kilobytes:.0f} kB, "
         f"to {args.short_side}, one core, {args.rounds} rounds"
     )
-    measure.finish(title, render(results), results, args.json)
+    decoded = measure_decoding(images, args.rounds)
+    tables = f"{render(results)}\n\n{render_decoding(decoded)}"
+    measure.finish(title, tables, {"codec": results, "decoding": decoded}, args.json)
 
 
 if __name__ == "__main__":

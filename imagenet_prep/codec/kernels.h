@@ -5,14 +5,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "simd.h"
+
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
-
-enum simd { PLAIN = 0, SSE2 = 1, AVX2 = 2, NEON = 3 };
 
 typedef struct { uint8_t *samples; ptrdiff_t stride; int width, height; } plane;
 
@@ -93,18 +92,6 @@ __attribute__((target("avx2"))) static void blend_avx2(uint8_t *out, const uint8
   }
 }
 
-/* And F16C, which comes with AVX2. Not __builtin_cpu_supports: in a library that zig has built it
- * knows nothing. */
-static int has_avx2(void) {
-  unsigned a, b, c, d, enabled, high;
-  const unsigned os_saves_registers = 1u << 27, avx = 1u << 28, f16c = 1u << 29, ymm_state = 6;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
-  if (!(c & os_saves_registers) || !(c & avx)) return 0;
-  __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
-  if ((enabled & ymm_state) != ymm_state) return 0;
-  return (c & f16c) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b >> 5 & 1);
-}
-
 typedef __m128i bytes16;
 static bytes16 load16(const uint8_t *p) { return _mm_loadu_si128((const __m128i *)p); }
 static void store16(uint8_t *p, bytes16 v) { _mm_storeu_si128((__m128i *)p, v); }
@@ -174,16 +161,6 @@ static void transpose_zips(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in
   EACH(STORE);
 }
 #endif
-
-static int is_supported(enum simd simd) {
-#if defined(__x86_64__)
-  return simd == PLAIN || simd == SSE2 || (simd == AVX2 && has_avx2());
-#elif defined(__aarch64__)
-  return simd == PLAIN || simd == NEON;
-#else
-  return simd == PLAIN;
-#endif
-}
 
 static blend_rows *blend_of(enum simd simd) {
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
-"""Loads the two parts of the codec: planes.c, and the libjpeg-turbo of Pillow's wheel.
+"""Loads the two parts of the codec: planes.c with decoder.c, and Pillow's libjpeg-turbo.
 
-planes.c is compiled when this package is installed.
+The C files are compiled when this package is installed.
 """
 
 from __future__ import annotations
@@ -116,12 +116,13 @@ def _load_libjpeg() -> ctypes.CDLL:
 
 def _declare(kernel: ctypes.CDLL) -> None:
     pointer, size, number, pixels = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
-    kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number], pointer
+    kernel.planes_new.argtypes, kernel.planes_new.restype = [pointer, number, number], pointer
     kernel.planes_free.argtypes, kernel.planes_free.restype = [pointer], None
     image: list[Any] = [pointer, pointer, size]
     kernel.planes_shrink.argtypes = [*image, number, number, number, pixels]
     output = ctypes.POINTER(PixelOutput)
     kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]
+    kernel.planes_prove.argtypes = image
     kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer
     kernel.planes_result_bytes.argtypes, kernel.planes_result_bytes.restype = [pointer], size
     kernel.planes_message.argtypes, kernel.planes_message.restype = [pointer], ctypes.c_char_p

@@ -1,4 +1,5 @@
 /* JPEG to smaller JPEG without leaving Y, Cb and Cr: decodes to planes, shrinks and encodes them.
+ * decoder.c decodes what it takes, and libjpeg all the rest; both make the same planes.
  *
  * Most of the work of shrinking pixels is done on colours that the source never had: it stores
  * Cb and Cr at half size, and so does the result. So no RGB is made, and chroma is never enlarged.
@@ -19,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "decoder.h"
+#include "filters.h"
 #include "libjpeg.h"
 #include "kernels.h"
 #include "pixels.h"
@@ -26,10 +29,6 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum status { DONE = 0, DECLINED = 1, NO_MEMORY = 2 };
-/* How input samples are weighed. The first two are stretched over what an output sample stands
- * for; NEAREST_TWO interpolates between neighbours whatever the scale, as readers that do not
- * filter do. */
-enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2 };
 
 enum {
   MAX_SIDE = 65500,             /* libjpeg's */
@@ -44,23 +43,12 @@ enum {
 
 typedef struct { uint8_t *start; size_t size; } buffer;
 
-/* Where the samples of an output lie in those of an input, along one axis: output i lies at
- * (origin + (2 i + 1) * step) / (2 * unit), counted in input samples from the edge of the first. */
-typedef struct { int num_in, num_out; int64_t origin, step, unit; enum kernel kernel; } mapping;
-
-typedef struct {
-  mapping map;
-  int taps;         /* input samples that make an output one */
-  unsigned used;    /* when, for eviction */
-  int *first;       /* input sample of the first weight, by output */
-  int16_t *weights; /* `taps` of them by output */
-} filter;
-
 typedef struct { int top, left, height, width; } window; /* in pixels of the whole image */
 
 typedef struct {
   libjpeg api;
   enum simd simd;
+  decoder *own; /* NULL: libjpeg decodes everything */
   enum status status;
   char message[ERROR_TEXT_BYTES];
   jmp_buf escape;
@@ -125,84 +113,15 @@ static void release_all(workspace *w, size_t above) {
   release(&w->strip, above);
   release(&w->turned, above);
   release(&w->jpeg, above);
+  if (w->own) decoder_release(w->own, above);
 }
 
 static ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
 
-static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); } /* b > 0 */
+static int smaller(int a, int b) { return a < b ? a : b; }
+static int larger(int a, int b) { return a > b ? a : b; }
 
-/* ---- Filters ---- */
-
-static const int64_t ONE = 1 << 24; /* fixed point of weights before they are rounded */
-
-/* Returns 5 times the bicubic kernel with a = -0.6, of `x` >= 0. Of the values of a it has the
- * highest PSNR after JPEG (benchmarks/README.md); 5 makes its coefficients whole. */
-static int64_t bicubic(int64_t x) {
-  if (x < ONE) return (7 * x - 12 * ONE) * (x * x / ONE) / ONE + 5 * ONE;
-  if (x < 2 * ONE) return -3 * (((x - 5 * ONE) * x / ONE + 8 * ONE) * x / ONE - 4 * ONE);
-  return 0;
-}
-
-/* Returns a kernel's value at `x` >= 0, as a multiple that is the same for all x. */
-static int64_t weight(enum kernel kernel, int64_t x) {
-  if (kernel == BICUBIC) return bicubic(x);
-  return x < ONE ? ONE - x : 0;
-}
-
-/* Half the width of a mapping's kernel times `unit`, in input samples; `*widest` is what 1 stands
- * for, times `unit`. Shrinking stretches the kernel over `step / unit` samples: nothing aliases. */
-static int64_t reach_of(const mapping *m, int64_t *widest) {
-  *widest = m->step > m->unit && m->kernel != NEAREST_TWO ? m->step : m->unit;
-  return (m->kernel == BICUBIC ? 2 : 1) * *widest;
-}
-
-/* Makes the weights of one output sample from their running sum, so that they add up exactly,
- * however small each of them is. */
-static void round_weights(int16_t *weights, const int64_t *exact, int taps) {
-  enum { BITS = 60, DROPPED = BITS - WEIGHT_BITS };
-  /* Lifted, so that nothing negative is shifted: running sums reach from -0.2 to 1.2 of the sum. */
-  const int64_t lift = (int64_t)1 << (BITS + 1), half = (int64_t)1 << (DROPPED - 1);
-  int64_t sum = 0, running = 0, before = lift >> DROPPED;
-  for (int k = 0; k < taps; k++) sum += exact[k];
-  int64_t reciprocal = ((int64_t)1 << BITS) / sum;
-  for (int k = 0; k < taps; k++) {
-    running += exact[k];
-    int64_t after = (running * reciprocal + lift + half) >> DROPPED;
-    weights[k] = (int16_t)(after - before);
-    before = after;
-  }
-}
-
-static void fill_filter(filter *f, int64_t *exact) {
-  const mapping *m = &f->map;
-  int64_t widest, reach = reach_of(m, &widest);
-  int64_t reciprocal = ((int64_t)1 << 56) / (2 * widest);
-  for (int i = 0; i < m->num_out; i++) {
-    int64_t center = m->origin + (2 * (int64_t)i + 1) * m->step; /* times 2 unit, as all below */
-    int64_t first = floor_div(center - 2 * reach - m->unit, 2 * m->unit) + 1;
-    if (first > m->num_in - f->taps) first = m->num_in - f->taps;
-    if (first < 0) first = 0;
-    for (int k = 0; k < f->taps; k++) {
-      int64_t distance = (2 * (first + k) + 1) * m->unit - center;
-      if (distance < 0) distance = -distance;
-      exact[k] = distance < 2 * reach
-                     ? weight(m->kernel, (distance * reciprocal + ((int64_t)1 << 31)) >> 32) : 0;
-    }
-    f->first[i] = (int)first;
-    round_weights(f->weights + (size_t)i * f->taps, exact, f->taps);
-  }
-}
-
-static int same_mapping(const mapping *a, const mapping *b) {
-  return a->num_in == b->num_in && a->num_out == b->num_out && a->origin == b->origin &&
-         a->step == b->step && a->unit == b->unit && a->kernel == b->kernel;
-}
-
-static void forget_filter(filter *f) {
-  free(f->first);
-  free(f->weights);
-  memset(f, 0, sizeof *f);
-}
+/* ---- Filters that are kept ---- */
 
 /* Returns the filter of a mapping, from those kept or made now. Valid until the next but one. */
 static const filter *filter_for(workspace *w, const mapping *m) {
@@ -256,8 +175,6 @@ static void blend_strip(const workspace *w, uint8_t *strip, ptrdiff_t strip_stri
   }
 }
 
-static int smaller(int a, int b) { return a < b ? a : b; }
-
 /* Blends rows, turns the result on its side, blends the former columns, turns it back. So both
  * axes run through the same kernel, and what lies between is 8 bits and stays in the cache.
  * `out` must have room for whole tiles: width and height rounded up to 16. */
@@ -310,6 +227,110 @@ static span span_of(int begin, int length, int samples_num, int samples_denom, i
   return s;
 }
 
+/* What is made of an image: a window of it, or all, as height x width pixels, of which one chroma
+ * sample stands for `sub` x `sub`. */
+typedef struct {
+  const window *from; /* NULL: the whole, which must be sound to its end */
+  int height, width, sub;
+  enum kernel kernel;
+  int64_t max_pixels; /* that the file may claim */
+} request;
+
+/* How the samples of a component lie in an image. */
+typedef struct {
+  int h_samp, v_samp, max_h_samp, max_v_samp;
+  int block_side; /* samples along a block after decoding */
+  int width, height; /* samples that belong to the image */
+} sampling;
+
+/* Of each component, its samples, and which of them a request is made from. */
+typedef struct {
+  int num_components;
+  plane samples[3];
+  span across[3], down[3];
+} planes_of_image;
+
+/* Returns the part of an image that is asked for; of height 0 if it leaves the image. */
+static window part_of(const request *r, int rows, int columns) {
+  window part = r->from ? *r->from : (window){0, 0, rows, columns};
+  if (part.top < 0 || part.left < 0 || part.height < 1 || part.width < 1 ||
+      part.height > rows - part.top || part.width > columns - part.left)
+    part.height = 0;
+  return part;
+}
+
+/* Decoding halves the sides as long as enough is left: a quarter of the pixels for less work.
+ * Returns what it leaves of 8 samples along a block. Halving is a filter, too. */
+static int eighths_of(const request *r, const window *part) {
+  int eighths = 8;
+  while (r->kernel != NEAREST_TWO && eighths > 1 &&
+         (int64_t)part->height * (eighths / 2) >= (int64_t)8 * LEFT * r->height &&
+         (int64_t)part->width * (eighths / 2) >= (int64_t)8 * LEFT * r->width)
+    eighths /= 2;
+  return eighths;
+}
+
+static void set_spans(planes_of_image *p, int i, const request *r, const window *part,
+                      const sampling *s) {
+  int sub = i ? r->sub : 1;
+  p->across[i] = span_of(part->left, part->width, s->h_samp * s->block_side, s->max_h_samp * 8,
+                         s->width, r->width, sub, r->kernel);
+  p->down[i] = span_of(part->top, part->height, s->v_samp * s->block_side, s->max_v_samp * 8,
+                       s->height, r->height, sub, r->kernel);
+}
+
+static plane room_for_blocks(workspace *w, int i, int columns, int rows, int block_side) {
+  ptrdiff_t stride = round_up((ptrdiff_t)columns * block_side, VECTOR) + VECTOR;
+  size_t size = (size_t)stride * (size_t)rows * (size_t)block_side;
+  return (plane){room(w, &w->decoded[i], size), stride, 0, 0};
+}
+
+/* ---- Decoding by decoder.c ---- */
+
+/* Makes a window reach what is asked of a component, whose MCUs are this many samples large. */
+static void include_spans(mcu_window *window, const span *across, int mcu_width, const span *down,
+                          int mcu_height) {
+  window->left = smaller(window->left, across->begin / mcu_width);
+  window->right = larger(window->right, (across->end - 1) / mcu_width + 1);
+  window->top = smaller(window->top, down->begin / mcu_height);
+  window->bottom = larger(window->bottom, (down->end - 1) / mcu_height + 1);
+}
+
+/* Returns whether decoder.c takes the file. Where it does not, nobody has said why: libjpeg begins
+ * anew and has the words. */
+static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, const request *r,
+                            planes_of_image *p) {
+  const jpeg_frame *f = w->own ? decoder_open(w->own, data, size) : NULL;
+  if (!f || (int64_t)f->width * f->height > r->max_pixels) return 0;
+  window part = part_of(r, f->height, f->width);
+  int eighths = eighths_of(r, &part), halved = eighths == 4;
+  if (!part.height || eighths < 4) return 0;
+  mcu_window reached = {f->mcus_across, f->mcus_down, 0, 0};
+  uint8_t *starts[3];
+  ptrdiff_t strides[3];
+  for (int i = 0; i < f->num_components; i++) {
+    const jpeg_component *c = &f->components[i];
+    int side = decoder_block_side(f, i, halved);
+    sampling s = {c->h_samp, c->v_samp, f->max_h_samp, f->max_v_samp, side, 0, 0};
+    s.width = (f->width * c->h_samp * side + f->max_h_samp * 8 - 1) / (f->max_h_samp * 8);
+    s.height = (f->height * c->v_samp * side + f->max_v_samp * 8 - 1) / (f->max_v_samp * 8);
+    set_spans(p, i, r, &part, &s);
+    include_spans(&reached, &p->across[i], side * c->mcu_across, &p->down[i], side * c->mcu_down);
+    p->samples[i] = room_for_blocks(w, i, c->width_in_blocks, c->height_in_blocks, side);
+    starts[i] = p->samples[i].samples, strides[i] = p->samples[i].stride;
+  }
+  /* libjpeg decodes and judges whole rows of its MCUs. A component that is alone has MCUs of one
+   * block here; there, it has as many rows of blocks at once as its factor says. */
+  int rows = f->num_components == 1 ? f->max_v_samp : 1;
+  reached.bottom = smaller((int)round_up(reached.bottom, rows), f->mcus_down);
+  p->num_components = f->num_components;
+  enum answer answer = decoder_read(w->own, &reached, halved, starts, strides);
+  if (answer == SHORT_OF_MEMORY) give_up(w, NO_MEMORY, "out of memory");
+  return answer == TAKEN;
+}
+
+/* ---- Decoding by libjpeg ---- */
+
 static void begin_decoding(workspace *w, const uint8_t *data, size_t size) {
   struct decompress *d = &w->in;
   /* Anew for each image: tables outlive an image, and a file that lacks some would be decoded
@@ -323,16 +344,6 @@ static void begin_decoding(workspace *w, const uint8_t *data, size_t size) {
   if (!grey && !(d->file_colors == COLORS_YCBCR && d->num_components == 3))
     give_up(w, DECLINED, "neither grey nor YCbCr");
   if (d->bits != 8) give_up(w, DECLINED, "not 8 bits a sample");
-}
-
-/* Lets libjpeg halve the sides while it decodes: a quarter of the pixels for less work. */
-static void choose_scale(struct decompress *d, int rows, int columns, int height, int width) {
-  int eighths = 8;
-  while (eighths > 1 && (int64_t)rows * (eighths / 2) >= (int64_t)8 * LEFT * height &&
-         (int64_t)columns * (eighths / 2) >= (int64_t)8 * LEFT * width)
-    eighths /= 2;
-  d->scale_num = (unsigned)eighths;
-  d->scale_denom = 8;
 }
 
 /* Lets libjpeg make pixels of those columns of MCUs only that a window reaches, and counts `across`
@@ -368,30 +379,30 @@ static void crop_columns(workspace *w, span *across) {
   }
 }
 
-/* Decodes the planes into `decoded`. Rows of blocks that no window reaches are decompressed, as
- * the format demands, but not turned into pixels; what lies below the windows is not read at all,
- * unless `whole`: only the end of a file tells that it is sound. */
-static void read_planes(workspace *w, plane *decoded, const span *down, int whole) {
+/* Decodes the planes. Rows of blocks that no window reaches are decompressed, as the format demands,
+ * but not turned into pixels; what lies below the windows is not read at all, unless `whole`: only
+ * the end of a file tells that it is sound. */
+static void read_planes(workspace *w, planes_of_image *p, int whole) {
   struct decompress *d = &w->in;
   int rows_of[3], first = (int)d->num_mcu_rows, last = 0;
   for (int i = 0; i < d->num_components; i++) {
     const component *c = &d->components[i];
     rows_of[i] = c->v_samp * c->block_side;
     if (rows_of[i] < 1 || rows_of[i] > MAX_ROWS) give_up(w, DECLINED, "unknown sampling");
-    decoded[i].stride = round_up((ptrdiff_t)c->width_in_blocks * c->block_side, VECTOR) + VECTOR;
-    ptrdiff_t num_rows = (ptrdiff_t)d->num_mcu_rows * rows_of[i];
-    decoded[i].samples = room(w, &w->decoded[i], (size_t)(decoded[i].stride * num_rows));
-    if (down[i].begin / rows_of[i] < first) first = down[i].begin / rows_of[i];
-    if ((down[i].end - 1) / rows_of[i] > last) last = (down[i].end - 1) / rows_of[i];
+    p->samples[i] = room_for_blocks(w, i, (int)c->width_in_blocks,
+                                    (int)d->num_mcu_rows * c->v_samp, c->block_side);
+    first = smaller(first, p->down[i].begin / rows_of[i]);
+    last = larger(last, (p->down[i].end - 1) / rows_of[i]);
   }
   uint8_t *row_starts[3][MAX_ROWS];
   sample_rows planes[3] = {row_starts[0], row_starts[1], row_starts[2]};
   int end = whole ? (int)d->num_mcu_rows : last + 1;
   for (int mcu_row = 0; mcu_row < end; mcu_row++) {
     for (int i = 0; i < d->num_components; i++) {
+      const plane *to = &p->samples[i];
       d->components[i].needed = mcu_row >= first && mcu_row <= last;
-      uint8_t *start = decoded[i].samples + (ptrdiff_t)mcu_row * rows_of[i] * decoded[i].stride;
-      for (int y = 0; y < rows_of[i]; y++) row_starts[i][y] = start + y * decoded[i].stride;
+      uint8_t *start = to->samples + (ptrdiff_t)mcu_row * rows_of[i] * to->stride;
+      for (int y = 0; y < rows_of[i]; y++) row_starts[i][y] = start + y * to->stride;
     }
     if (!w->api.read_raw_data(d, planes, (unsigned)(d->max_v_samp * d->min_block_side)))
       give_up(w, DECLINED, "suspended");
@@ -399,47 +410,46 @@ static void read_planes(workspace *w, plane *decoded, const span *down, int whol
   if (whole) w->api.finish_decompress(d);
 }
 
-/* Decodes an image and resizes a window of it to planes of height x width pixels, of which one
- * chroma sample stands for `sub` x `sub`. Returns whether there is chroma. */
-static int shrink(workspace *w, const uint8_t *data, size_t size, const window *from, int height,
-                  int width, int sub, enum kernel kernel, int mirrored, int64_t max_pixels,
-                  plane *shrunk) {
+static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, const request *r,
+                              planes_of_image *p) {
   struct decompress *d = &w->in;
   begin_decoding(w, data, size);
   int rows = (int)d->image_height, columns = (int)d->image_width;
-  if ((int64_t)rows * columns > max_pixels) give_up(w, DECLINED, "too many pixels");
-  window part = from ? *from : (window){0, 0, rows, columns};
-  if (part.top < 0 || part.left < 0 || part.height < 1 || part.width < 1 ||
-      part.height > rows - part.top || part.width > columns - part.left)
-    give_up(w, DECLINED, "the window leaves the image");
-  /* Halving is a filter, too. */
-  if (kernel != NEAREST_TWO) choose_scale(d, part.height, part.width, height, width);
+  if ((int64_t)rows * columns > r->max_pixels) give_up(w, DECLINED, "too many pixels");
+  window part = part_of(r, rows, columns);
+  if (!part.height) give_up(w, DECLINED, "the window leaves the image");
+  d->scale_num = (unsigned)eighths_of(r, &part);
+  d->scale_denom = 8;
   d->output_colors = d->file_colors;
   d->dct = DCT_ACCURATE;
   d->planes_out = 1;
   d->smooth_upsampling = 0; /* it would ask for rows of context, for an upsampling that never is */
   w->api.start_decompress(d);
-  span across[3], down[3];
-  plane decoded[3];
+  p->num_components = d->num_components;
   for (int i = 0; i < d->num_components; i++) {
     const component *c = &d->components[i];
-    int per = i ? sub : 1;
-    across[i] = span_of(part.left, part.width, c->h_samp * c->block_side, d->max_h_samp * 8,
-                        (int)c->width, width, per, kernel);
-    down[i] = span_of(part.top, part.height, c->v_samp * c->block_side, d->max_v_samp * 8,
-                      (int)c->height, height, per, kernel);
+    sampling s = {c->h_samp, c->v_samp, d->max_h_samp, d->max_v_samp, c->block_side,
+                  (int)c->width, (int)c->height};
+    set_spans(p, i, r, &part, &s);
   }
-  if (from) crop_columns(w, across);
-  read_planes(w, decoded, down, from == NULL);
-  for (int i = 0; i < d->num_components; i++) {
-    plane *p = &decoded[i];
-    p->samples += down[i].begin * p->stride + across[i].begin;
-    p->width = across[i].map.num_in;
-    p->height = down[i].map.num_in;
-    shrunk[i] = new_plane(w, &w->shrunk[i], across[i].map.num_out, down[i].map.num_out);
-    resize_plane(w, p, &across[i].map, &down[i].map, &shrunk[i], mirrored);
+  if (r->from) crop_columns(w, p->across);
+  read_planes(w, p, r->from == NULL);
+}
+
+/* Decodes an image and resizes what is asked for to planes. Returns whether there is chroma. */
+static int shrink(workspace *w, const uint8_t *data, size_t size, const request *r, int mirrored,
+                  plane *shrunk) {
+  planes_of_image p;
+  if (!decode_ourselves(w, data, size, r, &p)) decode_by_libjpeg(w, data, size, r, &p);
+  for (int i = 0; i < p.num_components; i++) {
+    plane *in = &p.samples[i];
+    in->samples += p.down[i].begin * in->stride + p.across[i].begin;
+    in->width = p.across[i].map.num_in;
+    in->height = p.down[i].map.num_in;
+    shrunk[i] = new_plane(w, &w->shrunk[i], p.across[i].map.num_out, p.down[i].map.num_out);
+    resize_plane(w, in, &p.across[i].map, &p.down[i].map, &shrunk[i], mirrored);
   }
-  return d->num_components == 3;
+  return p.num_components == 3;
 }
 
 /* ---- Encoding ---- */
@@ -519,12 +529,15 @@ EXPORT void planes_free(workspace *w) {
   if (!w) return;
   for (int i = 0; i < NUM_FILTERS; i++) forget_filter(&w->filters[i]);
   release_all(w, 0);
+  decoder_free(w->own);
   free(w);
 }
 
 /* Returns a workspace, or NULL where memory is short or the processor lacks `simd` (-1: the best
- * that it has). `functions` is a libjpeg, as far as the interface knows: pointers in that order. */
-EXPORT workspace *planes_new(const libjpeg *functions, int simd) {
+ * that it has). `functions` is a libjpeg, as far as the interface knows: pointers in that order.
+ * Without `own`, libjpeg decodes everything; also for NEON, since decoder.c has no vector code for
+ * it, and libjpeg's is faster than plain C. */
+EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
   static const enum simd best[] = {AVX2, NEON, SSE2, PLAIN};
   for (int i = 0; simd < 0; i++)
     if (is_supported(best[i])) simd = (int)best[i];
@@ -533,6 +546,10 @@ EXPORT workspace *planes_new(const libjpeg *functions, int simd) {
   if (!w) return NULL;
   w->api = *functions;
   w->simd = (enum simd)simd;
+  if (own && simd != NEON && !(w->own = decoder_new(w->simd))) {
+    free(w);
+    return NULL;
+  }
   w->progress.monitor = on_progress;
   w->destination = (struct destination){NULL, 0, begin_output, grow_output, end_output};
   return w;
@@ -568,7 +585,8 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
-  if (!shrink(w, data, size, NULL, height, width, 2, BICUBIC, 0, max_pixels, planes))
+  request r = {NULL, height, width, 2, BICUBIC, max_pixels};
+  if (!shrink(w, data, size, &r, 0, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, (height + 1) / 2, (width + 1) / 2);
   encode(w, planes, quality);
   return end(w);
@@ -586,11 +604,20 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
-  if (!shrink(w, data, size, from, height, width, 1, (enum kernel)kernel, to->mirrored, max_pixels,
-              planes))
+  request r = {from, height, width, 1, (enum kernel)kernel, max_pixels};
+  if (!shrink(w, data, size, &r, to->mirrored, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
   write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(width)));
   return end(w);
+}
+
+/* Returns DONE for a JPEG that is sound from its first byte to its last, without making pixels; and
+ * DECLINED where that is not known: it may be sound all the same. */
+EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
+  if (!w->own || !decoder_open(w->own, data, size)) return DECLINED;
+  enum answer answer = decoder_prove(w->own);
+  decoder_release(w->own, KEPT_BYTES);
+  return answer == TAKEN ? DONE : answer == SHORT_OF_MEMORY ? NO_MEMORY : DECLINED;
 }
 
 EXPORT const uint8_t *planes_result(const workspace *w) { return w->jpeg.start; }

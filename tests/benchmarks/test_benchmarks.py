@@ -77,6 +77,9 @@ def test_codec_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     results = json.loads(raw.read_text())["raw"]
     printed = capsys.readouterr().out
 
+    decoding, results = results["decoding"], results["codec"]
+    assert list(decoding) == list(codec.decoding())
+    assert all(len(ms) == 2 for by_decoder in decoding.values() for ms in by_decoder.values())
     assert list(results) == list(codec.methods(48))
     for name, result in results.items():
         assert f"| {name} " in printed

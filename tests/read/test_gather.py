@@ -231,7 +231,7 @@ def run(tmp_path: Path, shard: Path, places: Sequence[tuple[int, int]], *command
 def test_damaged_records_never_lead_out_of_their_memory(tmp_path: Path) -> None:
     if reason := native.missing(native.SANITIZED):
         pytest.skip(reason)
-    program = native.build(tmp_path, native.SANITIZED, harness=HARNESS)
+    program = native.build(tmp_path, native.SANITIZED, sources=[HARNESS])
     payload = example.encode(picture(1, JPEG))
     rng = np.random.default_rng(0)
     mutated = [payload]
@@ -255,7 +255,7 @@ def test_arm_finds_the_same(tmp_path: Path) -> None:
     for needed in (arm, ("qemu-aarch64-static",)):
         if reason := native.missing(needed):
             pytest.skip(reason)
-    program = native.build(tmp_path, arm, "-static", harness=HARNESS)
+    program = native.build(tmp_path, arm, "-static", sources=[HARNESS])
     payloads = [example.encode(stored(n, JPEG + bytes(n))) for n in range(60)]
     places = write(tmp_path / "shard", payloads)
     offsets, sizes = np.array(places, np.int64).T.copy()

@@ -19,7 +19,10 @@ from imagenet_prep.codec.policy import Policy
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
-HARNESS = Path(__file__).with_name("harness.c")
+# What is compiled together; both harnesses include planes.c.
+_DECODER = REPOSITORY / "imagenet_prep" / "codec" / "decoder.c"
+HARNESS = (Path(__file__).with_name("harness.c"), _DECODER)
+DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), _DECODER)
 GCC = ("cc",)
 SANITIZED = ("cc", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -36,11 +39,14 @@ def missing(compiler: Sequence[str]) -> str | None:
     return None if shutil.which(compiler[0]) else f"no {compiler[0]} here"
 
 
-def build(folder: Path, compiler: Sequence[str], *flags: str, harness: Path = HARNESS) -> Path:
+def build(
+    folder: Path, compiler: Sequence[str], *flags: str, sources: Sequence[Path] = HARNESS
+) -> Path:
     """Compiles a harness into a folder."""
     program = folder / "harness"
-    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program), str(harness))
-    done = subprocess.run([*compiler, *flags, "-ldl"], capture_output=True, text=True)
+    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program))
+    command = [*compiler, *flags, *map(str, sources), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 

@@ -1,0 +1,40 @@
+/* The kinds of vector code that the C files of this folder have, and which of them this processor
+ * can run. Each is chosen at run time, so that one build fits every processor. */
+#ifndef IMAGENET_PREP_SIMD_H
+#define IMAGENET_PREP_SIMD_H
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+enum simd { PLAIN = 0, SSE2 = 1, AVX2 = 2, NEON = 3 };
+
+#if defined(__x86_64__)
+/* Returns whether there is AVX2, and what came with it or before it in the same processors and is
+ * used beside it: F16C, MOVBE, BMI1 and BMI2. This does not use __builtin_cpu_supports, which knows
+ * nothing in a library that zig has built. */
+static inline int has_avx2(void) {
+  unsigned a, b, c, d, enabled, high;
+  const unsigned movbe = 1u << 22, os_saves_registers = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+  const unsigned first = movbe | os_saves_registers | avx | f16c; /* in ecx of leaf 1 */
+  const unsigned bmi1 = 1u << 3, avx2 = 1u << 5, bmi2 = 1u << 8;
+  const unsigned second = bmi1 | avx2 | bmi2; /* in ebx of leaf 7 */
+  const unsigned ymm_state = 6;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & first) != first) return 0;
+  __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
+  if ((enabled & ymm_state) != ymm_state) return 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & second) == second;
+}
+#endif
+
+static inline int is_supported(enum simd simd) {
+#if defined(__x86_64__)
+  return simd == PLAIN || simd == SSE2 || (simd == AVX2 && has_avx2());
+#elif defined(__aarch64__)
+  return simd == PLAIN || simd == NEON;
+#else
+  return simd == PLAIN;
+#endif
+}
+
+#endif

@@ -1,0 +1,383 @@
+/* Turns the coefficients of a block into samples: the inverse DCT of libjpeg's "slow" integer
+ * method, and the one by which libjpeg halves an image. Plain C, SSE2 and AVX2 make the same
+ * samples, which are those of libjpeg-turbo's vector code.
+ *
+ * Both transforms are linear up to two roundings, one after each pass. So a pass is written here
+ * as one sum of products for each output, with the weights that libjpeg's order of additions has
+ * in effect; the sums are exact, and never leave 32 bits as long as inputs have 16.
+ *
+ * libjpeg-turbo's vector code adds some inputs of a pass in 16 bits and wraps around, where its
+ * plain C does not. No camera makes such numbers, but a damaged file may hold them. A block whose
+ * inputs of either pass are beyond LIMIT is therefore reported, and its file is declined: two
+ * numbers within LIMIT can be added in 16 bits.
+ */
+#ifndef IMAGENET_PREP_TRANSFORMS_H
+#define IMAGENET_PREP_TRANSFORMS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "simd.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define FOR_AVX2 __attribute__((target("avx2,bmi,bmi2,movbe")))
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- The order of coefficients in memory ---- */
+
+/* The vector code multiplies neighbours by a pair of weights and adds the two products. So rows
+ * which are weighed together lie interleaved: 0 with 4, 2 with 6, 1 with 3, 5 with 7. Columns are
+ * in the order 0 4 2 6 1 3 5 7, so that what the first pass makes of them are the pairs which the
+ * second pass wants. RANK is the place of a row or column in that order, and PLACE that of a
+ * coefficient in a block, by its usual number 8 * row + column. */
+#define RANK(i) \
+  ((i) == 0 ? 0 : (i) == 4 ? 1 : (i) == 2 ? 2 : (i) == 6 ? 3 \
+   : (i) == 1 ? 4 : (i) == 3 ? 5 : (i) == 5 ? 6 : 7)
+#define PLACE(n) (RANK((n) / 8) / 2 * 16 + RANK((n) % 8) * 2 + RANK((n) / 8) % 2)
+#define PLACES(n) \
+  PLACE(n), PLACE(n + 1), PLACE(n + 2), PLACE(n + 3), PLACE(n + 4), PLACE(n + 5), PLACE(n + 6), \
+      PLACE(n + 7)
+static const uint8_t place_of[64] = {PLACES(0),  PLACES(8),  PLACES(16), PLACES(24),
+                                     PLACES(32), PLACES(40), PLACES(48), PLACES(56)};
+
+/* The quantisation table of a component, in the order of a block. */
+typedef struct {
+  int16_t steps[64], four_steps[64]; /* and 4 times each, see `excess` */
+} __attribute__((aligned(32))) quantisation;
+
+/* ---- Numbers that are too large ---- */
+
+enum { LIMIT = 1 << 14 }; /* inputs of a pass must lie in [-LIMIT, LIMIT) */
+
+/* What vector code has seen of the inputs of both passes, or-ed together, lane by lane.
+ *
+ * Of the first pass: the upper 16 bits of coefficient * 4 * step, plus 1. Product / LIMIT is 0 or
+ * -1 if the product is within LIMIT, so only the last bit may be set.
+ * Of the second pass: input + LIMIT in 16 bits, whose sign is clear if the input is within. */
+typedef struct { uint16_t first[16], second[16]; } __attribute__((aligned(32))) excess;
+
+static int is_beyond_limit(const excess *e) {
+  unsigned bits = 0;
+  for (int i = 0; i < 16; i++) bits |= (e->first[i] & ~1u) | (e->second[i] & 0x8000u);
+  return bits != 0;
+}
+
+/* Returns a value of plain C; one beyond LIMIT is noted, and made 0 so that sums stay in 32 bits. */
+static int within_limit(int value, excess *e) {
+  if (value >= -LIMIT && value < LIMIT) return value;
+  e->second[0] = 0x8000;
+  return 0;
+}
+
+/* ---- Weights ---- */
+
+/* Cosines and their sums times 2^13, rounded, as libjpeg rounds them. */
+enum {
+  F_0_298 = 2446,  F_0_390 = 3196,  F_0_541 = 4433,  F_0_765 = 6270,
+  F_0_899 = 7373,  F_1_175 = 9633,  F_1_501 = 12299, F_1_847 = 15137,
+  F_1_961 = 16069, F_2_053 = 16819, F_2_562 = 20995, F_3_072 = 25172,
+};
+/* What the inputs of a pass weigh. Outputs y and 7 - y are an even sum plus or minus an odd sum.
+ * Inputs 0 and 4 weigh ONE in every even sum. EVENy_i is what input i adds to that of output y; for
+ * outputs 2 and 3 it is subtracted from what outputs 1 and 0 have. ODDy_i is its weight in the odd
+ * sum of output y. */
+enum {
+  ONE = 1 << 13,
+  EVEN0_2 = F_0_541 + F_0_765, EVEN0_6 = F_0_541,
+  EVEN1_2 = F_0_541,           EVEN1_6 = F_0_541 - F_1_847,
+  ODD0_1 = F_1_501 - F_0_899 + F_1_175 - F_0_390, ODD0_3 = F_1_175,
+  ODD0_5 = F_1_175 - F_0_390,                     ODD0_7 = F_1_175 - F_0_899,
+  ODD1_1 = F_1_175,           ODD1_3 = F_3_072 - F_2_562 + F_1_175 - F_1_961,
+  ODD1_5 = F_1_175 - F_2_562, ODD1_7 = F_1_175 - F_1_961,
+  ODD2_1 = F_1_175 - F_0_390, ODD2_3 = F_1_175 - F_2_562,
+  ODD2_5 = F_2_053 - F_2_562 + F_1_175 - F_0_390, ODD2_7 = F_1_175,
+  ODD3_1 = F_1_175 - F_0_899, ODD3_3 = F_1_175 - F_1_961,
+  ODD3_5 = F_1_175,           ODD3_7 = F_0_298 - F_0_899 + F_1_175 - F_1_961,
+};
+/* The first pass leaves two bits below the point, the second drops them and divides by 8. The
+ * rounding of the second also adds the 128 that samples have and coefficients lack. */
+enum {
+  SHIFT1 = 13 - 2, ROUND1 = 1 << (SHIFT1 - 1),
+  SHIFT2 = 13 + 2 + 3, ROUND2 = (1 << (SHIFT2 - 1)) + (128 << SHIFT2),
+};
+
+/* The halving transform makes outputs 0 ... 3 from the same inputs, of which 4 weighs nothing:
+ * an even sum of inputs 0, 2 and 6, and one odd sum for outputs 0 and 3, another for 1 and 2. */
+enum {
+  HALF_ONE = 1 << 14, HALF_2 = F_1_847, HALF_6 = -F_0_765,
+  HALF0_1 = F_2_562, HALF0_3 = F_0_899, HALF0_5 = -4926, HALF0_7 = -4176, /* 0.601, 0.509 */
+  HALF1_1 = 8697, HALF1_3 = -17799, HALF1_5 = 11893, HALF1_7 = -1730, /* 1.061 2.172 1.451 0.211 */
+  HALF_SHIFT1 = 13 - 2 + 1, HALF_ROUND1 = 1 << (HALF_SHIFT1 - 1),
+  HALF_SHIFT2 = 13 + 2 + 3 + 1, HALF_ROUND2 = (1 << (HALF_SHIFT2 - 1)) + (128 << HALF_SHIFT2),
+};
+
+/* Makes samples of a block at `out`, whose rows are `stride` apart: 8 x 8, or 4 x 4 where a
+ * transform halves. Whatever is too large is noted in `seen`. */
+typedef void transform(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
+                       excess *seen);
+
+/* ---- Plain C ---- */
+
+static uint8_t to_sample(int v) { return v < 0 ? 0 : v > 255 ? 255 : (uint8_t)v; }
+
+static void dequantise_column(const int16_t *block, const quantisation *q, int x, int column[8],
+                              excess *seen) {
+  for (int y = 0; y < 8; y++) {
+    int at = place_of[8 * y + x];
+    column[y] = within_limit(block[at] * q->steps[at], seen);
+  }
+}
+
+static void pass_plain(const int in[8], int out[8], int round, int shift) {
+  int plus = (in[0] + in[4]) * ONE + round, minus = (in[0] - in[4]) * ONE + round;
+  int two0 = in[2] * EVEN0_2 + in[6] * EVEN0_6, two1 = in[2] * EVEN1_2 + in[6] * EVEN1_6;
+  int even[4] = {plus + two0, minus + two1, minus - two1, plus - two0};
+  int odd[4] = {in[1] * ODD0_1 + in[3] * ODD0_3 + in[5] * ODD0_5 + in[7] * ODD0_7,
+                in[1] * ODD1_1 + in[3] * ODD1_3 + in[5] * ODD1_5 + in[7] * ODD1_7,
+                in[1] * ODD2_1 + in[3] * ODD2_3 + in[5] * ODD2_5 + in[7] * ODD2_7,
+                in[1] * ODD3_1 + in[3] * ODD3_3 + in[5] * ODD3_5 + in[7] * ODD3_7};
+  for (int y = 0; y < 4; y++) {
+    out[y] = (even[y] + odd[y]) >> shift;
+    out[7 - y] = (even[y] - odd[y]) >> shift;
+  }
+}
+
+static void whole_plain(const int16_t *block, const quantisation *q, uint8_t *out,
+                        ptrdiff_t stride, excess *seen) {
+  int column[8], made[8], middle[8][8];
+  for (int x = 0; x < 8; x++) {
+    dequantise_column(block, q, x, column, seen);
+    pass_plain(column, made, ROUND1, SHIFT1);
+    for (int y = 0; y < 8; y++) middle[y][x] = within_limit(made[y], seen);
+  }
+  for (int y = 0; y < 8; y++) {
+    pass_plain(middle[y], made, ROUND2, SHIFT2);
+    for (int x = 0; x < 8; x++) out[y * stride + x] = to_sample(made[x]);
+  }
+}
+
+static void half_pass_plain(const int in[8], int out[4], int round, int shift) {
+  int one = in[0] * HALF_ONE + round, two = in[2] * HALF_2 + in[6] * HALF_6;
+  int odd0 = in[1] * HALF0_1 + in[3] * HALF0_3 + in[5] * HALF0_5 + in[7] * HALF0_7;
+  int odd1 = in[1] * HALF1_1 + in[3] * HALF1_3 + in[5] * HALF1_5 + in[7] * HALF1_7;
+  out[0] = (one + two + odd0) >> shift, out[3] = (one + two - odd0) >> shift;
+  out[1] = (one - two + odd1) >> shift, out[2] = (one - two - odd1) >> shift;
+}
+
+static void halve_plain(const int16_t *block, const quantisation *q, uint8_t *out,
+                        ptrdiff_t stride, excess *seen) {
+  int column[8], made[4], middle[4][8];
+  for (int x = 0; x < 8; x++) {
+    dequantise_column(block, q, x, column, seen);
+    half_pass_plain(column, made, HALF_ROUND1, HALF_SHIFT1);
+    for (int y = 0; y < 4; y++) middle[y][x] = within_limit(made[y], seen);
+  }
+  for (int y = 0; y < 4; y++) {
+    half_pass_plain(middle[y], made, HALF_ROUND2, HALF_SHIFT2);
+    for (int x = 0; x < 4; x++) out[y * stride + x] = to_sample(made[x]);
+  }
+}
+
+#if defined(__x86_64__)
+/* ---- Vector code ---- */
+
+/* A pair of weights, as multiply-add takes them. */
+#define PAIR(a, b) ((int)((uint32_t)(uint16_t)(a) | (uint32_t)(uint16_t)(b) << 16))
+
+/* Defines a pass over vectors of pairs of inputs, for vectors V whose functions begin with P.
+ * Lane by lane it makes what pass_plain makes. */
+#define DEFINE_PASS(name, V, P) \
+  INLINE void name(V in04, V in26, V in13, V in57, V out[8], int round, int shift) { \
+    V rounding = P##_set1_epi32(round); \
+    V plus = P##_add_epi32(P##_madd_epi16(in04, P##_set1_epi32(PAIR(ONE, ONE))), rounding); \
+    V minus = P##_add_epi32(P##_madd_epi16(in04, P##_set1_epi32(PAIR(ONE, -ONE))), rounding); \
+    V two0 = P##_madd_epi16(in26, P##_set1_epi32(PAIR(EVEN0_2, EVEN0_6))); \
+    V two1 = P##_madd_epi16(in26, P##_set1_epi32(PAIR(EVEN1_2, EVEN1_6))); \
+    V even[4] = {P##_add_epi32(plus, two0), P##_add_epi32(minus, two1), \
+                 P##_sub_epi32(minus, two1), P##_sub_epi32(plus, two0)}; \
+    V odd[4] = {P##_add_epi32(P##_madd_epi16(in13, P##_set1_epi32(PAIR(ODD0_1, ODD0_3))), \
+                              P##_madd_epi16(in57, P##_set1_epi32(PAIR(ODD0_5, ODD0_7)))), \
+                P##_add_epi32(P##_madd_epi16(in13, P##_set1_epi32(PAIR(ODD1_1, ODD1_3))), \
+                              P##_madd_epi16(in57, P##_set1_epi32(PAIR(ODD1_5, ODD1_7)))), \
+                P##_add_epi32(P##_madd_epi16(in13, P##_set1_epi32(PAIR(ODD2_1, ODD2_3))), \
+                              P##_madd_epi16(in57, P##_set1_epi32(PAIR(ODD2_5, ODD2_7)))), \
+                P##_add_epi32(P##_madd_epi16(in13, P##_set1_epi32(PAIR(ODD3_1, ODD3_3))), \
+                              P##_madd_epi16(in57, P##_set1_epi32(PAIR(ODD3_5, ODD3_7))))}; \
+    _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++) { \
+      out[y] = P##_srai_epi32(P##_add_epi32(even[y], odd[y]), shift); \
+      out[7 - y] = P##_srai_epi32(P##_sub_epi32(even[y], odd[y]), shift); \
+    } \
+  }
+DEFINE_PASS(pass_sse2, __m128i, _mm)
+FOR_AVX2 DEFINE_PASS(pass_avx2, __m256i, _mm256)
+
+/* Coefficients from place `at` on, times their steps. */
+INLINE __m128i dequantise_sse2(const int16_t *block, const quantisation *q, int at,
+                               __m128i *seen) {
+  __m128i coefficients = _mm_load_si128((const __m128i *)(block + at));
+  __m128i four_steps = _mm_load_si128((const __m128i *)(q->four_steps + at));
+  __m128i upper = _mm_mulhi_epi16(coefficients, four_steps);
+  *seen = _mm_or_si128(*seen, _mm_add_epi16(upper, _mm_set1_epi16(1)));
+  return _mm_mullo_epi16(coefficients, _mm_load_si128((const __m128i *)(q->steps + at)));
+}
+
+FOR_AVX2 INLINE __m256i dequantise_avx2(const int16_t *block, const quantisation *q, int at,
+                                        __m256i *seen) {
+  __m256i coefficients = _mm256_load_si256((const __m256i *)(block + at));
+  __m256i four_steps = _mm256_load_si256((const __m256i *)(q->four_steps + at));
+  __m256i upper = _mm256_mulhi_epi16(coefficients, four_steps);
+  *seen = _mm256_or_si256(*seen, _mm256_add_epi16(upper, _mm256_set1_epi16(1)));
+  return _mm256_mullo_epi16(coefficients, _mm256_load_si256((const __m256i *)(q->steps + at)));
+}
+
+/* Two vectors of sums become one of inputs of the second pass. */
+INLINE __m128i pack_sse2(__m128i low, __m128i high, __m128i *seen) {
+  __m128i packed = _mm_packs_epi32(low, high);
+  *seen = _mm_or_si128(*seen, _mm_add_epi16(packed, _mm_set1_epi16(LIMIT)));
+  return packed;
+}
+
+FOR_AVX2 INLINE __m256i pack_avx2(__m256i low, __m256i high, __m256i *seen) {
+  __m256i packed = _mm256_packs_epi32(low, high);
+  *seen = _mm256_or_si256(*seen, _mm256_add_epi16(packed, _mm256_set1_epi16(LIMIT)));
+  return packed;
+}
+
+/* Stores rows 2 i and 2 i + 1, which lie in one vector each. */
+INLINE void store_rows(const __m128i rows[4], uint8_t *out, ptrdiff_t stride) {
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    _mm_storel_epi64((__m128i *)(out + 2 * i * stride), rows[i]);
+    _mm_storeh_pd((double *)(out + (2 * i + 1) * stride), _mm_castsi128_pd(rows[i]));
+  }
+}
+
+/* Each half is four columns in the first pass, and four rows in the second. */
+static void whole_sse2(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
+                       excess *all) {
+  __m128i first = *(__m128i *)all->first, second = *(__m128i *)all->second;
+  __m128i sums[2][8], pairs[2][4], column[8];
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    __m128i in[4];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+      in[i] = dequantise_sse2(block, q, 16 * i + 8 * half, &first);
+    pass_sse2(in[0], in[1], in[2], in[3], sums[half], ROUND1, SHIFT1);
+  }
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    __m128i row[4];
+    _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++)
+      row[y] = pack_sse2(sums[0][4 * half + y], sums[1][4 * half + y], &second);
+    __m128i a = _mm_unpacklo_epi32(row[0], row[1]), b = _mm_unpackhi_epi32(row[0], row[1]);
+    __m128i c = _mm_unpacklo_epi32(row[2], row[3]), d = _mm_unpackhi_epi32(row[2], row[3]);
+    pairs[half][0] = _mm_unpacklo_epi64(a, c), pairs[half][1] = _mm_unpackhi_epi64(a, c);
+    pairs[half][2] = _mm_unpacklo_epi64(b, d), pairs[half][3] = _mm_unpackhi_epi64(b, d);
+  }
+  *(__m128i *)all->first = first, *(__m128i *)all->second = second;
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
+    pass_sse2(pairs[half][0], pairs[half][1], pairs[half][2], pairs[half][3], sums[half], ROUND2,
+              SHIFT2);
+  _Pragma("GCC unroll 8") for (int x = 0; x < 8; x++)
+    column[x] = _mm_packs_epi32(sums[0][x], sums[1][x]);
+  /* Columns become bytes, two to a vector, and then rows. */
+  __m128i c04 = _mm_packus_epi16(column[0], column[4]);
+  __m128i c15 = _mm_packus_epi16(column[1], column[5]);
+  __m128i c26 = _mm_packus_epi16(column[2], column[6]);
+  __m128i c37 = _mm_packus_epi16(column[3], column[7]);
+  __m128i c01 = _mm_unpacklo_epi8(c04, c15), c45 = _mm_unpackhi_epi8(c04, c15);
+  __m128i c23 = _mm_unpacklo_epi8(c26, c37), c67 = _mm_unpackhi_epi8(c26, c37);
+  __m128i left0 = _mm_unpacklo_epi16(c01, c23), left4 = _mm_unpackhi_epi16(c01, c23);
+  __m128i right0 = _mm_unpacklo_epi16(c45, c67), right4 = _mm_unpackhi_epi16(c45, c67);
+  __m128i rows[4] = {_mm_unpacklo_epi32(left0, right0), _mm_unpackhi_epi32(left0, right0),
+                     _mm_unpacklo_epi32(left4, right4), _mm_unpackhi_epi32(left4, right4)};
+  store_rows(rows, out, stride);
+}
+
+/* A vector has all eight columns in the first pass, and all eight rows in the second. */
+FOR_AVX2 static void whole_avx2(const int16_t *block, const quantisation *q, uint8_t *out,
+                                ptrdiff_t stride, excess *all) {
+  __m256i first = *(__m256i *)all->first, second = *(__m256i *)all->second;
+  __m256i in[4], sums[8];
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    in[i] = dequantise_avx2(block, q, 16 * i, &first);
+  pass_avx2(in[0], in[1], in[2], in[3], sums, ROUND1, SHIFT1);
+  __m256 rows01 = _mm256_castsi256_ps(pack_avx2(sums[0], sums[1], &second));
+  __m256 rows23 = _mm256_castsi256_ps(pack_avx2(sums[2], sums[3], &second));
+  __m256 rows45 = _mm256_castsi256_ps(pack_avx2(sums[4], sums[5], &second));
+  __m256 rows67 = _mm256_castsi256_ps(pack_avx2(sums[6], sums[7], &second));
+  *(__m256i *)all->first = first, *(__m256i *)all->second = second;
+  /* Each lane of 128 bits has two rows of four columns, as pairs: the first pairs of all rows are
+   * brought together, and so on. 0x88 takes pairs 0 and 2 of either operand, 0xDD pairs 1 and 3. */
+  __m256i even03 = _mm256_castps_si256(_mm256_shuffle_ps(rows01, rows23, 0x88));
+  __m256i odd03 = _mm256_castps_si256(_mm256_shuffle_ps(rows01, rows23, 0xDD));
+  __m256i even47 = _mm256_castps_si256(_mm256_shuffle_ps(rows45, rows67, 0x88));
+  __m256i odd47 = _mm256_castps_si256(_mm256_shuffle_ps(rows45, rows67, 0xDD));
+  pass_avx2(_mm256_permute2x128_si256(even03, even47, 0x20),
+            _mm256_permute2x128_si256(odd03, odd47, 0x20),
+            _mm256_permute2x128_si256(even03, even47, 0x31),
+            _mm256_permute2x128_si256(odd03, odd47, 0x31), sums, ROUND2, SHIFT2);
+  /* Columns become bytes; then each lane has four rows of four columns, which are transposed. */
+  const __m256i transposed =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11,
+                                                15));
+  __m256i left = _mm256_packus_epi16(_mm256_packs_epi32(sums[0], sums[1]),
+                                     _mm256_packs_epi32(sums[2], sums[3]));
+  __m256i right = _mm256_packus_epi16(_mm256_packs_epi32(sums[4], sums[5]),
+                                      _mm256_packs_epi32(sums[6], sums[7]));
+  left = _mm256_shuffle_epi8(left, transposed), right = _mm256_shuffle_epi8(right, transposed);
+  __m256i low = _mm256_unpacklo_epi32(left, right), high = _mm256_unpackhi_epi32(left, right);
+  __m128i rows[4] = {_mm256_castsi256_si128(low), _mm256_castsi256_si128(high),
+                     _mm256_extracti128_si256(low, 1), _mm256_extracti128_si256(high, 1)};
+  store_rows(rows, out, stride);
+}
+
+/* As pass_sse2, for the halving transform. */
+INLINE void half_pass_sse2(__m128i in04, __m128i in26, __m128i in13, __m128i in57, __m128i out[4],
+                           int round, int shift) {
+  __m128i one = _mm_add_epi32(_mm_madd_epi16(in04, _mm_set1_epi32(PAIR(HALF_ONE, 0))),
+                              _mm_set1_epi32(round));
+  __m128i two = _mm_madd_epi16(in26, _mm_set1_epi32(PAIR(HALF_2, HALF_6)));
+  __m128i odd0 = _mm_add_epi32(_mm_madd_epi16(in13, _mm_set1_epi32(PAIR(HALF0_1, HALF0_3))),
+                               _mm_madd_epi16(in57, _mm_set1_epi32(PAIR(HALF0_5, HALF0_7))));
+  __m128i odd1 = _mm_add_epi32(_mm_madd_epi16(in13, _mm_set1_epi32(PAIR(HALF1_1, HALF1_3))),
+                               _mm_madd_epi16(in57, _mm_set1_epi32(PAIR(HALF1_5, HALF1_7))));
+  __m128i even0 = _mm_add_epi32(one, two), even1 = _mm_sub_epi32(one, two);
+  out[0] = _mm_srai_epi32(_mm_add_epi32(even0, odd0), shift);
+  out[3] = _mm_srai_epi32(_mm_sub_epi32(even0, odd0), shift);
+  out[1] = _mm_srai_epi32(_mm_add_epi32(even1, odd1), shift);
+  out[2] = _mm_srai_epi32(_mm_sub_epi32(even1, odd1), shift);
+}
+
+/* There is no AVX2 form: four rows of four columns fill an SSE2 vector. */
+static void halve_sse2(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
+                       excess *all) {
+  __m128i first = *(__m128i *)all->first, second = *(__m128i *)all->second;
+  __m128i sums[4], pairs[2][2];
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    __m128i in[4];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+      in[i] = dequantise_sse2(block, q, 16 * i + 8 * half, &first);
+    half_pass_sse2(in[0], in[1], in[2], in[3], sums, HALF_ROUND1, HALF_SHIFT1);
+    __m128 rows01 = _mm_castsi128_ps(pack_sse2(sums[0], sums[1], &second));
+    __m128 rows23 = _mm_castsi128_ps(pack_sse2(sums[2], sums[3], &second));
+    pairs[half][0] = _mm_castps_si128(_mm_shuffle_ps(rows01, rows23, 0x88));
+    pairs[half][1] = _mm_castps_si128(_mm_shuffle_ps(rows01, rows23, 0xDD));
+  }
+  *(__m128i *)all->first = first, *(__m128i *)all->second = second;
+  half_pass_sse2(pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1], sums, HALF_ROUND2,
+                 HALF_SHIFT2);
+  __m128i bytes = _mm_packus_epi16(_mm_packs_epi32(sums[0], sums[1]),
+                                   _mm_packs_epi32(sums[2], sums[3]));
+  /* Four columns of four rows are transposed. */
+  bytes = _mm_unpacklo_epi8(bytes, _mm_srli_si128(bytes, 8));
+  bytes = _mm_unpacklo_epi8(bytes, _mm_srli_si128(bytes, 8));
+  _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++, bytes = _mm_srli_si128(bytes, 4)) {
+    int four = _mm_cvtsi128_si32(bytes);
+    memcpy(out + y * stride, &four, 4);
+  }
+}
+#endif
+
+#endif

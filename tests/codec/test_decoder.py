@@ -1,0 +1,140 @@
+"""decoder.c makes the planes of libjpeg, or declines: what it takes is sound, whatever is asked."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from imagenet_prep.codec import libraries, planes, transform
+from tests.kit.codec import corpus, fuzz, mutations, native, variety
+from tests.kit.lengths import long_but
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() == "aarch64", reason="libjpeg decodes everything on ARM"
+)
+
+
+def built(folder: Path, compiler: tuple[str, ...]) -> Path:
+    if reason := native.missing(compiler):
+        pytest.skip(reason)
+    return native.build(folder, compiler, sources=native.DECODER_HARNESS)
+
+
+@pytest.mark.parametrize("count", long_but([200], [200, 6_000]))
+def test_planes_are_those_of_libjpeg(tmp_path: Path, count: int) -> None:
+    """Whole, halved and in windows, by plain C, SSE2 and AVX2."""
+    program = built(tmp_path, native.GCC)
+    made = [*corpus.files().values(), *variety.files(count)]
+    files = native.write(tmp_path / "corpus", [native.Job(data, 1, 1) for data in made])
+
+    found = native.run(program, "equal", native.libjpeg(), files, 3)
+
+    num_files, taken, sound_but_declined, num_planes = map(int, found.split())
+    assert num_files == len(made)
+    assert taken > 0.9 * num_files  # the others are progressive or CMYK
+    assert sound_but_declined < 0.05 * num_files * 3
+    assert num_planes > 3 * 5 * taken  # kinds of vector code; whole, halved, windows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", long_but([5_000], [5_000, 300_000]))
+def test_damage_and_odd_coefficients_touch_nothing_and_are_taken_only_if_sound(
+    tmp_path: Path, count: int
+) -> None:
+    try:
+        program = built(tmp_path, native.SANITIZED)
+    except AssertionError as error:
+        pytest.skip(f"no sanitizers here: {error}")
+    files = native.write(tmp_path / "corpus", fuzz.sources(0))
+
+    found = native.run(program, "fuzz", native.libjpeg(), files, count, count)
+
+    num_files, taken, _, num_planes = map(int, found.split())
+    assert num_files == count
+    assert count / 10 < taken < count / 2
+    assert num_planes > taken
+
+
+@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
+def test_a_file_is_proven_only_if_libjpeg_says_nothing(seed: int) -> None:
+    proven = 0
+    for _, data in mutations.mutated(3000 + seed, 250):
+        if planes.proves(data):
+            simplejpeg.decode_jpeg(data, "RGB")  # strict: any warning raises
+            proven += 1
+    assert proven > 10
+
+
+@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
+def test_windows_of_damaged_files_have_the_verdict_and_pixels_of_libjpeg(seed: int) -> None:
+    """Damage below a window is not looked at, by neither."""
+    loaded = planes._libraries()
+    decoders = [planes._Workspace(loaded, "best", name) for name in ("own", "libjpeg")]
+    look, done = planes.Look(20, 30, planes.BYTES, planes.LINEAR), 0
+    cut = [("cut", data[: len(data) // 2] + b"\xff\xff") for data in mutations.sources().values()]
+    for how, data in [*cut, *mutations.mutated(4000 + seed, 250)]:
+        for window in ((0, 0, 40, 60), (30, 50, 60, 70), (100, 100, 20, 60)):
+            found = [np.zeros((20, 30, 3), np.uint8) for _ in decoders]
+            pairs = zip(decoders, found, strict=True)
+            verdicts = [decoder.decode(look, data, window, to) for decoder, to in pairs]
+            assert verdicts[0] == verdicts[1], (how, window)
+            assert not verdicts[0] or np.array_equal(*found), (how, window)
+            done += verdicts[0]
+    assert done > 100
+
+
+def test_a_proof_asks_libjpeg_only_where_ours_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def decode(data: bytes, *_: object, **__: object) -> None:
+        asked.append(data)
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", decode)
+    for data in mutations.sources().values():
+        transform._read_through(data)
+
+    assert asked == [mutations.sources()[kind] for kind in ("progressive", "cmyk")]
+
+
+@pytest.fixture
+def unloaded() -> Iterator[None]:
+    """Nothing is loaded yet, and nothing of the test stays loaded."""
+
+    def forget() -> None:
+        planes._libraries.cache_clear()
+        planes._is_available.cache_clear()
+        planes.forget()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mutations.sources()["420"]
+    made = planes.shrink(data, 50, 60, 90, 1 << 20)
+    assert planes.proves(data)
+    planes.forget()
+    monkeypatch.setenv(planes.DECODER_VARIABLE, "libjpeg")
+
+    assert not planes.proves(data)
+    assert planes.shrink(data, 50, 60, 90, 1 << 20) == made
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_without_the_library_files_are_read_through_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(libraries, "_LIBRARY", tmp_path / "_planes.so")
+    data = mutations.sources()["420"]
+
+    assert not planes.proves(data)
+    transform._read_through(data)
+    with pytest.raises(ValueError, match="end of JPEG file"):
+        transform._read_through(data[:-100])

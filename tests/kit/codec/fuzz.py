@@ -1,0 +1,50 @@
+"""Runs the fuzzer of decoder.c under sanitizers for as long as you like.
+
+python -m tests.kit.codec.fuzz --hours 1 --seed 1 --log build/fuzz.log
+
+Each line of the log is one batch: its seed, and how many files there were, how many of them were
+taken, how many sound ones were declined, and how many planes were equal to libjpeg's. A report of a
+sanitizer, or a difference to libjpeg, ends the run with an error; differs.jpg is the file then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.kit.codec import mutations, native, variety
+
+BATCH = 20_000
+_LARGEST = 12_000  # bytes: small files hold the same structures, and are many a second
+
+
+def sources(seed: int) -> list[native.Job]:
+    """Returns small files of every kind, to be damaged."""
+    found = [*mutations.sources().values(), *variety.files(200, seed)]
+    return [native.Job(data, 1, 1) for data in found if len(data) <= _LARGEST]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs batches until the time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.kit.codec.fuzz")
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=1, help="of the first batch")
+    parser.add_argument("--log", type=Path, default=Path("fuzz.log"))
+    args = parser.parse_args(argv)
+    stop = time.monotonic() + 3600 * args.hours
+    with tempfile.TemporaryDirectory() as folder:
+        program = native.build(Path(folder), native.SANITIZED, sources=native.DECODER_HARNESS)
+        seed = args.seed
+        while time.monotonic() < stop:
+            files = native.write(Path(folder) / "corpus", sources(seed))
+            found = native.run(program, "fuzz", native.libjpeg(), files, BATCH, seed)
+            with args.log.open("a") as log:
+                log.write(f"seed {seed}: {found.decode().strip()}\n")
+            seed += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import gpu, train
 from imagenet_prep.bench_train import Measured, Run, figures
+from imagenet_prep.core import canonical
 
 SMALL = ("--images", "130", "--seconds", "0.2")
 
@@ -21,8 +22,12 @@ def test_a_figure_is_read_from_what_the_commands_print(tmp_path: Path) -> None:
         "GPU, memory, driver": "NVIDIA H100, 81559 MiB, 595.91\nNVIDIA H100, 81559 MiB, 595.91\n",
         "DALI on the CPU": json.dumps({"images_per_s": 1234.5}),
         "nvJPEG against the CPU": "at most 0.10 grey levels\n",
-        "ResNet-50, float16": json.dumps(figures(measured[:1], [1], None)),
-        "ResNet-50, float16, more GPUs": json.dumps(figures(measured, [2], None)),
+        "ResNet-50, float16": json.dumps(
+            figures(measured[:1], [1], None), default=canonical.fields
+        ),
+        "ResNet-50, float16, more GPUs": json.dumps(
+            figures(measured, [2], None), default=canonical.fields
+        ),
         "NCCL's sum over all GPUs": "[1,0]<stdout>:2 ranks: right\n",
     }
     found = {step.name: step for step in gpu.steps(tmp_path, 2, "1", tmp_path)}

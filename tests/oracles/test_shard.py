@@ -22,7 +22,7 @@ CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish, Carassi
 
 def write_shard(folder: Path) -> list[example.ImageExample]:
     """Writes folder/shard and folder/index; returns what they hold."""
-    members = [Member(f"n01440764/é_{i}.JPEG", "a", 0, 1, i % 2) for i in range(7)]
+    members = [Member(f"{CLASSES[i % 2][0]}/é_{i}.JPEG", "a", 0, 1, i % 2) for i in range(7)]
     images = {m.key: os.urandom(1 + 977 * i) for i, m in enumerate(members)}
     writer.write_shard(
         "shard",

@@ -212,10 +212,10 @@ def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Pa
         assert replicate(dataset, "--to", tmp_path / name).code == 0
     known = facts.gather(LocalStore(dataset), load(LocalStore(dataset)), []).replicas
 
-    assert [replica["where"] for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
-    assert {replica["digest"] for replica in known} == {load(LocalStore(dataset)).digest}
+    assert [replica.where for replica in known] == [str(tmp_path / n) for n in ("one", "two")]
+    assert {replica.digest for replica in known} == {load(LocalStore(dataset)).digest}
     for replica in known:
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica["when"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica.when)
 
 
 @pytest.mark.root

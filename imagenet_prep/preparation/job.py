@@ -126,11 +126,16 @@ def _splits_there(config: Config) -> Config:
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
     root = Path(config.source).expanduser()
-    if config.source_kind not in (detect.AUTO, detect.FOLDER) or not layout.is_class_root(root):
+    if layout.named_splits(root).folders:
         return config
-    if config.source_kind == detect.AUTO and detect.recognised(root) != [detect.FOLDER]:
-        return config
-    return dataclasses.replace(config, splits=(schema.TRAIN,))
+    kinds = [config.source_kind]
+    if config.source_kind == detect.AUTO:
+        kinds = detect.recognised(root)
+    elif config.source_kind == detect.FOLDER and not layout.is_class_root(root):
+        kinds = []
+    return (
+        dataclasses.replace(config, splits=(schema.TRAIN,)) if kinds == [detect.FOLDER] else config
+    )
 
 
 def _select(config: Config) -> tuple[Selection, str]:

@@ -102,7 +102,7 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
             tasks.append(BoxTask(split, split, archive))
         elif isinstance(root, Path):
             name = f"{KAGGLE}/{_KAGGLE_FOLDERS[split]}"
-            below = layout.named_splits(root)[0] / name
+            below = layout.named_splits(root).base / name
             if below.is_dir():
                 parts[split] = source.folder_part(name, [("", scan(below))])
                 classes = subfolders(below)

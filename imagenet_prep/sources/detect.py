@@ -30,7 +30,7 @@ LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz",
     IMAGENET21K: "fall11_whole.tar, or a folder of nNNNNNNNN.tar, into which winter21_whole.tar.gz "
     "was unpacked",
-    FOLDER: "CLASS/*.jpg, which is all train; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or "
+    FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or "
     "val/*.JPEG beside its labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and "
     "val_blurred/; imagenet21k_train/ and imagenet21k_val/",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
@@ -82,7 +82,8 @@ def find(
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {len(classes.wnids):,} classes ({whose})"
-    if kinds[0] == FOLDER and isinstance(root, Path) and layout.is_class_root(root):
+    whole = root.resolve() if isinstance(root, Path) else None
+    if isinstance(source, folder.Folder) and whole in source.split_folders:
         line += "; no train/ and no val/, so all of it is train"
     if kinds[1:]:
         line += f"; also there, not read: {', '.join(kinds[1:])} (see --source-kind)"
@@ -99,7 +100,7 @@ def recognised(root: Location) -> list[str]:
     if isinstance(root, RemotePath):
         return found
     there = {
-        FOLDER: layout.named_splits(root)[1],
+        FOLDER: layout.named_splits(root).folders,
         PARQUET: parquet.folder(root),
         RECORDIO: recordio.locate(root),
         CIFAR10: cifar10.locate(root),

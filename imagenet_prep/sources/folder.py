@@ -168,7 +168,7 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
         out of the source.
     """
     inside = None if follow_links else root
-    base, folders = layout.split_folders(root)
+    base, folders, beside = layout.split_folders(root)
     if missing := [split for split in splits if split not in folders]:
         expected = (", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing)
         raise UsageError(
@@ -182,10 +182,6 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
                 f"--source {root}: holds {' and '.join(there)}. Keep only the one "
                 "that is to be read."
             )
-    # Kaggle's lists lie beside ILSVRC/, or in it.
-    beside = [base, base.parent] if (base / layout.KAGGLE).is_dir() else [base]
-    if layout.is_class_root(root):
-        beside = [root]
     flat = schema.VALIDATION in splits and not subfolders(base / folders[schema.VALIDATION])
     archive, mapping = _first(beside, *_DEVKITS), _first(beside, SYNSET_MAPPING)
     devkit = labels.read_devkit(archive) if archive else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources import listing
@@ -19,35 +20,52 @@ _MOST_LOOKED_AT = 10_000
 _LEAST_CLASSES = 2
 
 
-def split_folders(root: Path) -> tuple[Path, dict[str, str]]:
-    """Returns the folder that paths are relative to, and the splits' folders below it.
+class Splits(NamedTuple):
+    """Where the splits of a folder of images lie.
 
-    A folder of class folders alone is itself the folder of train.
+    Attributes:
+      base: the folder that paths are relative to.
+      folders: each split's folder below it.
+      beside: the folders in which lists of labels may lie.
     """
-    base, folders = named_splits(root)
-    if not folders and is_class_root(root):
-        root = root.resolve()
-        return root.parent, {schema.TRAIN: root.name}
-    return base, folders
+
+    base: Path
+    folders: dict[str, str]
+    beside: list[Path]
+
+
+def split_folders(root: Path) -> Splits:
+    """Returns the splits in a folder; one of class folders alone is itself the folder of train."""
+    named = named_splits(root)
+    if named.folders or not _holds_classes(root):
+        return named
+    whole = root.resolve()
+    return Splits(whole.parent, {schema.TRAIN: whole.name}, [root])
 
 
 def is_class_root(root: Path) -> bool:
     """Returns whether a folder holds folders of classes, two or more, and no train/ or val/.
 
-    Not where a folder in it holds splits: then it lies above the folder that is meant. A single
-    folder of images is no class: their labels lie elsewhere.
+    This looks into every class folder, which takes a while where there are thousands.
     """
-    if not root.is_dir() or named_splits(root)[1]:
-        return False
-    names = subfolders(root)
-    if len(names) < _LEAST_CLASSES or any(named_splits(root / name)[1] for name in names):
+    return not named_splits(root).folders and _holds_classes(root)
+
+
+def _holds_classes(root: Path) -> bool:
+    """Returns whether the folders in a folder, none of which is called like a split, are classes.
+
+    They are not where one of them holds splits: then `root` lies above the folder that is meant. A
+    single folder of images is no class: their labels lie elsewhere.
+    """
+    names = subfolders(root) if root.is_dir() else []
+    if len(names) < _LEAST_CLASSES or any(named_splits(root / name).folders for name in names):
         return False
     return any(_holds_image(root / name) for name in names)
 
 
 def beneath(root: Path) -> list[str]:
     """Returns the folders directly in this one that could be read as a source of folders."""
-    return [name for name in subfolders(root) if split_folders(root / name)[1]]
+    return [name for name in subfolders(root) if split_folders(root / name).folders]
 
 
 def _holds_image(folder: Path) -> bool:
@@ -63,8 +81,8 @@ def _holds_image(folder: Path) -> bool:
     return False
 
 
-def named_splits(root: Path) -> tuple[Path, dict[str, str]]:
-    """Returns the same, of folders that are called like splits."""
+def named_splits(root: Path) -> Splits:
+    """Returns the splits whose folders are called like splits."""
     base, prefix = root, ""
     for candidate in (root / "ILSVRC", root):
         if (candidate / KAGGLE).is_dir():
@@ -72,7 +90,9 @@ def named_splits(root: Path) -> tuple[Path, dict[str, str]]:
             base, prefix = candidate, f"{KAGGLE}/"
             break
     there = {split: folders_of(base / prefix, split) for split in FOLDERS}
-    return base, {split: prefix + names[0] for split, names in there.items() if names}
+    folders = {split: prefix + names[0] for split, names in there.items() if names}
+    # Kaggle's lists lie beside ILSVRC/, or in it.
+    return Splits(base, folders, [base, base.parent] if prefix else [base])
 
 
 def folders_of(base: Path, split: str) -> list[str]:

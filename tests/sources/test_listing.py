@@ -89,7 +89,7 @@ def test_folders_of_classes_alone_are_recognised_and_others_are_not(tmp_path: Pa
     assert not layout.is_class_root(root)  # one class: the labels lie elsewhere
     write(root / "dogs" / "a.jpg", JPEG)
     assert layout.is_class_root(root)
-    assert layout.split_folders(root) == (root.parent, {"train": root.name})
+    assert layout.split_folders(root) == (root.parent, {"train": root.name}, [root])
     assert layout.beneath(root.parent) == [root.name]
     (root / "dogs" / "train").mkdir()
     assert not layout.is_class_root(root)

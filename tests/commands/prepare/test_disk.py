@@ -36,6 +36,13 @@ def assert_resumable(result: command.Result, out: Path, reference: Reference) ->
     assert_nothing_half_visible(out, reference.contents)
 
 
+def assert_finished(flags: list[str], out: Path, reference: Reference) -> None:
+    """Runs prepare again, which finishes the data set."""
+    again = command.run("prepare", *flags)
+    assert again.code == 0, again
+    assert contents(out) == reference.contents
+
+
 @pytest.mark.root
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     reference: Reference, tmp_path: Path
@@ -50,9 +57,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
         assert contents(out) == {}
 
         remount(tmp_path / "disk", "size=64m")
-        again = command.run("prepare", *arguments(reference.source, out))
-        assert again.code == 0, again
-        assert contents(out) == reference.contents
+        assert_finished(arguments(reference.source, out), out, reference)
 
 
 @pytest.mark.root
@@ -95,9 +100,7 @@ def test_a_disk_that_fills_up_during_the_run_leaves_nothing_half_visible(
         assert_resumable(result, out, reference)
 
         remount(tmp_path / "disk", "size=64m")
-        again = command.run("prepare", *flags)
-        assert again.code == 0, again
-        assert contents(out) == reference.contents
+        assert_finished(flags, out, reference)
 
 
 @pytest.mark.slow
@@ -113,9 +116,7 @@ def test_a_disk_that_runs_out_of_inodes_is_a_full_disk(
         assert_resumable(result, out, reference)
 
         remount(tmp_path / "disk", "size=64m,nr_inodes=2000")
-        again = command.run("prepare", *arguments(reference.source, out))
-        assert again.code == 0, again
-        assert contents(out) == reference.contents
+        assert_finished(arguments(reference.source, out), out, reference)
 
 
 @pytest.mark.root
@@ -129,9 +130,7 @@ def test_worker_processes_meet_a_full_disk_too(reference: Reference, tmp_path: P
         assert_resumable(result, out, reference)
 
         remount(tmp_path / "disk", "size=64m")
-        again = command.run("prepare", *flags)
-        assert again.code == 0, again
-        assert contents(out) == reference.contents
+        assert_finished(flags, out, reference)
 
 
 @pytest.mark.root

@@ -89,6 +89,7 @@ class Arena:
 
     def run(self, *arguments: str | Path, env: dict[str, str] | None = None, **how: Any) -> Ended:
         """Runs a command that is given something hostile, and proves that nothing came of it."""
+        shutil.rmtree(self.root / "tmp", ignore_errors=True)  # of a case that failed
         (self.root / "tmp").mkdir()
         before = self.look()
         home = {"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp")}
@@ -100,7 +101,6 @@ class Arena:
         after = self.look()
         names = sorted(path.name for path in (self.root / "tmp").iterdir())
         temporaries = [name for name in names if not name.startswith(_OF_TENSORFLOW)]
-        shutil.rmtree(self.root / "tmp")
         said = f"{(ended.out + ended.err)[-500:].decode(errors='replace')}"
         changed = sorted(k for k in before | after if before.get(k) != after.get(k))
         if changed:

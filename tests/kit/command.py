@@ -226,12 +226,20 @@ def _marked(mark: bytes) -> list[int]:
     return sorted(found)
 
 
+def threads(pid: int) -> list[Path]:
+    """Returns the folders of a process's threads in /proc; none if it has ended."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
 def _wait_channels(pids: Sequence[int]) -> str:
     """Says where each thread of a hanging family sleeps."""
     lines = []
     for pid in pids:
-        for task in Path(f"/proc/{pid}/task").glob("*"):
+        for thread in threads(pid):
             with contextlib.suppress(OSError):
-                name = (task / "comm").read_text().strip()
-                lines.append(f"{pid}/{task.name} {name}: {(task / 'wchan').read_text()}")
+                name = (thread / "comm").read_text().strip()
+                lines.append(f"{pid}/{thread.name} {name}: {(thread / 'wchan').read_text()}")
     return "\n".join(lines)

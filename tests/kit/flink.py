@@ -296,9 +296,9 @@ def _signal(pids: list[int], signum: signal.Signals) -> None:
 def children_of(pid: int) -> list[int]:
     """Returns the children of all threads of a process."""
     found = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+    for thread in command.threads(pid):
         with contextlib.suppress(OSError):
-            found += [int(child) for child in thread.read_text().split()]
+            found += [int(child) for child in (thread / "children").read_text().split()]
     return found
 
 

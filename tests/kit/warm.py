@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tests.kit.command import PATIENCE_S, REPOSITORY, environment
+from tests.kit.command import PATIENCE_S, REPOSITORY, environment, threads
 
 # All that verbs import when they are at work, but for Beam, TensorFlow and boto3, and Arrow, which
 # starts a thread: what is forked beside one may wait for a lock that nobody holds any more.
@@ -211,9 +211,9 @@ class Warm:
 def children(pid: int) -> list[int]:
     """Returns the living children of a process."""
     found = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
+    for thread in threads(pid):
         with contextlib.suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
+            found += [int(child) for child in (thread / "children").read_text().split()]
     return [child for child in found if _state(child) not in ("Z", "")]
 
 

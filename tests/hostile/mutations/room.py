@@ -20,7 +20,7 @@ from tests.hostile.arena import CANARY, Arena
 from tests.hostile.mutations import changes, formats, scenes
 from tests.hostile.mutations.scenes import SCENES, Stage, Verb
 from tests.kit import warm
-from tests.kit.command import PATIENCE_S
+from tests.kit.command import PATIENCE_S, threads
 from tests.kit.http_server import Server, serve
 from tests.kit.miniature import Miniature
 from tests.kit.warm import Ended, Warm, children
@@ -146,9 +146,9 @@ def _work_of(pid: int) -> tuple[int, bool]:
     family = [pid]
     for member in family:
         family += children(member)
-        for task in Path(f"/proc/{member}/task").glob("*"):
+        for thread in threads(member):
             with contextlib.suppress(OSError):
-                fields = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                fields = (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 awake |= fields[0] in "RD"
                 ticks += int(fields[11]) + int(fields[12])
     return ticks, awake

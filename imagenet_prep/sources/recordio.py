@@ -20,6 +20,7 @@ from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
 from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.scan import refuse_link_out
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.remote_path import open_to_read
@@ -61,8 +62,9 @@ class ImageList:
 
         Raises:
           SourceError: it cannot be read, a line is not `number, label, path` with tabs between, a
-            number comes twice, or a label has two names.
+            number comes twice, a label has two names, or it is a link that leads out of its folder.
         """
+        refuse_link_out(path)
         self.names: dict[int, str] = {}
         self._path = path
         self._reader = ArchiveReader({path.name: path})

@@ -100,6 +100,18 @@ class _Within:
             )
 
 
+def refuse_link_out(path: Path) -> None:
+    """Raises SourceError where a list is a link that leads out of the folder in which it lies.
+
+    What a list says becomes names of classes and of images, which the data set shows to others.
+    """
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(path.parent)):
+        raise SourceError(
+            f"{path}: is a link that leads out of the source, to {real}. Put the list itself there."
+        )
+
+
 def subfolders(folder: Path) -> list[str]:
     """Returns the sorted names of the folders in a folder, linked ones too; no hidden ones."""
     with os.scandir(folder) as entries:

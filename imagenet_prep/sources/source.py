@@ -20,7 +20,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions
 from imagenet_prep.sources.labels import WNID, ClassList
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import File
+from imagenet_prep.sources.scan import File, refuse_link_out
 from imagenet_prep.storage.archive import RangeReader
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
@@ -269,8 +269,11 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
       lenient: take what is not UTF-8 for Latin-1, as in lists that are older.
 
     Raises:
-      SourceError: it cannot be read, is too large, or is not UTF-8.
+      SourceError: it cannot be read, is too large, is not UTF-8, or is a link that leads out of
+        its folder.
     """
+    if not isinstance(path, RemotePath):
+        refuse_link_out(path)
     data = read_bytes(path, _MAX_LIST_BYTES)
     try:
         return data.decode("utf-8")

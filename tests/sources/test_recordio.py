@@ -45,6 +45,17 @@ def test_pieces_of_a_file_hold_every_image_once(
     assert sorted(m.key for m in members(source)) == sorted(path for _, path, _ in rows)
 
 
+@pytest.mark.parametrize("name", ["synset.txt", "train.lst"])
+def test_a_list_that_is_a_link_out_of_the_source_is_not_read(tmp_path: Path, name: str) -> None:
+    write_recordio(tmp_path / "source" / "train.rec", ROWS, lists=name == "train.lst")
+    (tmp_path / "source" / name).unlink(missing_ok=True)
+    write(tmp_path / "id_rsa", b"-----BEGIN private\nkey\n")
+    (tmp_path / "source" / name).symlink_to(tmp_path / "id_rsa")
+
+    with pytest.raises(SourceError, match=f"{name}: is a link that leads out of the source"):
+        recordio.find(tmp_path / "source", ["train"])
+
+
 def test_an_image_that_holds_the_magic_number_is_read_whole(tmp_path: Path) -> None:
     image = b"abcd" + MAGIC * 2 + b"efgh" + MAGIC + b"i"
     write_recordio(tmp_path / "train.rec", [(0, f"{FISH}/1.JPEG", image)])

@@ -143,8 +143,8 @@ def _npy_parts(data: bytes) -> list[Part]:
 
 
 def _npy_join(members: Sequence[Part]) -> bytes:
-    head, numbers = (member.data for member in members)
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head) & 0xFFFF) + head + numbers
+    head, *numbers = (member.data for member in members)
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head) & 0xFFFF) + head + b"".join(numbers)
 
 
 def _fields(data: bytes) -> list[Part]:

@@ -40,18 +40,8 @@ class Choice:
         Raises:
           UsageError: a list of keys cannot be read, or a class is not in the class list.
         """
-        numbers = range(len(wnids))
-        index: dict[str | int, int] = {str(number): number for number in numbers}
-        # A class may be called by a number: its name counts first.
-        index |= dict(zip(wnids, numbers, strict=True)) | dict(zip(numbers, numbers, strict=True))
-        asked = () if config.classes is None else config.classes
-        if unknown := [each for each in asked if each not in index]:
-            raise UsageError(
-                f"classes: {some(unknown)} not in the class list, which has {len(wnids):,} classes "
-                f"from {wnids[0]} (0) to {wnids[-1]} ({len(wnids) - 1})"
-            )
         self._config = config
-        self._classes = sorted({index[each] for each in asked})
+        self._classes = class_indices(() if config.classes is None else config.classes, wnids)
         self._keys = None if config.keys is None else read_list(config.keys)
         self._excluded = None if config.exclude is None else read_list(config.exclude)
         self._wnids = wnids
@@ -146,6 +136,24 @@ class Finder:
                     return number
                 at += 1
         raise KeyError(key)
+
+
+def class_indices(asked: Sequence[str | int], wnids: Sequence[str]) -> list[int]:
+    """Returns the class indices of classes that are given by WNID or by class index, sorted.
+
+    Raises:
+      UsageError: one of them is not in the class list.
+    """
+    numbers = range(len(wnids))
+    index: dict[str | int, int] = {str(number): number for number in numbers}
+    # A class may be called by a number: its name counts first.
+    index |= dict(zip(wnids, numbers, strict=True)) | dict(zip(numbers, numbers, strict=True))
+    if unknown := [each for each in asked if each not in index]:
+        raise UsageError(
+            f"classes: {some(unknown)} not in the class list, which has {len(wnids):,} classes "
+            f"from {wnids[0]} (0) to {wnids[-1]} ({len(wnids) - 1})"
+        )
+    return sorted({index[each] for each in asked})
 
 
 def _listed(keys: KeyList, hashed: npt.NDArray[np.uint64], where: str) -> npt.NDArray[np.bool_]:

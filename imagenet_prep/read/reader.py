@@ -304,7 +304,7 @@ class Reader:
 
     @cached_property
     def _finder(self) -> Finder:
-        return Finder(self._feed.records, _kept(self._feed.config, self._feed.records))
+        return Finder(self._feed.records, kept(self._feed.config, self._feed.records))
 
     def close(self) -> None:
         """Closes the shards that this process has opened."""
@@ -346,12 +346,12 @@ def open_reader(config: ReadConfig) -> Reader:
     """Returns what `make_dataset` returns, for a whole configuration; raises as `make_dataset`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
-    records = _open_records(config)
+    records = open_records(config)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
-        chosen = choice.numbers(records, _kept(config, records))
+        chosen = choice.numbers(records, kept(config, records))
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
@@ -366,12 +366,12 @@ def open_reader(config: ReadConfig) -> Reader:
     return Reader(feed, backend, asked, choice.classes)
 
 
-def _kept(config: ReadConfig, records: Records) -> Path:
+def kept(config: ReadConfig, records: Records) -> Path:
     """Returns the folder where this machine keeps what it has learnt of a data set."""
     return config.cache_folder / records.manifest.digest[:16]
 
 
-def _open_records(config: ReadConfig) -> Records:
+def open_records(config: ReadConfig) -> Records:
     """Returns the records of the split; those of a remote set come through the node's cache."""
     if not config.is_remote:
         return Records(Path(config.data_dir).expanduser(), config.split)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.trainer import evaluation
+from imagenet_prep.trainer import feed
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, make_shades, rows
 
@@ -28,7 +28,7 @@ Train = Callable[..., Any]
 def test_what_was_held_out_decides_and_validation_is_for_the_end(
     there: Sequence[str], watched: str, last: str
 ) -> None:
-    assert evaluation.splits(there, "set") == (watched, last)
+    assert feed.splits(there, "set") == (watched, last)
 
 
 def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(

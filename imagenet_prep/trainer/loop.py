@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from imagenet_prep.trainer.comm import launched, lost_rank
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Inputs, Noise, OpenReader
-from imagenet_prep.trainer.learner import Learner, connect
+from imagenet_prep.trainer.learner import Learner, connect, serves
 from imagenet_prep.trainer.log import Log, Timer
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.saved import Saved
@@ -43,6 +44,8 @@ def train(config: Config, open_reader: OpenReader) -> Score | None:
       ImagenetPrepError: the loss is no longer a number, or another rank died.
     """
     config, world = recipe.settled(config), launched()
+    if serves():
+        connect(config)  # It returns when the ranks have parted from the servers, or never.
     # What a glance can refuse is refused before a framework is imported, which takes seconds.
     inputs, saved = Inputs(config, world, open_reader), Saved(config)
     examples, classes = inputs.train.num_examples, inputs.train.num_classes
@@ -123,6 +126,8 @@ class _Training:
         """Prints the plan; gives all ranks the last checkpoint, or the first weights of rank 0."""
         plan, world = self._plan, self._comm.world
         epochs = self._config.num_epochs or plan.epoch(plan.total_steps)
+        versions = {"Python": platform.python_version()} | self._learner.versions
+        self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
         self._log.say(
             f"{world.size} rank{'s' * (world.size > 1)} x {self._config.batch_size} images = "
             f"{plan.global_batch:,} a step; {plan.num_examples:,} images, "
@@ -149,7 +154,8 @@ class _Training:
         chosen = {"choice": place["choice"]} if "choice" in place else {}
         for name, value in chosen.get("choice", {}).items():
             self._log.say(f"chosen of train: {name} {value}")
-        self._log.start({**plan.facts(), "ranks": world.size, "resumed_at": self._step, **chosen})
+        begun = {"ranks": world.size, "resumed_at": self._step, "versions": versions}
+        self._log.start({**plan.facts(), **begun, **chosen})
         self._flush()
 
     def _on_first(self, work: Callable[[], Any]) -> Any:

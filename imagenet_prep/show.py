@@ -1,4 +1,4 @@
-"""`imagenet-prep show`: looks into one shard, with nothing but the shard."""
+"""`imagenet-prep show`: looks into a data set, or into one shard, with nothing but the shard."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.os_errors import storage_errors
 
 EXAMPLES = """\
+  imagenet-prep show /data/imagenet-480
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
   imagenet-prep show /data/imagenet-480/train-00000-of-01024 --json --limit 5
   imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --limit 5
@@ -26,10 +28,9 @@ EXAMPLES = """\
 class Config(Settings):
     """Settings of one look; see the help of each flag."""
 
-    shard: str = flag(
+    dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
-        help="a TFRecord file, or s3://bucket/key",
-        positional=True,
+        help="a data set, or one TFRecord file; a path, or s3://bucket/prefix",
     )
     limit: int | None = flag(None, least=0, help="show only the first N records")
     image: int | None = flag(
@@ -91,12 +92,15 @@ def run(argv: Sequence[str]) -> int:
         Config,
         argv,
         verb="show",
-        description="Look into one shard: its records, or one of its images.",
+        description="Look into a data set: what it is. Or into one shard: its records, or one of "
+        "its images.",
         examples=EXAMPLES,
     )
+    if (manifest := _manifest_of(config.dataset)) is not None:
+        return _show_set(config, manifest)
     if config.image is not None and config.out is not None:
-        return _write_image(config.shard, config.image, Path(config.out))
-    for row in records(config.shard):
+        return _write_image(config.dataset, config.image, Path(config.out))
+    for row in records(config.dataset):
         if config.limit is not None and row["record"] >= config.limit:
             break
         image = row.pop("encoded")
@@ -109,6 +113,34 @@ def run(argv: Sequence[str]) -> int:
                 f"{len(image):>9,} B  {terminal.printable(row['filename'])}  "
                 f"{terminal.printable(row['text'])}"
             )
+    return 0
+
+
+def _manifest_of(place: str) -> str | None:
+    """Returns where the manifest of the data set at a place lies; None: it is one file."""
+    from imagenet_prep.dataset import naming
+    from imagenet_prep.storage.store import open_store
+
+    if "://" not in place:
+        path = Path(place).expanduser()
+        return str(path / naming.MANIFEST) if path.is_dir() else None
+    store = open_store(place)
+    return store.where(naming.MANIFEST) if store.size(naming.MANIFEST) is not None else None
+
+
+def _show_set(config: Config, path: str) -> int:
+    from imagenet_prep import verify
+    from imagenet_prep.shards import summary
+    from imagenet_prep.storage.store import open_store
+
+    if config.image is not None or config.limit is not None:
+        raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
+    manifest = verify.load(open_store(config.dataset))
+    found = summary.of_set(path, manifest)
+    if config.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(summary.render_set(manifest, found))
     return 0
 
 

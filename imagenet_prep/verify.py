@@ -51,7 +51,7 @@ class Config(WorkerFlags):
         "higher one, and none was touched since; what rots on the disk is not seen",
     )
     json: bool = flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = after_dashes("options for Apache Beam go", are_flags=True)
+    beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""

@@ -54,12 +54,14 @@ class Parser(argparse.ArgumentParser):
         name = stray.partition("=")[0]
         verb = self.prog.partition(" ")[2]
         meant = meant_by(name, flags) if stray.startswith("-") else ""
-        if after is not None and not meant and after.expected(stray):
+        expected = after is not None and not meant and after.expected(stray)
+        if after is not None and expected and not after.are_flags:
             place = words.index(stray)
             typed = shlex.join([*words[:place], "--", *words[place:]])
             return UsageError(f"{name}: {after.what} after --. Type: {self.prog} {typed}")
         if stray.startswith("-"):
-            return UsageError(self.with_help(f"{name}: {verb} has no such flag.{meant}"))
+            more = f" {after.what} after --." if after is not None and expected else meant
+            return UsageError(self.with_help(f"{name}: {verb} has no such flag.{more}"))
         return UsageError(self.with_help(f"{name}: {verb} expects no such word here"))
 
 

@@ -107,7 +107,10 @@ def _chosen(config: settings.Config) -> list[tuple[str, object]]:
     nested = [*of_splits.items()] if isinstance(of_splits, dict) else []
     flat = [(name, value) for name, value in config.items() if name != "splits"]
     flat += [(f"{split} {name}", value) for split, each in nested for name, value in each.items()]
-    return [(name, value) for name, value in flat if value not in (None, [], "", False)]
+    # A seed of 0 is a choice; 0 == False.
+    return [
+        (name, value) for name, value in flat if value is not False and value not in (None, [], "")
+    ]
 
 
 def _lines_of_set(summary: Json) -> list[str]:

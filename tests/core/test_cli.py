@@ -213,7 +213,7 @@ class Beamed(flags.Settings):
     dataset: str = flags.flag(help="where", positional=True, aliases=("--data-dir",), metavar="SET")
     other: str | None = flags.flag(None, help="where else", positional=True)
     deep: bool = flags.flag(False, help="look deep")
-    options: tuple[str, ...] = flags.after_dashes("options go", are_flags=True)
+    options: tuple[str, ...] = flags.after_dashes("Options go", are_flags=True)
 
 
 def beamed(*argv: str) -> Beamed:
@@ -221,7 +221,7 @@ def beamed(*argv: str) -> Beamed:
 
 
 def test_an_option_without_dashes_is_told_where_they_go() -> None:
-    said = "--runner: options go after --. Type: imagenet-prep try a -- --runner=X"
+    said = "--runner: try has no such flag. Options go after --. Help: imagenet-prep try --help"
     with pytest.raises(errors.UsageError, match=f"^{re.escape(said)}$"):
         beamed("a", "--runner=X")
     with pytest.raises(errors.UsageError, match=r"^c: try expects no such word here\. Help: "):

@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import manifest
-from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.manifest import Classes, Manifest, Producer, Shard, Split
 from imagenet_prep.shards import summary
-from tests.kit.dataset import Reference
 
 
-@pytest.fixture
-def committed(reference: Reference) -> Manifest:
-    """The manifest of a small part of ILSVRC2012."""
-    return manifest.loads(reference.contents["dataset.json"], "dataset.json")
-
-
-def with_classes(committed: Manifest, *, official: bool) -> Manifest:
-    classes = dataclasses.replace(committed.classes, official=official)
-    return dataclasses.replace(committed, classes=classes)
-
-
-def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts(committed: Manifest) -> None:
-    own, theirs = (with_classes(committed, official=official) for official in (False, True))
-    assert own.subset
-
-    said, silent = (
-        summary.render(summary.summarise("dataset.json", made, [], 1.0)) for made in (theirs, own)
+def committed(*, official: bool) -> Manifest:
+    """Returns the manifest of one image in one shard, of ILSVRC2012's classes or others."""
+    shard = Shard("train-00000-of-00001", 1, 900, "0" * 64, 6, "1" * 64)
+    return Manifest(
+        schema_version=1,
+        producer=Producer("imagenet-prep", "0", {"codec": "planes-1"}),
+        config={"splits": ["train"], "seed": 0, "quality": 90},
+        config_digest="",
+        plan_digest="",
+        label_offset=1,
+        subset=True,
+        classes=Classes(1, "", official),
+        sources=[],
+        splits={"train": Split(1, 900, [1], 0, 5, 5, [shard])},
+        quarantined={},
+        repaired={},
+        files=[],
     )
+
+
+def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
+    said, silent = (
+        summary.render(summary.summarise("x", committed(official=official), [], 1.0))
+        for official in (True, False)
+    )
+
     assert "subset: counts are not ILSVRC2012's" in said
     assert "ILSVRC2012" not in silent
 
 
-def test_one_of_a_kind_is_not_several(committed: Manifest) -> None:
-    split = committed.splits["train"]
-    one = dataclasses.replace(split, examples=1, shards=split.shards[:1])
-    made = dataclasses.replace(committed, splits={"train": one})
+def test_one_of_a_kind_is_not_several() -> None:
+    made = committed(official=False)
+    shown = summary.render_set(made, summary.of_set("x", made))
 
-    assert "train: 1 example in 1 shard, " in summary.render(summary.summarise("x", made, [], 1.0))
+    assert "train: 1 example in 1 shard, 900 B, 0 resized" in shown
+    assert "settings: seed 0, quality 90" in shown
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def of_set(path: str, committed: Manifest) -> Json:
             }
             for name, split in committed.splits.items()
         },
-        "classes": {"count": committed.classes.count, "official": committed.classes.official},
+        "classes": committed.classes.count,
+        "claims_ilsvrc2012": committed.claims_ilsvrc2012,
         "subset": committed.subset,
         **({"edition": committed.edition} if committed.edition else {}),
         "repaired": committed.repaired,
@@ -133,6 +134,6 @@ def _lines_of_set(summary: Json) -> list[str]:
 def _last_lines(summary: Json) -> list[str]:
     lines = [f"edition: {summary['edition']}"] if "edition" in summary else []
     # Photographs of one's own have no official counts.
-    if summary["subset"] and summary["classes"]["official"]:
+    if summary["subset"] and summary["claims_ilsvrc2012"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
     return [*lines, f"manifest: {summary['manifest']} ({summary['digest'][:16]})"]

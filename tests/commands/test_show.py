@@ -167,11 +167,11 @@ def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
     assert (result.code, result.err) == (0, "")
     lines = dict(line.split(": ", 1) for line in result.out.splitlines())
     assert lines["train"].startswith(f"{split['examples']} examples in 8 shards, ")
-    assert lines["classes"] == "1,000, ILSVRC2012's"
+    assert lines["classes"] == "8, of its own"
     assert lines["made by"].startswith("imagenet-prep ")
     assert "quality 90" in lines["settings"]
     assert lines["manifest"] == f"{reference.out}/dataset.json ({manifest['digest'][:16]})"
-    assert "subset" in lines, "counts are not ILSVRC2012's, whose classes these are"
+    assert "subset" in lines, "counts are not ILSVRC2012's, as whose archives these came"
     first = manifest["sources"][0]
     assert f"from: {first['name']}: " in result.out
 

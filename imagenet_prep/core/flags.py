@@ -328,7 +328,8 @@ def _spelled(name: str, spec: Flag) -> str:
     """Returns how a message names a flag: --short-side, or HOSTS for one given only by place."""
     if spec.positional:
         return spec.aliases[-1] if spec.aliases else name.upper()
-    return f"--{name.replace('_', '-')}"
+    # A word of Python's, such as class, ends with _ as a field.
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def _whole(text: str) -> int:

@@ -98,7 +98,7 @@ def test_a_mistyped_flag_is_one_line_with_the_right_one(verb: str) -> None:
     config = importlib.import_module(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"))
     flags = {each.name: each.metadata.get("flag") for each in dataclasses.fields(config.Config)}
     names = [name for name, flag in flags.items() if flag is not None and not flag.positional]
-    flag = f"--{max(names, key=len).replace('_', '-')}"
+    flag = f"--{max(names, key=len).rstrip('_').replace('_', '-')}"
     typed = flag[:-2] + flag[-1]
     refused = run(verb, typed)
 

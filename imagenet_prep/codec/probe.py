@@ -7,10 +7,12 @@ from typing import NamedTuple
 import simplejpeg
 
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import jpeg
 
 _SOI = b"\xff\xd8\xff"
 _EOI = b"\xff\xd9"
+_SOS = 0xDA
+# Markers without a length: TEM, RST0...RST7, SOI (ITU T.81, B.1.1.3).
+_STANDALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 
 
 class Probe(NamedTuple):
@@ -47,8 +49,23 @@ def probe(data: bytes) -> Probe | None:
 def is_complete(data: bytes) -> bool:
     """Returns whether a JPEG's first scan is followed by an end marker.
 
-    A thumbnail inside EXIF has scans and end markers of its own, before the first scan. Bytes
-    behind the end marker are allowed.
+    The scan is found by walking the segments: a thumbnail inside EXIF has scans and end
+    markers of its own. Bytes behind the end marker are allowed.
     """
-    frame = jpeg.refuse_bombs(data)
-    return frame is not None and data.rfind(_EOI) > frame.first_scan
+    return data.rfind(_EOI) > _start_of_scan(data) > 0
+
+
+def _start_of_scan(data: bytes) -> int:
+    """Returns the offset of the first SOS marker outside other segments, -1 without one."""
+    position, last = 2, len(data) - 4
+    while position <= last and data[position] == 0xFF:
+        marker = data[position + 1]
+        if marker == _SOS:
+            return position
+        if marker == 0xFF:  # padding before a marker
+            position += 1
+        elif marker in _STANDALONE:
+            position += 2
+        else:
+            position += 2 + (data[position + 2] << 8 | data[position + 3])
+    return -1

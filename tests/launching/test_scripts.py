@@ -1,4 +1,4 @@
-"""examples/train.sh and examples/train_synthetic.sh: one number, as the tutorial's scripts had it."""
+"""The two scripts of examples/: one number, as the scripts of the tutorial had it."""
 
 from __future__ import annotations
 

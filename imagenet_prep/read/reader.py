@@ -193,8 +193,7 @@ class Reader:
         """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
         for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies", "choice"):
-            # Older states of sets that all nodes hold whole lack these two.
-            if state.get(name, 1 if name in ("nodes", "copies") else None) != own.get(name):
+            if state.get(name) != own.get(name):
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}: the "
                     "order would be another one. Use the same data set and settings, or start "

@@ -12,6 +12,7 @@ from typing import Any
 from imagenet_prep.core import errors
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import launched, lost_rank
@@ -129,12 +130,14 @@ class _Training:
         versions = {"Python": platform.python_version()} | self._learner.versions
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
         self._log.say(
-            f"{world.size} rank{'s' * (world.size > 1)} x {self._config.batch_size} images = "
-            f"{plan.global_batch:,} a step; {plan.num_examples:,} images, "
-            f"{plan.num_classes:,} classes, {plan.steps_per_epoch:,} steps an epoch\n"
-            f"{epochs:g} epochs = {plan.total_steps:,} steps; {plan.optimizer}, "
+            f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
+            f"{plan.global_batch:,} a step; {counted(plan.num_examples, 'image')}, "
+            f"{counted(plan.num_classes, 'class', 'classes')}, "
+            f"{counted(plan.steps_per_epoch, 'step')} an epoch\n"
+            f"{epochs:g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
+            f"{plan.optimizer}, "
             f"{plan.schedule.kind} from {plan.schedule.peak:g} after "
-            f"{plan.schedule.warmup_steps:,} steps of warm-up, "
+            f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
         if self._inputs.splits is not None and self._inputs.splits.last == schema.HOLDOUT:
@@ -192,8 +195,7 @@ class _Training:
         rest = {
             "step": found.step,
             "saved_at": found.saved_at,
-            # Checkpoints of older versions, which had no plateau, lack it.
-            "plateau": found.facts.get("plateau", self._plateau.state()),
+            "plateau": found.facts["plateau"],
             "name": checkpoint.name(found.step),
         }
         return rest, found.facts["reader"]

@@ -35,11 +35,11 @@ class _Plateau:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a checkpoint says beside its variables. Older versions had no plateau."""
+    """What a checkpoint says beside its variables."""
 
     run: Json
     reader: Json
-    plateau: _Plateau | None = None
+    plateau: _Plateau
 
 
 class Saved:

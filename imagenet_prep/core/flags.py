@@ -300,7 +300,8 @@ class _CommandLine:
             read(values.pop(place)) for place, read in self._readers.items() if place in values
         ]
         free = [field.name for field in places if field.name not in values]
-        if len(given) > len(free):
+        # What follows a mistyped flag is its value, so that the flag is what must be said.
+        if len(given) > len(free) and not unknown:
             named = next(field for field in places if field.name in values)
             by = _spelled(named.name, named.metadata["flag"])
             self.parser.error(f"{given[-1]}: there is {by} already: leave one out")

@@ -212,7 +212,7 @@ class Manifest:
         return all(split.samples_root for split in self.splits.values())
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
-        """Returns the small files, and every index and shard of some splits."""
+        """Returns the small files, and every file of the shards of some splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)
         return [*self.files, *(file for shard in shards for file in shard.files)]
 

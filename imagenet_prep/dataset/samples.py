@@ -6,6 +6,7 @@ table may be anybody's: whatever this program does not write so is refused.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from json.encoder import encode_basestring as _quoted
@@ -76,6 +77,34 @@ class Sample(NamedTuple):
             doubled = key.replace('"', '""')
             key = f'"{doubled}"'
         return f"{key},{','.join(map(str, others))}\r\n".encode()
+
+
+class Table:
+    """Writes a table into an open file.
+
+    Attributes:
+      num_bytes: of the table so far.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Writes the header."""
+        self._file, self._digest = file, hashlib.sha256()
+        self.num_bytes = 0
+        self._write(HEADER)
+
+    def append(self, sample: Sample) -> None:
+        """Writes the line of the next record."""
+        self._write(sample.line)
+
+    @property
+    def sha256(self) -> str:
+        """Of the table so far, in hex."""
+        return self._digest.hexdigest()
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._digest.update(line)
+        self.num_bytes += len(line)
 
 
 def parse(lines: Iterable[bytes], where: str) -> Iterator[Sample]:

@@ -35,6 +35,8 @@ def rows(store: Store, shard: Shard) -> Iterator[Sample]:
                 yield sample
     except OSError as error:
         raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
+    if examples < shard.examples:
+        raise DataDamagedError(f"{where}: {examples:,} lines, expected {shard.examples:,}")
     if (found := digest.hexdigest()) != shard.samples_sha256:
         raise DataDamagedError(
             f"{where}: sha256 {found}, the manifest says {shard.samples_sha256}. Fetch it again "

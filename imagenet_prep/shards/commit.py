@@ -74,8 +74,8 @@ def publish(
 
 
 def with_root(store: Store, split: Split) -> Split:
-    """Returns a split with the root of its samples."""
-    if split.samples_root:
+    """Returns a split with the root of its samples; one without tables as it is."""
+    if split.samples_root or split.shards[0].samples is None:
         return split
     return dataclasses.replace(split, samples_root=root_of(store, split))
 

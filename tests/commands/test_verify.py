@@ -107,6 +107,7 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
         "examples": sum(split["examples"] for split in stated["splits"].values()),
         "part": None,
         "oriented": 0 if level == "decode" else None,
+        "has_samples": True,
         "problems": [],
     }
 

@@ -1,4 +1,4 @@
-"""python samples_root.py DATASET: proves the roots of a set from its CSV files, without our package.
+"""python samples_root.py DATASET: proves the roots of a set from its CSV files, without our code.
 
 Prints a root for each split; ends with 1 where one is not what dataset.json says.
 """

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from json.encoder import encode_basestring as _quoted
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.keys import MOST_KEY_BYTES
@@ -32,6 +32,7 @@ _LINE = re.compile(
     rb",".join([_KEY, _NUMBER, _IMAGE, rb"(kept|shrunk|repaired)", rb"([a-z0-9_+]{0,64})", _IMAGE])
     + rb"\r\n"
 )
+Made = TypeVar("Made")
 _TO_QUOTE = frozenset(',"')
 
 
@@ -68,6 +69,14 @@ class Sample(NamedTuple):
         A list takes canonical.dumps four times as long, and there may be 14 million.
         """
         return f'[{_quoted(self.key)},{self.class_index},"{self.sha256}"]'.encode()
+
+    @property
+    def entry(self) -> bytes:
+        """The leaf behind the key, as a line: sorted so, leaves are in the order of their keys.
+
+        No key has a byte of 0, so the leaves decide only between equal keys.
+        """
+        return b"%b\0%b\n" % (self.key.encode(), self.leaf)
 
     @property
     def line(self) -> bytes:
@@ -117,15 +126,32 @@ def parse(lines: Iterable[bytes], where: str) -> Iterator[Sample]:
     Raises:
       DataDamagedError: no run of this program wrote a table so; the message names the line.
     """
+    return _each(_sample, lines, where)
+
+
+def entries(lines: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """Yields the entries of the samples of a table; as `parse`, in a fourth of the time."""
+    return _each(_entry, lines, where)
+
+
+def _each(of: Callable[[bytes], Made], lines: Iterable[bytes], where: str) -> Iterator[Made]:
     each = iter(lines)
     if next(each, b"") != HEADER:
         raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")
     for number, line in enumerate(each, start=2):
         try:
-            yield _sample(line)
+            yield of(line)
         except ValueError as error:
             # The line itself is not shown: the table may be a link to a file of the user.
             raise DataDamagedError(f"{where}: line {number:,} {error}") from None
+
+
+def _entry(line: bytes) -> bytes:
+    """As `_sample`, for the entry of the sample."""
+    match = _LINE.fullmatch(line)
+    if match is None or (key := match[1]) is None or b"\\" in key:
+        return _sample(line).entry  # what CSV or JSON quotes is rare
+    return b'%b\0["%b",%b,"%b"]\n' % (key, key, match[3], match[7])
 
 
 def _sample(line: bytes) -> Sample:

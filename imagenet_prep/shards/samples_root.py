@@ -24,8 +24,7 @@ def root_of(store: Store, split: Split) -> str:
       StoreError: it cannot be read.
       IncompleteError: the disk for temporary files is full.
     """
-    rows = (sample for shard in split.shards for sample in tables.rows(store, shard))
-    return samples_root(rows)
+    return _root(entry for shard in split.shards for entry in tables.entries(store, shard))
 
 
 def samples_root(samples: Iterable[Sample]) -> str:
@@ -37,8 +36,10 @@ def samples_root(samples: Iterable[Sample]) -> str:
     Raises:
       IncompleteError: the disk is full: sorted samples are put below TMPDIR, 150 bytes each.
     """
-    # No key has a byte of 0, so the rest of a line decides only between equal keys.
-    entries = (b"%b\0%b\n" % (sample.key.encode(), sample.leaf) for sample in samples)
+    return _root(sample.entry for sample in samples)
+
+
+def _root(entries: Iterable[bytes]) -> str:
     with scratch.place() as folder:
         lines = runs.merged(runs.write(folder, "samples", entries))
         return merkle.root(line[line.index(b"\0") + 1 : -1] for line in lines)

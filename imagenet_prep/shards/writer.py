@@ -12,8 +12,15 @@ from imagenet_prep.core import records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import example, samples, tfrecord
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.dataset.measures import Measured, Measures
-from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident, Member, PreparedImage
+from imagenet_prep.dataset.member import (
+    QUARANTINED,
+    REPAIRED,
+    Incident,
+    Member,
+    Origin,
+    Origins,
+    PreparedImage,
+)
 from imagenet_prep.dataset.orientation import turned_boxes
 from imagenet_prep.dataset.samples import Sample, Table
 from imagenet_prep.storage.large_file import LargeFile
@@ -22,7 +29,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenShard(Measured):
+class WrittenShard:
     """What the receipt of a shard says.
 
     Attributes:
@@ -31,8 +38,10 @@ class WrittenShard(Measured):
       index_bytes, index_sha256, samples_bytes, samples_sha256: as in a manifest.
       source_bytes: bytes of all images that were read.
       resized: images whose pixels were resampled.
+      max_height, max_width: the largest sides, in pixels.
       transform_s: seconds that the codec took.
       incidents: images that were left out or changed.
+      origins: of some images.
     """
 
     shard: str
@@ -45,8 +54,11 @@ class WrittenShard(Measured):
     samples_sha256: str
     source_bytes: int
     resized: int
+    max_height: int
+    max_width: int
     transform_s: float
     incidents: list[Incident]
+    origins: list[Origin]
 
     @property
     def entry(self) -> Shard:
@@ -60,6 +72,8 @@ class _Tally:
 
     source_bytes: int = 0
     resized: int = 0
+    max_height: int = 0
+    max_width: int = 0
     transform_s: float = 0.0
     incidents: list[Incident] = field(default_factory=list)
 
@@ -95,13 +109,13 @@ def write_shard(
     with removed_on_failure(*paths), storage_errors("write", shard_path):
         tally = _Tally()
         lines: list[str] = []
-        measures = Measures()
+        origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
             table = Table(samples_file)
             for member, image, data in _stored(shard, images, transform, fail_on_bad_image, tally):
                 record = _record(member, image, classes[member.class_index], label_offset)
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
-                measures.add(member, image)
+                origins.add(member, image)
                 for part in record:
                     file.append(part)
                 table.append(_sample(member, image, data))
@@ -121,7 +135,7 @@ def write_shard(
             samples_bytes=table.num_bytes,
             samples_sha256=table.sha256,
             **vars(tally),
-            **vars(measures.content()),
+            origins=origins.chosen,
         )
 
 
@@ -150,6 +164,8 @@ def _stored(
             incident = Incident(*member[:5], REPAIRED, image.repair, image.detail)
             tally.incidents.append(incident)
         tally.resized += image.resized
+        tally.max_height = max(tally.max_height, image.height)
+        tally.max_width = max(tally.max_width, image.width)
         yield member, image, data
 
 

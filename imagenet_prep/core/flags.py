@@ -66,7 +66,8 @@ class Flag:
             self.place.check(name, value)
         elif isinstance(value, str) and self.choices is not None:
             if value not in self.choices:
-                wanted = f"{name} {value}: expected one of {', '.join(self.choices)}."
+                one_of = "one of " * (len(self.choices) > 1)
+                wanted = f"{name} {value}: expected {one_of}{', '.join(self.choices)}."
                 raise ValueError(wanted + meant_by(value, self.choices))
         elif isinstance(value, tuple) and self.choices is not None:
             if not value or set(value) - set(self.choices):

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from imagenet_prep.read import make_dataset
+from tests.conftest import REPOSITORY
 from tests.e2e import photographs
 from tests.kit import command
 from tests.kit.dataset import split_records
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("--model", "tiny", "--image-size", "32", "--batch-size", "8", "--lr", "0.02")
+# The commands of the README, as they stand there.
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for line in (REPOSITORY / "README.md")
+    .read_text("utf-8")
+    .partition("## Your own photographs")[2]
+    .split("```")[1]
+    .splitlines()
+    if line
+]
 
 
 class Walk(NamedTuple):
@@ -34,10 +45,14 @@ class Walk(NamedTuple):
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """The first command: the set, with a tenth held out."""
     home = tmp_path_factory.mktemp("home of somebody")
-    files = photographs.make(home / "My photographs")
-    words = ("--source", "My photographs", "--out", "set", "--holdout", "10%")
-    said = command.run("prepare", *words, cwd=home)
-    return Walk(home, files, said)
+    files = photographs.make(home / "photographs")
+    return Walk(home, files, typed(home, "prepare"))
+
+
+def typed(home: Path, verb: str) -> command.Finished:
+    """Runs the README's command of a verb in a folder, and returns what it left."""
+    (words,) = [words for words in COMMANDS if words[0] == verb]
+    return command.run(*words, cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 def key_of(name: str) -> str:
@@ -71,7 +86,7 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(walk: Walk) -> No
 
 def test_nothing_is_said_of_imagenet_to_whom_it_does_not_concern(walk: Walk) -> None:
     shown = command.run("show", "set", cwd=walk.home)
-    page = command.run("report", "set", cwd=walk.home)
+    page = typed(walk.home, "report")
 
     assert (shown.code, page.code) == (0, 0), (shown, page)
     assert "ILSVRC2012" not in walk.said.out + shown.out
@@ -81,7 +96,7 @@ def test_nothing_is_said_of_imagenet_to_whom_it_does_not_concern(walk: Walk) -> 
 
 
 def test_the_set_is_sound_and_its_photographs_lie_upright(walk: Walk) -> None:
-    checked = command.run("verify", "set/dataset.json", "--level", "decode", cwd=walk.home)
+    checked = typed(walk.home, "verify")
 
     assert checked.code == 0, checked
     assert checked.out.startswith("sound: ")
@@ -107,11 +122,7 @@ def test_a_reader_gives_each_photograph_once(walk: Walk) -> None:
 
 @pytest.mark.tf
 def test_a_small_network_trains_and_is_judged_by_what_was_held_out(walk: Walk, tf: Any) -> None:
-    trained = command.run(
-        *("train", "set", *SMALL, "--num-epochs", "2", "--log-dir", "run"),
-        cwd=walk.home,
-        env={"CUDA_VISIBLE_DEVICES": ""},
-    )
+    trained = typed(walk.home, "train")
 
     assert trained.code == 0, trained
     assert "holdout" in trained.out

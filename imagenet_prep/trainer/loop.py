@@ -16,6 +16,7 @@ from typing import Any
 from imagenet_prep.core import errors, records, signals
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -30,9 +31,6 @@ from imagenet_prep.trainer.log import SCALARS, Log, Timer
 from imagenet_prep.trainer.mirror import Mirror
 from imagenet_prep.trainer.schedule import Plateau
 
-# Images of train that are held out of it: they decide what is tuned, validation is for the end.
-_HOLDOUT = "holdout"
-
 
 @dataclass(frozen=True)
 class _Plateau:
@@ -45,11 +43,11 @@ class _Plateau:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a checkpoint says beside its variables. Older versions had no plateau."""
+    """What a checkpoint says beside its variables."""
 
     run: Json
     reader: Json
-    plateau: _Plateau | None = None
+    plateau: _Plateau
 
 
 def train(config: Config, open_reader: OpenReader) -> Score | None:
@@ -100,9 +98,11 @@ class _Training:
         self._watched: BatchReader | None = None
         self._test: BatchReader | None = None
         if not (config.synthetic or config.no_evaluation):
-            self._test = self._watched = self._open(schema.VALIDATION, open_reader)
-            if _HOLDOUT in self._reader.splits:
-                self._watched = self._open(_HOLDOUT, open_reader)
+            there = evaluation.splits(self._reader.splits, config.data_dir)
+            self._last_split = there.last
+            self._test = self._watched = self._open(there.last, open_reader)
+            if there.watched != there.last:
+                self._watched = self._open(there.watched, open_reader)
         self._plan = plan = recipe.resolve(
             config,
             comm.world.size,
@@ -161,14 +161,18 @@ class _Training:
         plan, world = self._plan, self._comm.world
         epochs = self._config.num_epochs or plan.epoch(plan.total_steps)
         self._log.say(
-            f"{world.size} rank{'s' * (world.size > 1)} x {self._config.batch_size} images = "
-            f"{plan.global_batch:,} a step; {plan.num_examples:,} images, "
-            f"{plan.num_classes:,} classes, {plan.steps_per_epoch:,} steps an epoch\n"
-            f"{epochs:g} epochs = {plan.total_steps:,} steps; {plan.optimizer}, "
+            f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
+            f"{plan.global_batch:,} a step; {counted(plan.num_examples, 'image')}, "
+            f"{counted(plan.num_classes, 'class', 'classes')}, "
+            f"{counted(plan.steps_per_epoch, 'step')} an epoch\n"
+            f"{epochs:g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
+            f"{plan.optimizer}, "
             f"{plan.schedule.kind} from {plan.schedule.peak:g} after "
-            f"{plan.schedule.warmup_steps:,} steps of warm-up, "
+            f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
+        if self._test is not None and self._last_split == schema.HOLDOUT:
+            self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
         found, place = self._on_first(self._restore)
@@ -232,8 +236,7 @@ class _Training:
         rest = {
             "step": found.step,
             "saved_at": found.saved_at,
-            # Checkpoints of older versions, which had no plateau, lack it.
-            "plateau": found.facts.get("plateau", self._plateau.state()),
+            "plateau": found.facts["plateau"],
             "name": checkpoint.name(found.step),
         }
         return rest, found.facts["reader"]
@@ -254,8 +257,9 @@ class _Training:
         if other := recipe.difference(there, self._plan, only_model=evaluates):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             raise UsageError(
-                f"{self._folder}{source} holds a run with {other}. Choose another --log-dir, or "
-                "the same settings to resume."
+                f"{self._folder}{source} holds a run with {other}. Give the same settings to "
+                "resume it, another --log-dir to keep it, or --clear-log to remove it and begin "
+                "anew."
             )
 
     def _train(self, asked: Callable[[], bool]) -> Score | None:
@@ -365,7 +369,7 @@ class _Training:
         assert reader is not None
         score = evaluation.evaluate(self._learner.logits, reader, reader.num_examples, self._comm)
         is_test = reader is self._test
-        split = schema.VALIDATION if is_test else _HOLDOUT
+        split = self._last_split if is_test else schema.HOLDOUT
         epoch = self._plan.epoch(self._step)
         self._log.evaluation(self._step, epoch, split, score, self._saved_at)
         if is_test and self._test is not self._watched:

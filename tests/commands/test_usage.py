@@ -39,6 +39,9 @@ from tests.kit.dataset import Reference, contents, shard_names
         ("--splits", "train", "--validation-shards", "3"),
         ("--splits", "validation", "--holdout", "3"),
         ("--holdout", "-1"),
+        ("--holdout", "100%"),
+        ("--holdout", "ten"),
+        ("--holdout", "1.5"),
         ("--holdout-per-class", "2", "--holdout", "3"),
         ("--holdout-per-class", "2", "--splits", "train"),
         ("--subset-classes", "n99999999"),
@@ -102,7 +105,7 @@ def test_an_unknown_verb_lists_the_known_ones() -> None:
     result = command.run("prepair")
 
     assert (result.code, result.out) == (2, "")
-    assert "'prepair'" in result.err
+    assert result.err.endswith("unknown verb 'prepair', see the list. Did you mean prepare?\n")
     assert "prepare" in result.err
     assert "verify" in result.err
 

@@ -221,12 +221,14 @@ def test_files_are_named_in_the_administrators_folder_alone(
     files.mkdir()
     (files / "link").symlink_to("/proc/self/environ")
     elsewhere = ["/proc/self/environ", f"{files}/../x", f"{files}/link", "hosts", f"{files}2/x"]
+    elsewhere.append(f"{files}/../y")
     confs: list[dict[str, Any]] = [
         {"prepare_flags": [f"--exclude={elsewhere[0]}"]},
         {"prepare_flags": ["--exclude", elsewhere[1]]},
         {"replicate_to": f"hosts:{elsewhere[2]}:/x"},
         {"train_ranks": 1, "train_hosts": elsewhere[3]},
         {"train_ranks": 1, "train_flags": ["--keys", elsewhere[4]]},
+        {"train_ranks": 1, "train_flags": ["--exclude", elsewhere[4]]},
     ]
     for conf, file in zip(confs, elsewhere, strict=True):
         airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}
@@ -279,6 +281,16 @@ def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake)
     assert "AirflowFailException: prepare: an address in the parameters holds" in refused.err
     assert SECRET not in refused.out + refused.err
     assert not (fake.folder / "calls.jsonl").exists()
+
+
+def test_a_task_waits_for_another_run_and_keeps_its_retries(airflow: Airflow, fake: Fake) -> None:
+    airflow.env["IMAGENET_PREP_AIRFLOW_BUSY_S"] = "0.01"
+    fake.ends(prepare=[75, 75, 0])
+    ended = airflow.test(out=str(fake.out))
+
+    assert ended.state == "success", ended.log
+    assert ended.tasks["prepare"] == ("success", 1)
+    assert [call[0] for call in fake.calls].count("prepare") == 3
 
 
 def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:

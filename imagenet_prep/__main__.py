@@ -22,7 +22,7 @@ VERBS = {
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
     "show": "look into a data set, find its images, or look into one of its shards",
-    "export": "a split as MXNet's RecordIO, its images as they are",
+    "export": "a split as MXNet's RecordIO, or the weights of a run for PyTorch",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "a ResNet or a small net on a prepared data set, one process or many",
     "launch": "check every host of a hosts file, then train on all of them",

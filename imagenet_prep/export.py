@@ -1,4 +1,4 @@
-"""`imagenet-prep export`: a split in a format of other programs, from its shards, as it is."""
+"""`imagenet-prep export`: a split, or the weights of a run, in a format of other programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from imagenet_prep.dataset.flag import data_set
 
 EXAMPLES = """\
   imagenet-prep export /data/imagenet-480 --split train --out /data/mxnet/train
-  imagenet-prep export /data/imagenet-480 --split validation --out /data/mxnet/val"""
+  imagenet-prep export /data/imagenet-480 --split validation --out /data/mxnet/val
+  imagenet-prep export imagenet_resnet --format torch --out resnet50.safetensors"""
 
-RECORDIO = "recordio"
+RECORDIO, TORCH = "recordio", "torch"
 _EVERY = 1000
 
 
@@ -27,16 +28,28 @@ _EVERY = 1000
 class Config(Settings):
     """Settings of one export; see the help of each flag."""
 
-    dataset: str = data_set(place=Place.FOLDER, help="folder of the data set")
+    dataset: str = data_set(
+        place=Place.FOLDER,
+        help="folder of the data set; with --format torch that of a run, its --log-dir",
+    )
     out: str = flag(
         place=Place.FOLDER,
-        help="path of the files without their endings: PREFIX.rec, PREFIX.idx and PREFIX.lst",
-        metavar="PREFIX",
+        help="path of the files without their endings: PREFIX.rec, PREFIX.idx and PREFIX.lst; with "
+        "--format torch the file",
+        metavar="PREFIX|FILE",
     )
     format: str = flag(
-        RECORDIO, choices=(RECORDIO,), help="recordio is MXNet's, as im2rec.py writes it"
+        RECORDIO,
+        choices=(RECORDIO, TORCH),
+        help="recordio is MXNet's, as im2rec.py writes it; torch: the weights of a run's last "
+        "checkpoint as safetensors, with the names and the layout of torchvision's ResNets",
     )
-    split: str = flag(schema.TRAIN, choices=schema.SPLITS, help="the split to export")
+    split: str = flag(
+        schema.TRAIN,
+        choices=schema.SPLITS,
+        help="the split to export",
+        only={"format": (RECORDIO,)},
+    )
     json: bool = flag(False, help="print the summary as JSON, and no progress")
 
 
@@ -90,6 +103,33 @@ def export(config: Config) -> Json:
     }
 
 
+def export_weights(config: Config) -> Json:
+    """Writes the weights of a run's last checkpoint and returns the summary.
+
+    Raises:
+      UsageError: there is no run, or torchvision has no such network.
+      DataDamagedError: no checkpoint is sound.
+      StoreError, IncompleteError: the file cannot be written, or the disk is full.
+    """
+    from imagenet_prep.trainer import checkpoint, torchvision
+
+    found = torchvision.last(Path(config.dataset).expanduser())
+    named = torchvision.tensors(found)
+    run = found.facts["run"]
+    notes = {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
+    num_bytes = torchvision.write(
+        Path(config.out).expanduser(), named, notes | {"step": str(found.step)}
+    )
+    return {
+        "out": config.out,
+        "model": run["model"],
+        "classes": run["num_classes"],
+        "checkpoint": checkpoint.name(found.step),
+        "tensors": len(named),
+        "bytes": num_bytes,
+    }
+
+
 @contextlib.contextmanager
 def _replacing(prefix: Path, endings: Sequence[str]) -> Iterator[dict[str, Path]]:
     """Yields paths to write to, by ending; they become PREFIX and ending, in order, at the end."""
@@ -116,12 +156,20 @@ def run(argv: Sequence[str]) -> int:
         argv,
         verb="export",
         description="Write a split as files of another program, from its shards: every record is\n"
-        "proven, no image is decoded or changed. MXNet is not needed.",
+        "proven, no image is decoded or changed. Or write the weights of a run for PyTorch.\n"
+        "Neither MXNet nor PyTorch nor TensorFlow is needed.",
         examples=EXAMPLES,
     )
-    summary = export(config)
+    summary = export_weights(config) if config.format == TORCH else export(config)
     if config.json:
         print(json.dumps(summary, indent=1))
+    elif config.format == TORCH:
+        print(
+            f"{config.out}: {summary['model']} of {summary['classes']:,} classes, from "
+            f"{summary['checkpoint']}, {human_bytes(summary['bytes'])} of safetensors\n"
+            f"  model = torchvision.models.{summary['model']}(num_classes={summary['classes']})\n"
+            f"  model.load_state_dict(safetensors.torch.load_file({config.out!r}))"
+        )
     else:
         print(
             f"{config.out}.rec: {counted(summary['examples'], 'example')} of {config.split}, "

@@ -39,6 +39,9 @@ class Learner(Protocol):
     def values(self) -> list[Any]:
         """Returns weights, statistics of batch norms, and the optimizer's own, as NumPy arrays."""
 
+    def names(self) -> list[str]:
+        """Returns the names of what `values` returns."""
+
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
         """Returns the shapes of what `values` returns, or of the part of it that is the model's."""
 

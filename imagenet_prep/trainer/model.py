@@ -55,73 +55,80 @@ def dropout_seeds(network: Any) -> list[Any]:
 
 
 def _resnet(x: Any, name: str) -> Any:
-    x = _batch_norm(_convolution(x, 64, 7, 2), relu=True)
+    """The layers are called as torchvision calls them."""
+    x = _batch_norm(_convolution(x, 64, 7, 2, "conv1"), "bn1", relu=True)
     x = keras.layers.ZeroPadding2D(1)(x)
     x = keras.layers.MaxPooling2D(3, 2)(x)
     plain = _PLAIN.get(name)
     for stage, blocks in enumerate(plain or _BOTTLENECKS[name.removesuffix(_V1)]):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
+            called = f"layer{stage + 1}.{block}"
             if plain:
-                x = _plain(x, 64 << stage, stride)
+                x = _plain(x, called, 64 << stage, stride)
             else:
-                x = _bottleneck(x, 64 << stage, stride, strides_first=name.endswith(_V1))
+                x = _bottleneck(x, called, 64 << stage, stride, strides_first=name.endswith(_V1))
     return x
 
 
 def _tiny(x: Any) -> Any:
     # Larger images are halved first: the work stays that of 32 pixels.
-    x = _batch_norm(_convolution(x, 16, 3, 2 if x.shape[1] >= 48 else 1), relu=True)
+    stride = 2 if x.shape[1] >= 48 else 1
+    x = _batch_norm(_convolution(x, 16, 3, stride, "conv1"), "bn1", relu=True)
     for stage in range(3):
-        x = _plain(x, 16 << stage, stride=2 if stage else 1)
+        x = _plain(x, f"block{stage}", 16 << stage, stride=2 if stage else 1)
     return x
 
 
 def _cifar(x: Any) -> Any:
     """get_model of the guide's model_def.py."""
-    for filters, dropped in ((32, 0.2), (64, 0.3), (128, 0.4)):
-        for padding in ("same", "valid"):
-            x = keras.layers.Conv2D(filters, 3, padding=padding)(x)
-            x = _batch_norm(x, relu=True)
+    for stage, (filters, dropped) in enumerate(((32, 0.2), (64, 0.3), (128, 0.4))):
+        for number, padding in enumerate(("same", "valid")):
+            called = f"{stage}.{number}"
+            x = keras.layers.Conv2D(filters, 3, padding=padding, name=f"conv{called}")(x)
+            x = _batch_norm(x, f"bn{called}", relu=True)
         x = keras.layers.MaxPooling2D()(x)
         x = keras.layers.Dropout(dropped)(x)
     x = keras.layers.Flatten()(x)
-    x = keras.layers.Dense(512, activation="relu")(x)
+    x = keras.layers.Dense(512, activation="relu", name="hidden")(x)
     return keras.layers.Dropout(0.5)(x)
 
 
 def _mnist(x: Any) -> Any:
     """Returns a net as small as LeNet-5 (LeCun et al. 1998): an epoch takes seconds on a CPU."""
     for filters in (16, 32):
-        x = keras.layers.Conv2D(filters, 5, activation="relu")(x)
+        x = keras.layers.Conv2D(filters, 5, activation="relu", name=f"conv{filters}")(x)
         x = keras.layers.MaxPooling2D()(x)
     x = keras.layers.Flatten()(x)
-    x = keras.layers.Dense(128, activation="relu")(x)
+    x = keras.layers.Dense(128, activation="relu", name="hidden")(x)
     return keras.layers.Dropout(0.5)(x)
 
 
-def _bottleneck(x: Any, filters: int, stride: int, *, strides_first: bool) -> Any:
+def _bottleneck(x: Any, name: str, filters: int, stride: int, *, strides_first: bool) -> Any:
     first, second = (stride, 1) if strides_first else (1, stride)
-    return _block(x, stride, (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1))
+    return _block(x, name, stride, (filters, 1, first), (filters, 3, second), (4 * filters, 1, 1))
 
 
-def _plain(x: Any, filters: int, stride: int) -> Any:
-    return _block(x, stride, (filters, 3, stride), (filters, 3, 1))
+def _plain(x: Any, name: str, filters: int, stride: int) -> Any:
+    return _block(x, name, stride, (filters, 3, stride), (filters, 3, 1))
 
 
-def _block(x: Any, stride: int, *convolutions: tuple[int, int, int]) -> Any:
+def _block(x: Any, name: str, stride: int, *convolutions: tuple[int, int, int]) -> Any:
     """Returns a residual block of convolutions, each as (filters, size, stride)."""
-    *first, last = convolutions
+    last = convolutions[-1]
     shortcut = x
     if stride > 1 or x.shape[-1] != last[0]:
-        shortcut = _batch_norm(_convolution(x, last[0], 1, stride))
-    for each in first:
-        x = _batch_norm(_convolution(x, *each), relu=True)
-    x = _batch_norm(_convolution(x, *last), gamma="zeros")
+        shortcut = _convolution(x, last[0], 1, stride, f"{name}.downsample.0")
+        shortcut = _batch_norm(shortcut, f"{name}.downsample.1")
+    for number, each in enumerate(convolutions, start=1):
+        x = _convolution(x, *each, f"{name}.conv{number}")
+        if number < len(convolutions):
+            x = _batch_norm(x, f"{name}.bn{number}", relu=True)
+    x = _batch_norm(x, f"{name}.bn{len(convolutions)}", gamma="zeros")
     return keras.layers.ReLU()(keras.layers.Add()([x, shortcut]))
 
 
-def _convolution(x: Any, filters: int, size: int, stride: int) -> Any:
+def _convolution(x: Any, filters: int, size: int, stride: int, name: str) -> Any:
     # "same" of TensorFlow pads a stride of 2 unevenly; this is what the published weights had.
     if size > 1:
         x = keras.layers.ZeroPadding2D((size - 1) // 2)(x)
@@ -131,11 +138,12 @@ def _convolution(x: Any, filters: int, size: int, stride: int) -> Any:
         stride,
         use_bias=False,
         kernel_initializer=keras.initializers.VarianceScaling(2.0, "fan_out", "truncated_normal"),
+        name=name,
     )(x)
 
 
-def _batch_norm(x: Any, *, relu: bool = False, gamma: str = "ones") -> Any:
+def _batch_norm(x: Any, name: str, *, relu: bool = False, gamma: str = "ones") -> Any:
     x = keras.layers.BatchNormalization(
-        momentum=_BN_MOMENTUM, epsilon=_BN_EPSILON, gamma_initializer=gamma
+        momentum=_BN_MOMENTUM, epsilon=_BN_EPSILON, gamma_initializer=gamma, name=name
     )(x)
     return keras.layers.ReLU()(x) if relu else x

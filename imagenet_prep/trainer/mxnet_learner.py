@@ -86,6 +86,10 @@ class MxnetLearner:
         """Returns all variables as arrays."""
         return [array.asnumpy() for group in self._groups() for array in group]
 
+    def names(self) -> list[str]:
+        """Returns what the variables are called: they are counted."""
+        return [f"variable_{number:04d}" for number, _ in enumerate(self._those(only_model=False))]
+
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
         """Returns the shapes of all variables, or of the model's."""
         return [tuple(array.shape) for array in self._those(only_model=only_model)]

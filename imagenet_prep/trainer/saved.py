@@ -114,7 +114,7 @@ class Saved:
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:
         """Saves a step; returns when, in seconds since 1970. Raises as `checkpoint.save`."""
-        arrays = {f"variable_{n:04d}": v for n, v in enumerate(learner.values())}
+        arrays = dict(zip(learner.names(), learner.values(), strict=True))
         checkpoint.save(self.folder, step, facts, arrays, keep=self._config.keep)
         return time.time()
 

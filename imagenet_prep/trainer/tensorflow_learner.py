@@ -61,6 +61,8 @@ class TensorFlowLearner:
         # Horovod, like the optimizer, wants TensorFlow's own variables, not Keras' around them.
         self._weights = [v.value for v in self._model.trainable_variables]
         self._statistics = [v.value for v in self._model.non_trainable_weights]
+        kept = (*self._model.trainable_variables, *self._model.non_trainable_weights)
+        self._paths = [variable.path for variable in kept]
         self._dropouts = model.dropout_seeds(self._model)
         self._optimizer = Optimizer(plan, self._weights)
         self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
@@ -76,6 +78,11 @@ class TensorFlowLearner:
     def values(self) -> list[Any]:
         """Returns all variables as arrays."""
         return [variable.numpy() for variable in self._variables]
+
+    def names(self) -> list[str]:
+        """Returns LAYER/VARIABLE of the model's variables; those of the optimizer are counted."""
+        slots = range(len(self._optimizer.slots))
+        return [*self._paths, *(f"slot_{number:04d}" for number in slots)]
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
         """Returns the shapes of all variables, or of the model's."""

@@ -38,6 +38,29 @@ print(max(float((one[name] - other[name]).abs().max()) for name in one))
 """
 
 
+# Loads a file of safetensors by the description of the format, and prints torchvision's logits.
+LOGITS = """\
+import json, sys, numpy as np, torch, torchvision
+name, file, images = sys.argv[1:]
+data = open(file, "rb").read()
+size = int.from_bytes(data[:8], "little")
+header = json.loads(data[8 : 8 + size])
+header.pop("__metadata__")
+types = {"F32": torch.float32, "I64": torch.int64}
+state = {}
+for key, each in header.items():
+    begin, end = (8 + size + place for place in each["data_offsets"])
+    flat = torch.frombuffer(bytearray(data[begin:end]), dtype=types[each["dtype"]])
+    state[key] = flat.reshape(each["shape"])
+model = getattr(torchvision.models, name)(num_classes=10)
+assert state.keys() == model.state_dict().keys()
+model.load_state_dict(state)
+model.eval()
+with torch.no_grad():
+    print(json.dumps(model(torch.from_numpy(np.load(images))).tolist()))
+"""
+
+
 @pytest.fixture(scope="session")
 def python() -> Path:
     """The interpreter of the frameworks' environment, beside ours."""
@@ -54,6 +77,34 @@ def ended(python: Path, *program: str | Path, **env: str) -> str:
         finished = running.finish()
     assert finished.code == 0, finished
     return finished.out
+
+
+def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_path: Path) -> None:
+    from imagenet_prep.trainer import checkpoint, model
+
+    rng = np.random.default_rng(5)
+    images = rng.normal(size=(3, 64, 64, 3)).astype(np.float32)
+    np.save(tmp_path / "images.npy", images.transpose(0, 3, 1, 2))
+    for name in ("resnet18", "resnet50"):
+        network = model.build(name, 64, 10)
+        variables = [*network.trainable_variables, *network.non_trainable_weights]
+        for each in variables:
+            # As if trained: no batch norm is as it began, and no variance is negative.
+            around = 1.0 if each.path.endswith(("gamma", "variance")) else 0.0
+            if len(each.shape) == 1:
+                each.assign(around + rng.uniform(-0.3, 0.3, each.shape))
+        arrays = {each.path: each.numpy() for each in variables}
+        facts = {"run": {"model": name, "num_classes": 10, "image_size": 64}, "reader": {}}
+        checkpoint.save(tmp_path / name, 1, facts, arrays, keep=1)
+        file = tmp_path / f"{name}.pt"
+        exported = command.run("export", tmp_path / name, "--format", "torch", "--out", file)
+        assert exported.code == 0, exported
+        said = np.array(
+            json.loads(ended(python, "-c", LOGITS, name, file, tmp_path / "images.npy"))
+        )
+        ours = network(images, training=False).numpy()
+        assert np.abs(ours).max() > 0.1
+        np.testing.assert_allclose(said, ours, atol=1e-4, rtol=1e-4)
 
 
 def rows(text: str) -> list[dict[str, Any]]:

@@ -34,6 +34,9 @@ class NumpyLearner:
     def values(self) -> list[Any]:
         return [self._weights.copy(), self._momentum.copy()]
 
+    def names(self) -> list[str]:
+        return ["weights", "momentum"]
+
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
         return [each.shape for each in self.values()[: 1 if only_model else 2]]
 

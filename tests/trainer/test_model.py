@@ -40,11 +40,14 @@ def built(name: str) -> Any:
 
 
 def layers(network: Any, kind: str) -> list[Any]:
-    """Returns the layers of a class in the order in which they were made, not in that of Keras."""
+    """Returns the layers of a class in the order in which they were made, not in that of Keras.
 
-    def made(layer: Any) -> int:
-        number = re.search(r"_(\d+)$", layer.name)
-        return int(number[1]) if number else 0
+    Of a block, the shortcut is made first: layer1.0.downsample.0, and then layer1.0.conv1.
+    """
+
+    def made(layer: Any) -> list[int]:
+        numbers = re.sub(r"downsample\.\d", "0", layer.name)
+        return [int(number) for number in re.findall(r"\d+", numbers)]
 
     return sorted((each for each in network.layers if type(each).__name__ == kind), key=made)
 

@@ -1,0 +1,109 @@
+"""Weights of a run under the names and in the layout that torchvision's ResNets have.
+
+They are written as safetensors: a length, a header in JSON, and the bytes of all tensors. Neither
+TensorFlow nor PyTorch is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+# What each variable of a layer of ours is called there.
+_KINDS = {
+    "kernel": "weight",
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+_LAYERS = {"classes": "fc"}
+_DTYPES = {"float32": "F32", "int64": "I64"}
+
+
+def last(folder: Path) -> Checkpoint:
+    """Returns the last checkpoint of a run.
+
+    Raises:
+      UsageError: there is none.
+      DataDamagedError: there are checkpoints, and none is sound.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: there is no such folder")
+    found = checkpoint.load_latest(folder)
+    if found is None:
+        raise UsageError(
+            f"{folder}: no checkpoint. Name the folder of a run, as --log-dir of train has it."
+        )
+    return found
+
+
+def tensors(found: Checkpoint) -> dict[str, npt.NDArray[Any]]:
+    """Returns the model's tensors by torchvision's names.
+
+    Raises:
+      UsageError: torchvision has no such network.
+    """
+    run = found.facts.get("run", {})
+    model = run.get("model")
+    if model not in _MODELS or run.get("framework", "tensorflow") != "tensorflow":
+        raise UsageError(
+            f"{checkpoint.name(found.step)} is of {run.get('framework', 'tensorflow')}'s {model}; "
+            f"torchvision has {', '.join(_MODELS)}, as `train` has them with TensorFlow"
+        )
+    named: dict[str, npt.NDArray[Any]] = {}
+    for path, array in found.arrays.items():
+        layer, _, kind = path.rpartition("/")
+        if not layer:
+            continue  # the optimizer's
+        layer = _LAYERS.get(layer, layer)
+        if array.ndim == 4:
+            array = array.transpose(3, 2, 0, 1)
+        elif array.ndim == 2:
+            array = array.T
+        named[f"{layer}.{_KINDS[kind]}"] = np.ascontiguousarray(array)
+        if kind == "moving_mean":
+            named[f"{layer}.num_batches_tracked"] = np.zeros((), np.int64)
+    return named
+
+
+def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:
+    """Writes a file of safetensors, whole or not at all; returns its size in bytes.
+
+    Raises:
+      StoreError, IncompleteError: it cannot be written, or the disk is full.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
+    place = 0
+    for name, array in named.items():
+        end = place + array.nbytes
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [place, end],
+        }
+        place = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    content = b"".join(
+        (len(text).to_bytes(8, "little"), text, *(array.tobytes() for array in named.values()))
+    )
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    LocalStore(path.parent).write(path.name, content)
+    return len(content)

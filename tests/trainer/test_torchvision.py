@@ -1,0 +1,118 @@
+"""Weights for torchvision: its names, shapes and layout; tests/frameworks has its logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.trainer import checkpoint, torchvision
+from tests.kit import command
+
+RUN: dict[str, Any] = {
+    "run": {"model": "resnet50", "num_classes": 7, "image_size": 32},
+    "reader": {},
+}
+
+
+def tensors(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Returns notes and tensors of a file, by the description of the format alone."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    notes = header.pop("__metadata__")
+    found = {}
+    for name, each in header.items():
+        begin, end = (8 + size + place for place in each["data_offsets"])
+        dtype = {"F32": np.float32, "I64": np.int64}[each["dtype"]]
+        found[name] = np.frombuffer(data[begin:end], dtype).reshape(each["shape"])
+    assert (size + 8) % 8 == 0
+    return notes, found
+
+
+def test_a_kernel_is_turned_and_named_and_the_optimizer_stays(tmp_path: Path) -> None:
+    kernel = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+    arrays = {
+        "conv1/kernel": kernel,
+        "bn1/gamma": np.full(5, 2, np.float32),
+        "bn1/beta": np.full(5, 3, np.float32),
+        "classes/kernel": np.arange(35, dtype=np.float32).reshape(5, 7),
+        "classes/bias": np.arange(7, dtype=np.float32),
+        "bn1/moving_mean": np.full(5, 4, np.float32),
+        "bn1/moving_variance": np.full(5, 5, np.float32),
+        "slot_0000": kernel,
+    }
+    checkpoint.save(tmp_path / "run", 3, RUN, arrays, keep=1)
+    out = tmp_path / "made" / "resnet50.pt"
+    result = command.run("export", tmp_path / "run", "--format", "torch", "--out", out)
+
+    assert (result.code, result.err) == (0, "")
+    assert "resnet50 of 7 classes, from checkpoint-00000003.npz" in result.out
+    notes, found = tensors(out)
+    assert notes == {
+        "format": "pt",
+        "model": "resnet50",
+        "num_classes": "7",
+        "image_size": "32",
+        "step": "3",
+    }
+    assert list(found) == [
+        *("conv1.weight", "bn1.weight", "bn1.bias", "fc.weight", "fc.bias"),
+        *("bn1.running_mean", "bn1.num_batches_tracked", "bn1.running_var"),
+    ]
+    assert found["conv1.weight"].shape == (5, 4, 2, 3)
+    assert found["conv1.weight"][1, 2, 0, 1] == kernel[0, 1, 2, 1]
+    assert found["fc.weight"].shape == (7, 5)
+    assert found["fc.weight"][6, 4] == arrays["classes/kernel"][4, 6]
+    assert found["bn1.num_batches_tracked"] == 0
+
+
+def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path: Path) -> None:
+    """Names and shapes are those that torchvision 0.29 prints of its state_dict."""
+    from imagenet_prep.trainer import model
+
+    for name, tensors_of_it, weights in (
+        ("resnet18", 122, 11_689_512),
+        ("resnet50", 320, 25_557_032),
+    ):
+        network = model.build(name, 32, 1000)
+        variables = (*network.trainable_variables, *network.non_trainable_weights)
+        arrays = {each.path: each.numpy() for each in variables}
+        facts = {"run": {"model": name}}
+        found = torchvision.tensors(checkpoint.Checkpoint(1, 0.0, facts, arrays))
+        assert len(found) == tensors_of_it
+        trained = [v.size for k, v in found.items() if "running" not in k and "num_b" not in k]
+        assert sum(trained) == weights
+        assert found["layer1.0.conv2.weight"].shape == (64, 64, 3, 3)
+        assert found["layer2.0.downsample.0.weight"].shape[2:] == (1, 1)
+        assert found["layer4.1.bn2.running_var"].shape == (512,)
+        assert found["fc.weight"].shape[0] == 1000
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"model": "tiny"}, "is of tensorflow's tiny; torchvision has resnet18, resnet34"),
+        ({"model": "resnet50-v1"}, "is of tensorflow's resnet50-v1"),
+        ({"model": "resnet18", "framework": "mxnet"}, "is of mxnet's resnet18"),
+    ],
+)
+def test_a_network_that_torchvision_has_not_is_refused(
+    tmp_path: Path, run: dict[str, str], said: str
+) -> None:
+    arrays = {"a/kernel": np.zeros((1, 1), np.float32)}
+    checkpoint.save(tmp_path, 1, {"run": run, "reader": {}}, arrays, keep=1)
+    result = command.run("export", tmp_path, "--format", "torch", "--out", tmp_path / "x")
+
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+    for folder, said in ((tmp_path, "no checkpoint. Name the folder"), (tmp_path / "a", "no such")):
+        result = command.run("export", folder, "--format", "torch", "--out", tmp_path / "x")
+        assert result.code == 2
+        assert said in result.err

@@ -21,8 +21,15 @@ from tests.kit.command import PATIENCE_S, REPOSITORY
 
 # What is compiled together; both harnesses include planes.c.
 _DECODER = REPOSITORY / "imagenet_prep" / "codec" / "decoder.c"
-HARNESS = (Path(__file__).with_name("harness.c"), _DECODER)
-DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), _DECODER)
+_LIKENESS = REPOSITORY / "imagenet_prep" / "codec" / "likeness.c"
+HARNESS = (Path(__file__).with_name("harness.c"), _DECODER, _LIKENESS)
+DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), _DECODER, _LIKENESS)
+# Of what finds duplicates.
+LIKENESS_HARNESS = (
+    Path(__file__).with_name("likeness_harness.c"),
+    _LIKENESS,
+    REPOSITORY / "imagenet_prep" / "matching" / "matching.c",
+)
 GCC = ("cc",)
 SANITIZED = ("cc", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -44,7 +51,8 @@ def build(
 ) -> Path:
     """Compiles a harness into a folder."""
     program = folder / "harness"
-    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program))
+    kinds = ("-std=gnu11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra")
+    flags = (*kinds, *flags, "-o", str(program))
     command = [*compiler, *flags, *map(str, sources), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

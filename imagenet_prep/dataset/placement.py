@@ -17,12 +17,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from imagenet_prep.core import records, regular_file
-from imagenet_prep.core.errors import (
-    DataDamagedError,
-    ManifestError,
-    StoreError,
-    UsageError,
-)
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
@@ -93,7 +88,7 @@ class Placement:
         return [shards[number] for number in self.held([shard.examples for shard in shards])]
 
     def files(self, manifest: Manifest) -> list[File]:
-        """Returns every file on the node but manifest and placement; an index before its shard."""
+        """Returns every file on the node but manifest and placement; a shard is behind its own."""
         shards = (shard for split in manifest.splits for shard in self.shards(manifest, split))
         return [*manifest.files, *(file for shard in shards for file in shard.files)]
 

@@ -65,7 +65,7 @@ class _Copy:
         self._store.write(naming.MANIFEST, content)
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and its index are in `root`.
+        """Returns a shard, open under a shared lock, once it and what lies beside it are in `root`.
 
         Args:
           shard: one of the data set.
@@ -85,7 +85,8 @@ class _Copy:
         for file in missing:
             name, budget = _temporary(file.name), self._budget(file.name)
             bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
-            cached.note(self._store, file)
+            with contextlib.suppress(OSError):
+                cached.note(self._store, file, (self.root / file.name).lstat())
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
         """Removes what nobody reads, as far as needed, and makes temporary files of full size.
@@ -129,7 +130,7 @@ class _Copy:
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The index goes too, since a shard is fetched together with it.
+                # What lies beside it goes too, since a shard is fetched together with it.
                 for file in shard.files:
                     (self.root / file.name).unlink(missing_ok=True)
                 del alone
@@ -141,8 +142,8 @@ class _Copy:
         return RetryBudget(self._remote.where(name), _RETRIES, self.ended)
 
 
-class NodeCache:
-    """The local copy of a remote data set, as far as it is needed.
+class NodeCache(FetchAhead):
+    """The local copy of a remote data set, as far as it is needed, fetched ahead of its reader.
 
     Attributes:
       root: folder of the copy; laid out like the data set itself.
@@ -163,23 +164,19 @@ class NodeCache:
           IncompleteError: the server fails again and again, or the disk is full.
         """
         self._limit = limit_bytes
+        # It does not refer to this object. So connections are closed at once when the last thread
+        # ends after the reader was dropped.
         self._copy = _Copy(address, folder, limit_bytes)
         self.root = self._copy.root
-        # Neither of the two refers to this object. So connections are closed at once when the last
-        # thread ends after the reader was dropped.
-        self._ahead = FetchAhead(self._copy.fetch)
+        super().__init__(self._copy.fetch)
 
-    def follow(self, windows: Sequence[Sequence[Shard]]) -> None:
-        """Begins to fetch what an epoch will read, and lets go of what it will not.
-
-        Args:
-          windows: the shards that are read at the same time, one window after the other.
+    def follow(self, windows: Windows) -> None:
+        """As for `FetchAhead`.
 
         Raises:
           UsageError: two windows at once are more than the limit.
         """
-        epoch = Windows(windows)
-        most = epoch.most_bytes()
+        most = windows.most_bytes()
         if self._limit is not None and most > self._limit:
             raise UsageError(
                 f"the cache may hold {self._limit / 1e9:,.1f} GB; reading one window of shards "
@@ -187,33 +184,12 @@ class NodeCache:
                 "smaller shuffle_window."
             )
         self._copy.ended.clear()
-        self._ahead.follow(epoch)
-
-    def need(self, shard: Shard) -> HeldFile:
-        """Returns a shard, open, once it and its index are in `root`.
-
-        Neither is removed as long as somebody refers to what is returned.
-
-        Raises:
-          ImagenetPrepError: it cannot be had; the message names it and the remedy.
-        """
-        return self._ahead.need(shard)
-
-    def forget(self, shard: Shard) -> None:
-        """Looks at the files of a shard anew when it is needed again: some were removed by hand."""
-        self._ahead.forget(shard.name)
+        super().follow(windows)
 
     def close(self) -> None:
-        """Ends the fetching until `follow` begins again; what is there stays."""
+        """Ends the fetching as `stop` does, and the wait for a server; what is there stays."""
         self._copy.ended.set()
-        self._ahead.stop()
-
-    def leave(self) -> None:
-        """Ends the fetching as `close` does, but does not interrupt the wait for a server.
-
-        The garbage collector may call this: it only takes a lock that a thread may take twice.
-        """
-        self._ahead.stop()
+        self.stop()
 
 
 def _temporary(name: str) -> str:

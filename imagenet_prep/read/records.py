@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from imagenet_prep.core import regular_file
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import (
     class_list,
@@ -30,6 +31,7 @@ from imagenet_prep.dataset import (
     tfrecord,
 )
 from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.read.fetch_ahead import Windows
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage import open_files
@@ -127,7 +129,7 @@ class Records:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
-            weakref.finalize(self, cache.leave)
+            weakref.finalize(self, cache.stop)
         open_files.allow(len(self._shards))
 
     def __len__(self) -> int:
@@ -140,7 +142,8 @@ class Records:
           UsageError: the limit of the cache is too small for them.
         """
         if self._cache is not None:
-            self._cache.follow([[self._shards[shard] for shard in each] for each in windows])
+            shards = [[self._shards[shard] for shard in window] for window in windows]
+            self._cache.follow(Windows(shards))
 
     def close(self) -> None:
         """Closes the shards, each once it is not being read."""
@@ -270,11 +273,25 @@ class Records:
         except DataDamagedError as error:
             raise DataDamagedError(f"{self.where(number)}: {error}") from error
 
+    def numbers_of(self, shard: int) -> range:
+        """Returns the numbers of the examples of a shard."""
+        return range(*self._first[shard : shard + 2])
+
+    def located(self, number: int) -> Json:
+        """Returns shard, record, byte offset and size of an example; raises as `open_shard`."""
+        shard, record = self.place(number)
+        offset, size = self._index(shard)[record].tolist()
+        return {
+            "shard": self._shards[shard].name,
+            "record": record,
+            "offset": offset,
+            "size": size,
+        }
+
     def where(self, number: int) -> str:
         """Returns an example's shard, record and byte offset, for errors."""
-        shard, record = self.place(number)
-        offset = int(self._index(shard)[record, 0])
-        return f"{self.root / self._shards[shard].name}: record {record} at byte {offset:,}"
+        at = self.located(number)
+        return f"{self.root / at['shard']}: record {at['record']} at byte {at['offset']:,}"
 
     def _class_of(self, image: example.ImageExample) -> int:
         """Returns the class index of an example; DataDamagedError where its WNID is another's."""
@@ -360,7 +377,7 @@ class Records:
         path = self.root / naming.index_name(self._shards[shard].name)
         held = self._shard(shard)  # while it is held, a cache does not remove the index
         if self._cache is not None and not path.exists():
-            self._cache.forget(self._shards[shard])
+            self._cache.forget(self._shards[shard].name)
             held = self._shard(shard)
         there = self._shards[shard]
         most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
-from imagenet_prep.dataset import class_list, manifest, naming, protobuf, schema, tfrecord
+from imagenet_prep.dataset import class_list, keys, manifest, naming, protobuf, schema, tfrecord
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
-from imagenet_prep.sources.labels import WNID, ClassList, official_classes
+from imagenet_prep.sources.labels import ClassList, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
@@ -123,18 +123,6 @@ def entries(
             )
 
 
-def _below_class(path: str, name: str) -> str:
-    """Returns the part of a path that a key has behind the class.
-
-    Sets of ours have folders below that of the class there, and no others. Other programs may have
-    written the whole path of a file, of which ImageNet's keys have the last part.
-    """
-    folders = path.split("/")[:-1]
-    if path.startswith("/") or name in folders or WNID.fullmatch(name):
-        return path.rpartition("/")[2]
-    return path
-
-
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
     """Returns how errors call a record."""
     return f"{shard.file}: record {record.number} at byte {record.offset:,}"
@@ -149,7 +137,7 @@ def parse(payload: bytes) -> Entry:
     features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
         filename = protobuf.text(features, _TFDS_NAME)
-        wnid_of_file = WNID.match(filename)
+        wnid_of_file = keys.WNID.match(filename)
         return Entry(
             features=features,
             encoded=protobuf.one(features, _TFDS_IMAGE, bytes),
@@ -170,7 +158,7 @@ def parse(payload: bytes) -> Entry:
     name = wnid or "_".join(text.split())
     if not name:
         raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} says its class")
-    filename = _below_class(protobuf.text(features, schema.FILENAME), name)
+    filename = keys.below_class(protobuf.text(features, schema.FILENAME), name)
     if not filename.rpartition("/")[2]:
         raise DataDamagedError(f"{schema.FILENAME} is empty")
     return Entry(
@@ -213,8 +201,9 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
         index = labelling.class_index(entry.name, entry.label)
     except DataDamagedError as error:
         raise DataDamagedError(f"{where(shard, record)}: {error}") from error
-    wnid, name = labelling.classes.wnids[index], entry.filename
-    key = name if shard.split == schema.VALIDATION else f"{wnid}/{name}"
+    key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
+    if (problem := keys.problem(key)) is not None:
+        raise DataDamagedError(f"{where(shard, record)}: {problem}")
     start = record.offset + tfrecord.HEAD_BYTES + _find(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
 

@@ -1,0 +1,45 @@
+"""The root of a split: one digest of its images and labels, whatever shards they lie in.
+
+RFC 6962's tree (`merkle`) over the samples in the order of their keys, as bytes of UTF-8. They are
+sorted on the disk, since 14 million of them do not fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from imagenet_prep.dataset import merkle
+from imagenet_prep.dataset.manifest import Split
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.shards import runs
+from imagenet_prep.storage import scratch, tables
+from imagenet_prep.storage.store import Store
+
+
+def root_of(store: Store, split: Split) -> str:
+    """Returns the root of a split whose tables lie in a store, each proven.
+
+    Raises:
+      DataDamagedError: a table is not what the manifest says.
+      StoreError: it cannot be read.
+      IncompleteError: the disk for temporary files is full.
+    """
+    return _root(entry for shard in split.shards for entry in tables.entries(store, shard))
+
+
+def samples_root(samples: Iterable[Sample]) -> str:
+    """Returns the root of a split in hex.
+
+    Args:
+      samples: of all its shards, in any order; read once.
+
+    Raises:
+      IncompleteError: the disk is full: sorted samples are put below TMPDIR, 150 bytes each.
+    """
+    return _root(sample.entry for sample in samples)
+
+
+def _root(entries: Iterable[bytes]) -> str:
+    with scratch.place() as folder:
+        lines = runs.merged(runs.write(folder, "samples", entries))
+        return merkle.root(line[line.index(b"\0") + 1 : -1] for line in lines)

@@ -2,9 +2,10 @@
 
 python -m benchmarks.duplicates recall --photographs DIR     # by kind of variant
 python -m benchmarks.duplicates precision --photographs DIR  # false proofs
-python -m benchmarks.duplicates search                    # the joins, at 1.33 and 14.2 million
-python -m benchmarks.duplicates hash --photographs DIR    # images/s a core, decoding included
-python -m benchmarks.duplicates exact                     # equal rows of tables
+python -m benchmarks.duplicates hash --photographs DIR       # images/s a core, decoding included
+python -m benchmarks.duplicates search --num 14200000        # all joins
+python -m benchmarks.duplicates proofs                       # the first look, and the proof
+python -m benchmarks.duplicates exact                        # equal rows of tables
 
 DIR holds photographs in folders, each a source; a photograph is in one half only, by the sha256 of
 its file. Thresholds were fixed on `--half tune`; the document shows `--half report`, run once.
@@ -17,6 +18,8 @@ import hashlib
 import io
 import random
 import resource
+import statistics
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +34,14 @@ from PIL.Image import Image as Picture
 from imagenet_prep.codec import likeness
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
+from imagenet_prep.dataset import naming, samples
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import hashes, proof, search
+from imagenet_prep.matching.find import equal_bytes
+from imagenet_prep.matching.pictures import columns
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.folder import LocalStore
 
 SHORT_SIDE = 256
 # Pixels of the tiles of the test of precision, and between two of a photograph.
@@ -251,18 +261,153 @@ def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
         print(f"  {number:,} of {paths[one].name} and {paths[two].name}")
 
 
+def speed_of_hashes(folder: Path) -> None:
+    """Prints images/s of one core, decoding included, of photographs as sets store them."""
+    paths = list(photographs(folder, "both"))[:1000]
+    stored = [transform(path.read_bytes(), Policy(SHORT_SIDE)).encoded for path in paths]
+    rates = []
+    for _ in range(5):
+        begun = time.process_time()
+        for data in stored:
+            hashes.of(data)
+        rates.append(len(stored) / (time.process_time() - begun))
+    sizes = sum(map(len, stored)) / len(stored)
+    print(
+        f"{statistics.median(rates):,.0f} images/s a core ({min(rates):,.0f} to {max(rates):,.0f})"
+    )
+    print(f"{len(stored):,} images of {SHORT_SIDE} px, {sizes:,.0f} bytes")
+
+
+def speed_of_search(num: int, workers: int) -> None:
+    """Prints time and memory of all joins on random hashes with planted pairs."""
+    planted = 20_000
+    rng = np.random.default_rng(1)
+    with tempfile.TemporaryDirectory() as folder:
+        sides = []
+        for form in ("whole", "window"):
+            path = Path(folder) / form
+            with open(path, "wb") as file:
+                for start in range(0, num, 1 << 18):
+                    size = (min(1 << 18, num - start), search.WORDS)
+                    file.write(rng.integers(0, 2**64, size, dtype=np.uint64).tobytes())
+            bits = np.memmap(path, np.uint64, "r+", shape=(num, search.WORDS))
+            sides.append((path, bits))
+        pairs = rng.choice(num, (planted, 2), replace=False)
+        for left, right in pairs.tolist():
+            bits = sides[rng.integers(0, 2)][1]
+            other = sides[0][1][left].copy()
+            for _ in range(20):
+                other[rng.integers(0, 4)] ^= np.uint64(1) << np.uint64(rng.integers(0, 64))
+            bits[right] = other
+        del bits
+        shape = (num, search.WORDS)
+        stored = [np.memmap(path, np.uint64, "r", shape=shape) for path, _ in sides]
+        for _, each in sides:
+            each.flush()
+        del sides
+        wanted = _near(stored, pairs)
+        ids = np.arange(num, dtype=np.uint32)
+        begun, cpu, seen = time.perf_counter(), time.process_time(), set()
+        turn, candidates = np.array(likeness.mirror(), np.uint64), 0
+        whole, window = (search.Side(ids, each) for each in stored)
+        with futures.ThreadPoolExecutor(workers) as pool:
+            for right, radii in ((whole, search.WHOLE_RADII), (window, search.WINDOW_RADII)):
+                for mirror in (None, turn):
+                    join = search.Search(whole, right, search.Radii(*radii), mirror)
+                    for each in join.candidates(pool, workers):
+                        candidates += len(each.left)
+                        both = np.sort(np.stack([each.left, each.right], axis=1), axis=1)
+                        seen.update(map(tuple, both.tolist()))
+        spent = time.process_time() - cpu
+        print(f"{num:,} hashes: {time.perf_counter() - begun:,.1f} s, {spent:,.1f} s of processor")
+        print(
+            f"{candidates:,} candidates; {len(wanted - seen):,} of {len(wanted):,} planted missed"
+        )
+
+
+def _near(stored: Sequence[np.ndarray], pairs: np.ndarray) -> set[tuple[int, int]]:
+    """Returns the planted pairs that are as near as candidates have to be."""
+    found = set()
+    for left, right in pairs.tolist():
+        for bits, (key, whole) in zip(
+            stored, (search.WHOLE_RADII, search.WINDOW_RADII), strict=True
+        ):
+            counts = np.bitwise_count(stored[0][left] ^ bits[right])
+            if counts[0] <= key and counts.sum() <= whole:
+                found.add((min(left, right), max(left, right)))
+    return found
+
+
+def speed_of_proofs() -> None:
+    """Prints microseconds of one core for the first look at a candidate, and for the proof."""
+    rng = np.random.default_rng(1)
+    num = 4000
+    for side, divisor, name in ((32, 1, "first look"), (64, 16, "proof")):
+        left = rng.integers(0, 256 * divisor, (num, side, side)).astype(np.uint16)
+        right = np.clip(left + rng.integers(-9 * divisor, 9 * divisor, left.shape), 0, None)
+        for said, other in (("equal", right), ("different", np.roll(left, num // 2, axis=0))):
+            begun = time.process_time()
+            proof.scores(left, other, np.zeros(num, bool), divisor)
+            print(f"{name}, {said} pictures: {(time.process_time() - begun) / num * 1e6:,.0f} us")
+
+
+def speed_of_tables(num: int) -> None:
+    """Prints time of reading tables of so many rows and finding equal bytes, with planted ones."""
+    a_shard, planted = 1_155, 5_000
+    with tempfile.TemporaryDirectory() as folder:
+        store, rng = LocalStore(Path(folder)), np.random.default_rng(1)
+        digests = rng.bytes(32 * num)
+        twice = rng.choice(num, (planted, 2), replace=False)
+        same = {int(b): int(a) for a, b in twice}
+        shards = []
+        for number, start in enumerate(range(0, num, a_shard)):
+            text = io.BytesIO()
+            table = samples.Table(text)
+            for at in range(start, min(start + a_shard, num)):
+                first = same.get(at, at)
+                digest = digests[32 * first : 32 * first + 32].hex()
+                image = (100_000 + first % 999, 500, 375, digest)
+                key = f"n{at // 1300:08d}/n{at // 1300:08d}_{at}.JPEG"
+                table.append(Sample(key, at // 1300, *image, samples.KEPT, "", *image))
+            name = f"train-{number:05d}-of-01152"
+            store.write(naming.samples_name(name), text.getvalue())
+            size = min(a_shard, num - start)
+            shards.append(Shard(name, size, 1, "", 1, "", table.num_bytes, table.sha256))
+        begun, cpu = time.perf_counter(), time.process_time()
+        parts = [columns(tables.rows(store, shard)) for shard in shards]
+        found = list(equal_bytes(np.concatenate([part.sha256 for part in parts])))
+        expected = {tuple(sorted(pair)) for pair in twice.tolist()}
+        right = {tuple(sorted(each.tolist())) for each in found} == expected
+        print(
+            f"{num:,} rows: {time.perf_counter() - begun:.1f} s, {time.process_time() - cpu:.1f} s "
+            f"of processor; {len(found):,} groups, all planted and no other: {right}"
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("recall", "precision"))
+    parser.add_argument(
+        "part", choices=("recall", "precision", "hash", "search", "proofs", "exact")
+    )
     parser.add_argument("--photographs", type=Path)
     parser.add_argument("--half", default="tune", choices=("tune", "report", "both"))
+    parser.add_argument("--num", type=int, default=1_330_000, help="hashes, or rows")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="write what was seen there, as .npz")
     args = parser.parse_args(argv)
     begun = time.perf_counter()
-    parts = {"recall": recall, "precision": precision}
-    parts[args.part](args.photographs, args.half, args.workers, args.keep)
+    if args.part in ("recall", "precision"):
+        part = recall if args.part == "recall" else precision
+        part(args.photographs, args.half, args.workers, args.keep)
+    elif args.part == "hash":
+        speed_of_hashes(args.photographs)
+    elif args.part == "search":
+        speed_of_search(args.num, args.workers)
+    elif args.part == "proofs":
+        speed_of_proofs()
+    else:
+        speed_of_tables(args.num)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{time.perf_counter() - begun:,.0f} s, {peak:,.0f} MB")
 

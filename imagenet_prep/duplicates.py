@@ -126,6 +126,7 @@ def duplicates(config: Config) -> Json:
         found = Found(seen, across=len(sides) > 1, workers=workers.count)
         with _said(quiet=config.json) as tick:
             found.find(tick)
+        problems += sorted(found.problems - {*problems})
         groups = _groups(seen, found, sides)
     splits = list(dict.fromkeys(piece.split for piece in sides[0].pieces))
     out.write(output.PAIRS, output.pairs(groups))
@@ -315,9 +316,15 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
             f"no {output.PAGE}: jinja2 is not installed. Run: pip install 'imagenet-prep[report]'"
         )
         return
-    page = pages.page(
-        [group.members for group in groups], seen.read, result, made_at=datetime.now(UTC)
-    )
+
+    def read(number: int) -> bytes:
+        # An image of a damaged record is in a group if the table says that its bytes are another's.
+        with contextlib.suppress(DataDamagedError):
+            return seen.read(number)
+        return b""
+
+    members = [group.members for group in groups]
+    page = pages.page(members, read, result, made_at=datetime.now(UTC))
     out.write(output.PAGE, page.encode("utf-8", "replace"))
 
 
@@ -367,9 +374,10 @@ def run(argv: Sequence[str]) -> int:
         print("\n".join(map(terminal.printable, problems)), end="\n" * bool(problems))
         _print(result, config.out)
     if problems:
+        what = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
         raise DataDamagedError(
-            f"{len(problems):,} problems, listed above: what cannot be read was not judged, all "
-            "other images were."
+            f"{what}, listed above: what cannot be read was judged by its table alone, all other "
+            "images by what they show."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(

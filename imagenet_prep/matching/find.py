@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from imagenet_prep.codec import likeness
+from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.matching import proof, search
 from imagenet_prep.matching.groups import NEARLY, SAME_BYTES, SAME_PIXELS, Union
 from imagenet_prep.matching.search import Radii, Search, Side
@@ -36,6 +37,7 @@ class Found:
 
     Attributes:
       by_bytes, by_pixels, by_sight: each holds the one before it.
+      problems: sentences about images that were damaged after they were hashed.
     """
 
     def __init__(self, pictures: Pictures, *, across: bool, workers: int) -> None:
@@ -50,6 +52,7 @@ class Found:
         self._other = pictures.of(lambda piece: piece.other)
         self._means: OrderedDict[int, npt.NDArray[np.uint16]] = OrderedDict()
         self._lock = threading.Lock()
+        self.problems: set[str] = set()
         num = len(pictures)
         self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
 
@@ -58,12 +61,9 @@ class Found:
 
         Args:
           tick: is called with what is done now, from time to time.
-
-        Raises:
-          DataDamagedError, BadImageError: an image cannot be read any more.
         """
         tick("same bytes")
-        for run in self._equal_bytes():
+        for run in equal_bytes(self._pictures.known.sha256):
             self._join(run, (self.by_bytes, self.by_pixels, self.by_sight))
         tick("same pixels")
         for run in self._equal_pixels():
@@ -102,12 +102,6 @@ class Found:
             for union in unions:
                 union.join(int(run[0]), number)
 
-    def _equal_bytes(self) -> Iterator[npt.NDArray[np.uint32]]:
-        """Yields the pictures of equal sha256."""
-        digests = self._pictures.known.sha256
-        for run in _runs(digests[:, :8].copy().view(np.uint64)[:, 0]):
-            yield from _split(run, [digests[number].tobytes() for number in run.tolist()])
-
     def _equal_pixels(self) -> Iterator[npt.NDArray[np.uint32]]:
         """Yields the pictures of other bytes and equal pixels; each candidate is decoded once."""
         known = self._pictures.known
@@ -127,7 +121,11 @@ class Found:
 
     def _pixels(self, number: int) -> bytes:
         """Returns a digest of the pixels of a picture, as libjpeg makes them."""
-        data = io.BytesIO(self._pictures.read(number))
+        try:
+            data = io.BytesIO(self._pictures.read(number))
+        except DataDamagedError as error:
+            self._note(error)
+            return number.to_bytes(8)  # equal to no other
         with warnings.catch_warnings(action="ignore"), Image.open(data) as opened:
             return hashlib.sha256(opened.convert("RGB").tobytes()).digest()
 
@@ -186,10 +184,20 @@ class Found:
         sides = np.minimum(known.width, known.height)
         for at in np.flatnonzero(there).tolist():
             pair = (int(left[at]), int(right[at]))
-            one, other = (self._means_of(number)[None] for number in pair)
             least = np.minimum(sides[pair[0]], sides[pair[1]])[None]
+            try:
+                one, other = (self._means_of(number)[None] for number in pair)
+            except (DataDamagedError, BadImageError) as error:
+                self._note(error)
+                there[at] = False
+                continue
             there[at] = proof.proven(one, other, mirrored[at : at + 1], least)[0]
         return there
+
+    def _note(self, error: Exception) -> None:
+        """Notes what was damaged after it was hashed."""
+        with self._lock:
+            self.problems.add(str(error))
 
     def _means_of(self, number: int) -> npt.NDArray[np.uint16]:
         with self._lock:
@@ -202,6 +210,12 @@ class Found:
             if len(self._means) > _KEPT_MEANS:
                 self._means.popitem(last=False)
         return means
+
+
+def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[npt.NDArray[np.uint32]]:
+    """Yields the pictures of equal sha256, of [n, 32]."""
+    for run in _runs(digests[:, :8].copy().view(np.uint64)[:, 0]):
+        yield from _split(run, [digests[number].tobytes() for number in run.tolist()])
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.uint32]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.matching import hashes
+from imagenet_prep.matching import hashes, in_file
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,16 +55,16 @@ class Columns(NamedTuple):
       sha256: [n, 32] bytes.
     """
 
-    class_index: npt.NDArray[np.int32]
-    width: npt.NDArray[np.int32]
-    height: npt.NDArray[np.int32]
+    class_index: npt.NDArray[np.int64]
+    width: npt.NDArray[np.int64]
+    height: npt.NDArray[np.int64]
     sha256: npt.NDArray[np.uint8]
 
 
 def columns(samples: Iterable[Sample]) -> Columns:
     """Returns what the search needs of a table."""
     rows = [(each.class_index, each.width, each.height, each.sha256) for each in samples]
-    numbers = np.array([each[:3] for each in rows], np.int32).reshape(-1, 3)
+    numbers = np.array([each[:3] for each in rows], np.int64).reshape(-1, 3)
     digests = np.frombuffer(bytes.fromhex("".join(each[3] for each in rows)), np.uint8)
     return Columns._make((*np.ascontiguousarray(numbers.T), digests.reshape(-1, 32)))
 
@@ -123,7 +122,7 @@ class Pictures:
             np.concatenate(each) for each in zip(*others, strict=True)
         )
         self.whole, self.window = (
-            _in_file(scratch / name, (len(self), hashes.ROW["whole"].shape[0]))
+            in_file.opened(scratch / name, (len(self), hashes.ROW["whole"].shape[0]))
             for name in ("whole", "window")
         )
         self._small: dict[int, npt.NDArray[Any]] = {}
@@ -161,16 +160,5 @@ class Pictures:
         if self._looked_at > _LOOKED_AT:
             self._looked_at = 0
             for each in (*self._small.values(), self.whole, self.window):
-                forget(each)
+                in_file.forget(each)
         return found
-
-
-def _in_file(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint64]:
-    return np.memmap(path, np.uint64, "r", shape=shape)
-
-
-def forget(array: npt.NDArray[Any]) -> None:
-    """Lets the kernel take back the pages of an array that lies in a file."""
-    pages = getattr(array, "_mmap", None)
-    if pages is not None:
-        pages.madvise(mmap.MADV_DONTNEED)

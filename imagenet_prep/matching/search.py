@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.matching import kernels
+from imagenet_prep.matching import in_file, kernels
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -135,6 +135,8 @@ class Search(NamedTuple):
         if self.mirror is not None:
             differing ^= self.mirror
         near = np.bitwise_count(differing).sum(axis=1) <= self.radii.all
+        for side in (self.left, self.right):
+            in_file.forget(side.bits)
         left, right = left[near], right[near]
         return Candidates(left, right, np.full(len(left), self.mirror is not None))
 

@@ -15,10 +15,12 @@ from PIL import Image, ImageOps
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.matching import hashes
 from imagenet_prep.preparation import pictures
+from imagenet_prep.storage.bucket import BucketStore
 from tests.kit import command
 from tests.kit.codec import corpus
 from tests.kit.dataset import all_files, everything, receipts
 from tests.kit.faults import flip_bit
+from tests.kit.s3_server import S3Server
 
 WNIDS = ("n00000001", "n00000002", "n00000003")
 # What is planted: split, class, name, and of which photograph and how.
@@ -314,6 +316,43 @@ def test_hashes_of_a_set_that_may_not_be_written_lie_beside_the_result(
     assert result.code == 0, result
     assert len(list((tmp_path / "out" / pictures.FOLDER).glob("*.rows"))) == 6
     assert found(tmp_path / "out") == EXPECTED
+
+
+def test_a_set_in_a_bucket_has_the_same_pairs(
+    prepared: Path, tmp_path: Path, prefix: str, s3: S3Server
+) -> None:
+    bucket = BucketStore(prefix)
+    for path in prepared.rglob("*"):
+        if path.is_file() and naming.WORK not in path.parts:
+            bucket.write(str(path.relative_to(prepared)), path.read_bytes())
+    assert command.run("duplicates", prepared, "--out", tmp_path / "folder").code == 0
+
+    for name in ("one", "two"):  # hashes are kept in the bucket
+        result = command.run("duplicates", prefix, "--out", tmp_path / name, env=s3.environment)
+        assert result.code == 0, result
+
+    same = (tmp_path / "folder" / "pairs.csv").read_bytes()
+    assert (tmp_path / "one" / "pairs.csv").read_bytes() == same
+    assert (tmp_path / "two" / "pairs.csv").read_bytes() == same
+    kept = [name for name in bucket.names(pictures.FOLDER) if name.endswith(".rows")]
+    assert len(kept) == 6
+
+
+def test_a_run_that_is_killed_goes_on(copied: Path, tmp_path: Path) -> None:
+    """What was hashed before the end stays, and the files are those of a run without an end."""
+    assert command.run("duplicates", copied, "--out", tmp_path / "whole").code == 0
+    for path in sorted((copied / pictures.FOLDER).glob("*.rows"))[:3]:
+        path.unlink()
+    with command.started("duplicates", copied, "--out", tmp_path / "out", "--workers", "1") as run:
+        command.wait_until(
+            lambda: len([*(copied / pictures.FOLDER).glob("*.rows")]) > 3, "one is hashed"
+        )
+        run.kill()
+
+    assert command.run("duplicates", copied, "--out", tmp_path / "out").code == 0
+
+    whole = (tmp_path / "whole" / "pairs.csv").read_bytes()
+    assert (tmp_path / "out" / "pairs.csv").read_bytes() == whole
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,18 @@ import sys
 from typing import NoReturn
 
 import imagenet_prep
-from imagenet_prep.core import errors, program, terminal
+from imagenet_prep.core import errors, program, terminal, usage
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
-    "download": "get the archives of ILSVRC2012, resumable and proven",
+    "download": "get the archives of ILSVRC2012, CIFAR-10 or MNIST, resumable and proven",
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "preprocess-imagenet": "step 1 of the 2018 tutorial, as it was typed: download and prepare",
     "verify": "prove that a data set is what its manifest says",
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
-    "show": "look into one shard, or find images of a data set",
+    "show": "look into a data set, find its images, or look into one of its shards",
     "duplicates": "which images of a set, or of two, are the same picture; lists to leave out",
     "export": "a split as MXNet's RecordIO, its images as they are",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
@@ -66,7 +66,8 @@ def _without_verb(arguments: list[str]) -> int:
         print(f"imagenet-prep {imagenet_prep.__version__}")
         return errors.EXIT_DONE
     print(f"{_usage()}\n", file=sys.stderr)
-    terminal.say(f"unknown verb {arguments[0]!r}, see the list")
+    meant = usage.meant_by(arguments[0], VERBS)
+    terminal.say(f"unknown verb {arguments[0]!r}, see the list.{meant}")
     return errors.UsageError.exit_code
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
 
 # The position of the reader, or an error's message: a few hundred bytes.
@@ -34,6 +35,11 @@ class Comm:
     """
 
     world = World()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of what the ranks talk by, by name."""
+        return {}
 
     def totals(self, sums: Any) -> list[float]:
         """Returns the sums over the ranks of a few numbers."""
@@ -104,6 +110,11 @@ class Horovod(Comm):
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Horovod's, and NCCL's where it was built with it."""
+        return horovod_versions(self._hvd)
+
     def tape(self, tape: Any) -> Any:
         """Returns Horovod's tape: each gradient is sent as soon as it is known."""
         return self._hvd.DistributedGradientTape(tape, compression=self._compression)
@@ -170,7 +181,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
     """
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(
-            f"local rank {local_rank}: {os.uname().nodename} has {gpus} GPUs. "
+            f"local rank {local_rank}: {os.uname().nodename} has {counted(gpus, 'GPU')}. "
             f"Write slots={gpus} into the hosts file, or start fewer ranks."
         )
 
@@ -197,11 +208,22 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     found = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     if found.size != world.size:
         raise UsageError(
-            f"the launcher says {world.size} ranks, Horovod found {found.size}. It was built "
-            "without support for this launcher: build it by `imagenet-prep install-horovod` with "
-            "--mpi, or launch without --mpi."
+            f"the launcher says {counted(world.size, 'rank')}, Horovod found {found.size}. It was "
+            "built without support for this launcher: build it by `imagenet-prep install-horovod` "
+            "with --mpi, or launch without --mpi."
         )
     return hvd, found
+
+
+def horovod_versions(hvd: Any) -> dict[str, str]:
+    """Returns the versions of Horovod, and of NCCL where it was built with it."""
+    versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
+    if code := int(hvd.nccl_built()):
+        # 2.8 is 2800, and 2.18.3 is 21803: NCCL has changed how it counts with 2.9.
+        thousands = 1000 if code < 10_000 else 10_000
+        minor, patch = divmod(code % thousands, 100)
+        versions["NCCL"] = f"{code // thousands}.{minor}.{patch}"
+    return versions
 
 
 # Launchers report the process that ends first, with its exit code. So a rank that lost another one

@@ -90,12 +90,9 @@ def test_the_receipt_is_the_truth_about_all_files(tmp_path: Path) -> None:
     lengths = [len(read(member)) for member in MEMBERS]
 
     assert receipt.pop("transform_s") >= 0
-    assert receipt.pop("num_classes") == len({member.class_index for member in MEMBERS})
     assert [row[:5] for row in receipt.pop("origins")] == [
         (number, *member[:4]) for number, member in enumerate(MEMBERS)
     ]
-    assert receipt.pop("sums")["source_bytes"] == 60
-    assert {sum(counts.values()) for counts in receipt.pop("histograms").values()} == {3}
     assert receipt == {
         "shard": SHARD,
         "examples": 3,

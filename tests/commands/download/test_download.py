@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import download
-from imagenet_prep.core.errors import BusyError, SourceError, StoreError
+from imagenet_prep.core.errors import BusyError, SourceError, StoreError, UsageError
+from imagenet_prep.sources import published
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.download.conftest import (
     DEVKIT,
@@ -90,6 +91,34 @@ def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
         assert archive["bytes"] == archive["fetched_bytes"] == len(data)
         assert archive["official"] is False
     assert [archive["fetched_bytes"] for archive in second.json["archives"]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("what", "address"),
+    [
+        ("bbox", "https://image-net.org/data/ILSVRC/2012"),
+        ("cifar10", "https://www.cs.toronto.edu/~kriz"),
+        ("mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+    ],
+)
+def test_each_set_has_an_address_of_its_own(what: str, address: str) -> None:
+    assert download.Config(into="x", what=(what,)).address == address
+    assert download.Config(into="x", what=(what,), base_url="s3://b/c").address == "s3://b/c"
+
+
+def test_the_four_files_of_mnist_are_proven_by_what_is_published(tmp_path: Path) -> None:
+    files = {archive.name: archive.name.encode() * 9 for archive in published.MNIST}
+    with serve(files) as server:
+        flags = ("--into", tmp_path, "--what", "mnist", "--base-url", server.url, "--json")
+        refused = command.run("download", *flags)
+        accepted = command.run("download", *flags, "--allow-other")
+
+    assert refused.code == 3, "neither size nor md5 is the published one"
+    assert published.MNIST[0].name in refused.err
+    assert accepted.code == 0, accepted
+    assert [each["name"] for each in accepted.json["archives"]] == list(files)
+    assert {each["official"] for each in accepted.json["archives"]} == {False}
+    assert archives(tmp_path) == files
 
 
 def test_official_archives_need_no_permission(
@@ -279,7 +308,7 @@ def test_two_runs_at_once_do_not_mix(tmp_path: Path) -> None:
             with pytest.raises(BusyError):
                 download.run(flags)
 
-    assert (result.code, result.out) == (1, "")
+    assert (result.code, result.out) == (BusyError.exit_code, "")
     assert f"pid {os.getpid()}" in result.err
     assert archives(tmp_path) == {}
 
@@ -298,8 +327,10 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--what", "train,tests"], "train, validation, devkit, bbox"),
-        (["--what", ""], "train, validation, devkit, bbox"),
+        (["--what", "train,tests"], "train, validation, devkit, bbox, cifar10, mnist"),
+        (["--what", ""], "train, validation, devkit, bbox, cifar10, mnist"),
+        (["--what", "devkit,cifar10"], "of different data sets. Give each set a folder"),
+        (["--what", "mnist,cifar10"], "of different data sets"),
         (["--connections", "0"], "--connections 0: expected at least 1"),
         (["--part-size", "0"], "--part-size 0: expected at least 1"),
         (["--retries", "-1"], "--retries -1: expected at least 0"),
@@ -308,14 +339,9 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
         (["--base-url", "s3://"], "names no host or bucket"),
     ],
 )
-def test_impossible_settings_are_usage_errors(
-    tmp_path: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as caught:
+def test_impossible_settings_are_usage_errors(tmp_path: Path, flags: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
         download.run(["--into", str(tmp_path), *flags])
-
-    assert caught.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

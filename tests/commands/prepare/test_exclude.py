@@ -38,7 +38,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     shard = "train-00000-of-00004"
     assert before.keys() == after.keys()
     small = {"dataset.json", "dataset_info.json", "quarantine.jsonl"}
-    assert changed == {shard, f"index/{shard}"} | small
+    assert changed == {shard, f"index/{shard}", f"samples/{shard}.csv"} | small
     (line,) = map(json.loads, after["quarantine.jsonl"].splitlines())
     assert (line["key"], line["action"], line["reason"]) == (key, "excluded", "listed")
     assert split_records(out, "train") == split_records(whole, "train")[1:]
@@ -48,7 +48,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert manifest["subset"] is True
     verified = command.run("verify", out, "--level", "decode")
     assert verified.code == 0, verified
-    assert "excluded: 1 images, which prepare left out as it was asked" in verified.out
+    assert "excluded: 1 image, which prepare left out as it was asked" in verified.out
     assert command.run("report", out).code == 0
     page = out / "report.html"
     assert "<dt>excluded</dt>" in page.read_text()

@@ -19,11 +19,13 @@ from imagenet_prep.codec.policy import Policy
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
-# What is compiled together; both harnesses include planes.c.
-_DECODER = REPOSITORY / "imagenet_prep" / "codec" / "decoder.c"
-_LIKENESS = REPOSITORY / "imagenet_prep" / "codec" / "likeness.c"
-HARNESS = (Path(__file__).with_name("harness.c"), _DECODER, _LIKENESS)
-DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), _DECODER, _LIKENESS)
+# What is compiled together; all harnesses but the last include planes.c.
+_CODEC = REPOSITORY / "imagenet_prep" / "codec"
+_LIKENESS = _CODEC / "likeness.c"
+_OTHERS = (_CODEC / "decoder.c", _CODEC / "encoder.c", _LIKENESS)
+HARNESS = (Path(__file__).with_name("harness.c"), *_OTHERS)
+DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), *_OTHERS)
+ENCODER_HARNESS = (Path(__file__).with_name("encoder_harness.c"), *_OTHERS)
 # Of what finds duplicates.
 LIKENESS_HARNESS = (
     Path(__file__).with_name("likeness_harness.c"),
@@ -53,15 +55,15 @@ def build(
     program = folder / "harness"
     kinds = ("-std=gnu11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra")
     flags = (*kinds, *flags, "-o", str(program))
-    command = [*compiler, *flags, *map(str, sources), "-ldl"]
+    command = [*compiler, *flags, *map(str, sources), "-ldl", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 
 
-def run(*command: object) -> bytes:
+def run(*command: object, patience_s: float | None = PATIENCE_S) -> bytes:
     """Runs it and returns what it prints; AssertionError with what it says if it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, timeout=PATIENCE_S)
+    done = subprocess.run([*map(str, command)], capture_output=True, timeout=patience_s)
     assert done.returncode == 0, (done.returncode, done.stderr[-5000:].decode())
     return done.stdout
 

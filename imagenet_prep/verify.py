@@ -174,6 +174,8 @@ def load(store: Store) -> Manifest:
     """Returns the manifest of the data set in `store`; raises as `verify` does."""
     from imagenet_prep.dataset import manifest
 
+    if store.as_folder is not None and not store.as_folder.root.is_dir():
+        raise UsageError(f"{store.where()}: there is no such folder")
     there = store.list_folder()
     if naming.MANIFEST in there:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))

@@ -15,7 +15,12 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.read.backend import Backend, choose_backend, open_backend
+from imagenet_prep.read.backend import (
+    Backend,
+    choose_backend,
+    open_backend,
+    refuse_contradictions,
+)
 from imagenet_prep.read.choice import Choice, Finder
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.diagnosis import Diagnosis
@@ -45,12 +50,9 @@ class Reader:
         the digest of the examples' numbers; empty for all of it.
     """
 
-    def __init__(
-        self, feed: Feed, backend: Backend, choice: dict[str, Any], classes: tuple[str, ...]
-    ) -> None:
+    def __init__(self, feed: Feed, choice: dict[str, Any], classes: tuple[str, ...]) -> None:
         """Use make_dataset."""
         self._feed = feed
-        self._backend = backend
         self.choice = choice
         self.epoch = 0
         self.classes = classes
@@ -305,6 +307,12 @@ class Reader:
     def _finder(self) -> Finder:
         return Finder(self._feed.records, kept(self._feed.config, self._feed.records))
 
+    @cached_property
+    def _backend(self) -> Backend:
+        """Imports a framework only when the first batch is wanted: others may set it up before."""
+        split = self._feed.records.split
+        return open_backend(self._feed.config, self.manifest.splits[split])
+
     def close(self) -> None:
         """Closes the shards that this process has opened."""
         if self._process == os.getpid():
@@ -345,6 +353,7 @@ def open_reader(config: ReadConfig) -> Reader:
     """Returns what `make_dataset` returns, for a whole configuration; raises as `make_dataset`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
+    refuse_contradictions(config)
     records = open_records(config)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.wnids)
@@ -361,8 +370,7 @@ def open_reader(config: ReadConfig) -> Reader:
             f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
-    backend = open_backend(config, records.manifest.splits[config.split])
-    return Reader(feed, backend, asked, choice.classes)
+    return Reader(feed, asked, choice.classes)
 
 
 def kept(config: ReadConfig, records: Records) -> Path:

@@ -36,6 +36,11 @@ class Comm:
 
     world = World()
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of what the ranks talk by, by name."""
+        return {}
+
     def totals(self, sums: Any) -> list[float]:
         """Returns the sums over the ranks of a few numbers."""
         return [float(each) for each in sums]
@@ -104,6 +109,11 @@ class Horovod(Comm):
         self._hvd, self.world = meet("tensorflow", world)
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Horovod's, and NCCL's where it was built with it."""
+        return horovod_versions(self._hvd)
 
     def tape(self, tape: Any) -> Any:
         """Returns Horovod's tape: each gradient is sent as soon as it is known."""
@@ -203,6 +213,17 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             "with --mpi, or launch without --mpi."
         )
     return hvd, found
+
+
+def horovod_versions(hvd: Any) -> dict[str, str]:
+    """Returns the versions of Horovod, and of NCCL where it was built with it."""
+    versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
+    if code := int(hvd.nccl_built()):
+        # 2.8 is 2800, and 2.18.3 is 21803: NCCL has changed how it counts with 2.9.
+        thousands = 1000 if code < 10_000 else 10_000
+        minor, patch = divmod(code % thousands, 100)
+        versions["NCCL"] = f"{code // thousands}.{minor}.{patch}"
+    return versions
 
 
 # Launchers report the process that ends first, with its exit code. So a rank that lost another one

@@ -15,7 +15,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, meet
+from imagenet_prep.trainer.comm import Comm, horovod_versions, meet
 
 # The numbers of one message. An object of rank 0 has a few hundred bytes, and the servers want
 # arrays of one name to have one shape.
@@ -88,6 +88,11 @@ class Ring(_Together):
         import PIL.Image  # noqa: F401
 
         self._hvd, self.world = meet("mxnet", world)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Horovod's, and NCCL's where it was built with it."""
+        return horovod_versions(self._hvd)
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array to its sum over the ranks, as soon as it is known."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.trainer import evaluation
+from imagenet_prep.trainer import feed
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, make_shades, rows
 
@@ -28,7 +28,7 @@ Train = Callable[..., Any]
 def test_what_was_held_out_decides_and_validation_is_for_the_end(
     there: Sequence[str], watched: str, last: str
 ) -> None:
-    assert evaluation.splits(there, "set") == (watched, last)
+    assert feed.splits(there, "set") == (watched, last)
 
 
 def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(
@@ -76,5 +76,5 @@ def test_lists_and_classes_choose_what_is_trained_and_evaluated_on(
         assert each["examples"] == sum(of_validation.count(label) for label in (0, 3))
     assert (some["num_classes"], dense["num_classes"]) == (4, 2)
     # A checkpoint of other classes is another run's.
-    with pytest.raises(UsageError, match="num_classes"):
+    with pytest.raises(UsageError, match="number of classes"):
         train_by_numpy(tmp_path / "1", num_epochs=1.0, batch_size=4, **chosen)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   imagenet-prep duplicates /data/imagenet-256 --out found
   imagenet-prep duplicates /data/mine --against /data/imagenet-256:validation --out found
-  imagenet-prep duplicates --source /data/photographs --out found
+  imagenet-prep duplicates --source /data/photographs --splits train --out found
   imagenet-prep duplicates s3://bucket/imagenet-256 --out found --fail-on cross
   imagenet-prep prepare --source /data/ilsvrc2012 --exclude found/exclude-train.txt --out new"""
 
@@ -55,6 +55,12 @@ class Config(WorkerFlags):
         place=Place.FOLDER,
         help="look at images before they are prepared: a folder that prepare --source takes",
         metavar="DIR",
+    )
+    splits: tuple[str, ...] = flag(
+        schema.SPLITS,
+        choices=schema.SPLITS,
+        help="look at these splits alone, as far as they are there",
+        metavar="NAMES",
     )
     against: str | None = flag(
         None,
@@ -159,16 +165,15 @@ def _side(config: Config, out: Store) -> _Side:
     from imagenet_prep.preparation import pictures
 
     if config.dataset is not None:
-        return _set(config.dataset, None, out, other=False)
+        return _set(config.dataset, None, config.splits, out, other=False)
     from imagenet_prep.codec.transform import encode_raw
     from imagenet_prep.sources import detect
     from imagenet_prep.sources.source import Stored
 
     assert config.source is not None
     root = Path(config.source).expanduser()
-    source, line = detect.find(
-        root, schema.SOURCE_SPLITS, detect.AUTO, encode=encode_raw, encoding=""
-    )
+    splits = [split for split in schema.SOURCE_SPLITS if split in config.splits]
+    source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
     if not isinstance(source, Stored):
         raise UsageError(
             f"--source {root}: its images must be unpacked first. Run imagenet-prep prepare, and "
@@ -176,7 +181,7 @@ def _side(config: Config, out: Store) -> _Side:
         )
     if not config.json:
         print(line, file=sys.stderr)
-    tasks = [task for split in schema.SOURCE_SPLITS for task in source.index_tasks(split)]
+    tasks = [task for split in splits for task in source.index_tasks(split)]
     pieces: list[AnyPiece] = [pictures.SourcePiece(source, task, out) for task in tasks]
     return _Side(str(root), pieces, out, list(source.classes.wnids))
 
@@ -187,10 +192,10 @@ def _against(config: Config, out: Store) -> list[_Side]:
     place, colon, split = config.against.rpartition(":")
     if not colon or split not in schema.SPLITS:
         place, split = config.against, ""
-    return [_set(place, split or None, out, other=True)]
+    return [_set(place, split or None, schema.SPLITS, out, other=True)]
 
 
-def _set(place: str, split: str | None, out: Store, *, other: bool) -> _Side:
+def _set(place: str, split: str | None, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     """Returns a set as a side."""
     from imagenet_prep import verify
     from imagenet_prep.dataset import class_list
@@ -199,7 +204,7 @@ def _set(place: str, split: str | None, out: Store, *, other: bool) -> _Side:
 
     store = open_store(place)
     manifest = verify.load(store)
-    splits = list(manifest.splits) if split is None else [split]
+    splits = [each for each in manifest.splits if each in wanted] if split is None else [split]
     pieces = pictures.of_set(store, manifest, splits, other=other)
     labels = store.read(naming.LABELS)
     wnids = [wnid for wnid, _ in class_list.parse(labels, store.where(naming.LABELS))]
@@ -330,7 +335,9 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
 
 def _print(result: Json, out: str) -> None:
     """Prints the counts for people."""
-    print(f"{result['images']:,} images; {result['groups']:,} pictures are there more than once")
+    print(
+        f"{result['images']:,} images; pictures that are there more than once: {result['groups']:,}"
+    )
     rows = [("kept in", "again in", "kind", "pairs", "other label")]
     rows += [
         (
@@ -348,9 +355,10 @@ def _print(result: Json, out: str) -> None:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
             print("  " + "  ".join(cells).rstrip())
     for split, number in result["also_elsewhere"].items():
-        print(f"{split}: {number:,} images are in another split or set, too")
-    print(f"{result['other_label']:,} pictures have more than one label")
-    print(f"{result['not_judged']:,} images show too little to be judged by more than equal pixels")
+        print(f"images of {split} that are in another split or set, too: {number:,}")
+    print(f"pictures with more than one label: {result['other_label']:,}")
+    flat = result["not_judged"]
+    print(f"images that show too little to be judged by more than equal pixels: {flat:,}")
     print(f"{out}: pairs.csv, duplicates.html, and keys to leave out:", end=" ")
     print(", ".join(f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items()))
 
@@ -381,7 +389,7 @@ def run(argv: Sequence[str]) -> int:
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(
-            f"{result['cross']:,} pictures are in more than one split or set. "
+            f"pictures in more than one split or set: {result['cross']:,}. "
             f"{config.out}/pairs.csv names them, and the lists beside it say what to leave out."
         )
     return 0

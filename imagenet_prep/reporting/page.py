@@ -13,6 +13,7 @@ from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.reporting.mistakes import Mistakes
 from imagenet_prep.reporting.render import render, time_of
 from imagenet_prep.reporting.sample import ShownIncident, Tile
 
@@ -34,6 +35,7 @@ def report(
     seed: int,
     made_at: datetime,
     trained: Sequence[Any] = (),
+    mistakes: Mistakes | None = None,
 ) -> str:
     """Returns the report of a data set as HTML.
 
@@ -43,6 +45,7 @@ def report(
       level: at which it was checked just now.
       seed: that drew the tiles.
       made_at: now, in UTC.
+      mistakes: of a network whose predictions were given.
       trained: rows of `training.load`; without any, nothing is said of training.
     """
     manifest = facts.manifest
@@ -73,6 +76,7 @@ def report(
         incidents=incidents,
         plots=plots.of(facts),
         trained=plots.training(trained) if trained else None,
+        mistakes=mistakes,
         header=training.HEADER,
         rows=training.cells(trained),
         checked=f"Checked on {time_of(made_at)} at level {level}: "

@@ -50,7 +50,12 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"count": lambda value: f"{value:,}", "size": human_bytes, **filters}
+    environment.filters |= {
+        "count": lambda value: f"{value:,}",
+        "size": human_bytes,
+        "percent": lambda share: f"{share:.1%}",
+        **filters,
+    }
     script = _ours("script.js")
     digest = hashlib.sha256(script.encode()).digest()
     return environment.get_template(template).render(

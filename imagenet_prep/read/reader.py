@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -45,24 +45,32 @@ class Reader:
 
     Attributes:
       epoch: of the next batch, from 0.
-      classes: the WNID of each class index; without `remap` the class list of the data set.
       choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
         the digest of the examples' numbers; empty for all of it.
     """
 
-    def __init__(self, feed: Feed, choice: dict[str, Any], classes: tuple[str, ...]) -> None:
+    def __init__(self, feed: Feed, choice: dict[str, Any]) -> None:
         """Use make_dataset."""
         self._feed = feed
         self.choice = choice
         self.epoch = 0
-        self.classes = classes
         self._examples_read = 0
         self._process = os.getpid()
 
     @property
     def num_classes(self) -> int:
         """Class indices are smaller than this."""
-        return len(self.classes)
+        return len(self.class_numbers)
+
+    @property
+    def class_numbers(self) -> Sequence[int]:
+        """The number of each class index in the class list; the same number without `remap`."""
+        return self._feed.class_numbers
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WNID of each class index."""
+        return tuple(self._feed.records.wnids[number] for number in self.class_numbers)
 
     @property
     def manifest(self) -> Manifest:
@@ -370,7 +378,7 @@ def open_reader(config: ReadConfig) -> Reader:
             f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
-    return Reader(feed, asked, choice.classes)
+    return Reader(feed, asked)
 
 
 def kept(config: ReadConfig, records: Records) -> Path:

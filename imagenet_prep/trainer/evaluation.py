@@ -50,7 +50,11 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
 
 
 def evaluate(
-    logits: Callable[[Any], Any], batches: Iterable[Batch], expected: int, comm: Comm
+    logits: Callable[[Any], Any],
+    batches: Iterable[Batch],
+    expected: int,
+    comm: Comm,
+    see: Callable[[Batch, Any], None] = lambda _, __: None,
 ) -> Score:
     """Returns the score of one pass over a split.
 
@@ -59,13 +63,16 @@ def evaluate(
       batches: of this rank, with padding masked; the same number on every rank.
       expected: examples of the split.
       comm: the ranks that share the split.
+      see: is shown each batch, and what the network says of it.
 
     Raises:
       DataDamagedError: another number of examples was counted.
     """
     sums = np.zeros(4)
     for batch in batches:
-        sums += count(logits(batch["images"]), batch["class_index"], batch["mask"])
+        said = logits(batch["images"])
+        sums += count(said, batch["class_index"], batch["mask"])
+        see(batch, said)
     examples, top1, top5, loss = comm.totals(sums)
     if int(examples) != expected:
         raise DataDamagedError(

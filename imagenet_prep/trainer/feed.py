@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +30,10 @@ class BatchReader(Protocol):
     @property
     def num_classes(self) -> int:
         """Class indices are smaller than this."""
+
+    @property
+    def class_numbers(self) -> Sequence[int]:
+        """The number of each class index in the class list of the data set."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -126,6 +130,7 @@ class Noise:
 
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES
+    class_numbers = range(_NUM_CLASSES)
     splits = (schema.TRAIN,)
 
     def __init__(self, batch_size: int, image_size: int, world: World) -> None:

@@ -7,6 +7,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import errors
@@ -21,6 +22,7 @@ from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Inputs, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner, connect, serves
 from imagenet_prep.trainer.log import Log, Timer
+from imagenet_prep.trainer.predicted import Predicted
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.saved import Saved
 from imagenet_prep.trainer.schedule import Plateau
@@ -306,11 +308,21 @@ class _Training:
         split = self._inputs.splits.last if is_last else self._inputs.splits.watched
         self._log.say(f"Evaluating {reader.num_examples:,} images of {split}")
         batches = self._unless_asked(reader)
-        score = evaluation.evaluate(self._learner.logits, batches, reader.num_examples, self._comm)
+        predicted = None
+        if is_last and self._config.predictions is not None:
+            path = Path(self._config.predictions).expanduser()
+            predicted = Predicted(path, self._comm, reader.class_numbers)
+        how = {} if predicted is None else {"see": predicted.see}
+        score = evaluation.evaluate(
+            self._learner.logits, batches, reader.num_examples, self._comm, **how
+        )
         epoch = self._plan.epoch(self._step)
         self._log.evaluation(self._step, epoch, split, score, self._saved_at)
         if is_last and reader is not self._inputs.watched:
             self._log.test(score)
+        if predicted is not None:
+            self._on_first(predicted.write)
+            self._log.say(f"predictions: {self._config.predictions}")
         self._flush()
         return score
 

@@ -63,6 +63,20 @@ class _Together(Comm):
         self.add_up([array], "totals")
         return super().totals(array.asnumpy())[: len(sums)]
 
+    def gather(self, array: Any, what: str) -> Any:
+        """Returns [ranks, ...]: a NumPy array of every rank.
+
+        There is only a sum, so each rank adds its own to zeros.
+        """
+        import mxnet as mx
+        import numpy as np
+
+        room = np.zeros((self.world.size, *array.shape))
+        room[self.world.rank] = array
+        held = mx.nd.array(room, dtype=self._dtype)
+        self.add_up([held], what)
+        return held.asnumpy()
+
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
         """Returns what a NumPy array of small whole numbers is on rank 0."""
         import mxnet as mx

@@ -360,7 +360,7 @@ def test_a_run_that_is_killed_goes_on(copied: Path, tmp_path: Path) -> None:
     [
         ((), "name one place"),
         (("set", "--source", "source"), "name one place"),
-        (("nowhere",), "no dataset.json"),
+        (("nowhere",), "there is no such folder"),
         (("set", "--against", "set:holdout"), "has no split 'holdout'"),
         (("--source", "nowhere"), "no such folder"),
     ],

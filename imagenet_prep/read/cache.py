@@ -65,7 +65,7 @@ class _Copy:
         self._store.write(naming.MANIFEST, content)
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and its index are in `root`.
+        """Returns a shard, open under a shared lock, once it and what lies beside it are in `root`.
 
         Args:
           shard: one of the data set.
@@ -130,7 +130,7 @@ class _Copy:
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The index goes too, since a shard is fetched together with it.
+                # What lies beside it goes too, since a shard is fetched together with it.
                 for file in shard.files:
                     (self.root / file.name).unlink(missing_ok=True)
                 del alone

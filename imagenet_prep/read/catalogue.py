@@ -39,6 +39,7 @@ class Catalogue:
         """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
         self._configs = [ReadConfig(data_dir, split, 1) for split in splits]
         self._splits = {config.split: open_records(config) for config in self._configs}
+        self._finders: dict[str, Finder] = {}
         if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
             raise UsageError(
                 f"{data_dir}: its records name no files, so its images have no keys. "
@@ -77,7 +78,9 @@ class Catalogue:
         for config in self._configs:
             records = self._splits[config.split]
             try:
-                number = Finder(records, kept(config, records)).find(key)
+                if config.split not in self._finders:
+                    self._finders[config.split] = Finder(records, kept(config, records))
+                number = self._finders[config.split].find(key)
             except KeyError:
                 continue
             class_index, name = records.name(number)

@@ -173,5 +173,5 @@ class FetchAhead:
 
 
 def bytes_of(shard: Shard) -> int:
-    """Returns how many bytes a shard has, its index included."""
+    """Returns how many bytes a shard has, what lies beside it included."""
     return sum(file.num_bytes for file in shard.files)

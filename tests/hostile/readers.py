@@ -29,7 +29,7 @@ def _read(place: str) -> int:
     records.placement.check_ranks(World(), place)
     window = 16 if "://" in place else 0
     order = Order(records.examples_per_shard, 0, window, records.placement)
-    feed = Feed(records, order, World(), config)
+    feed = Feed(records, order, World(), config, range(len(records.wnids)))
     print(sum(len(batch.encoded) for batch in feed.batches(0, 0)))
     feed.close()
     return 0

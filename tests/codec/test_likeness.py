@@ -108,7 +108,7 @@ def test_a_jpeg_is_decoded_whole(simd: str) -> None:
 def test_what_our_decoder_declines_has_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus.photographs(1)[0]
     ours = likeness.means(data)
-    monkeypatch.setenv(planes.DECODER_VARIABLE, "libjpeg")
+    monkeypatch.setenv(planes.JPEG_VARIABLE, "libjpeg")
     planes.forget()
     try:
         assert likeness.means(data).tolist() == ours.tolist()

@@ -93,8 +93,8 @@ def test_the_evaluation_of_a_checkpoint_equals_a_plain_count(
     arrays = arrays_of(tmp_path / "run")
     network = model.build("tiny", 16, 4)
     variables = [*network.trainable_variables, *network.non_trainable_variables]
-    for number, variable in enumerate(variables):
-        variable.assign(arrays[f"variable_{number:04d}"])
+    for variable in variables:
+        variable.assign(arrays[variable.path])
     reader = make_dataset(
         shades, "validation", 1, 16, framework="numpy", world=World(), backend="tfdata"
     )
@@ -260,8 +260,8 @@ def test_what_is_exported_gives_the_models_answers(
 
     arrays = arrays_of(finished)
     network = model.build("tiny", 16, 4)
-    for number, v in enumerate([*network.trainable_variables, *network.non_trainable_variables]):
-        v.assign(arrays[f"variable_{number:04d}"])
+    for v in (*network.trainable_variables, *network.non_trainable_variables):
+        v.assign(arrays[v.path])
     np.testing.assert_allclose(answers, network(images, training=False).numpy(), atol=1e-5)
 
 

@@ -17,6 +17,10 @@ from imagenet_prep.dataset import schema
 # Room for millions of keys. The list may be a pipe, as the shell makes for <(…), or a device, which
 # has no end.
 _MOST_BYTES = 64 << 20
+# A path on Linux has no more (PATH_MAX).
+MOST_KEY_BYTES = 4096
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_MOST_SHOWN = 80
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 
 
@@ -29,6 +33,22 @@ def key_of(split: str, class_id: str, name: str) -> str:
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):
         return name
     return f"{class_id}/{name}"
+
+
+def problem(key: str) -> str | None:
+    """Returns what is wrong with a key: it stands in a line of a table of samples.
+
+    Control characters would end the line, or move the cursor of whoever looks at it.
+    """
+    try:
+        num_bytes = len(key.encode())
+    except UnicodeEncodeError:
+        return "its name is no Unicode text"
+    if num_bytes > MOST_KEY_BYTES:
+        return f"its name has {num_bytes:,} bytes, expected {MOST_KEY_BYTES:,} at most"
+    if not key or _CONTROL.search(key):
+        return f"its name {key[:_MOST_SHOWN]!r} is empty or holds a control character"
+    return None
 
 
 class KeyList(NamedTuple):

@@ -24,11 +24,13 @@ _LEAST_RECORD_BYTES = 64
 # A split has at most nine times the examples of ImageNet-21K: readers keep the place and the order
 # of each in memory.
 _MOST_EXAMPLES = 1 << 27
+# Fields that are left out of the file where they say nothing.
+_LEFT_OUT = {"lacks", "edition", "ignored", "samples_root", "samples_bytes", "samples_sha256"}
 # All counts together are at most this, so the sum of some of them fits into 64 bits as well.
 _MOST = (1 << 63) - 1
 # The file has at most so many values. The most shards that there can be, 99,999 of each split, take
-# 2.1 million in 300,000 lists. They are written anew, to compare each byte, which takes seconds.
-_MOST_VALUES = 2_500_000
+# 2.7 million in 300,000 lists. They are written anew, to compare each byte, which takes seconds.
+_MOST_VALUES = 3_200_000
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Shard:
-    """One TFRecord file and its DALI index."""
+    """One TFRecord file, its DALI index, and its table of samples.
+
+    Attributes:
+      name: of the TFRecord file.
+      examples: its records.
+      num_bytes, sha256: of the TFRecord file.
+      index_bytes, index_sha256: of the index.
+      samples_bytes, samples_sha256: of the table; left out of the file where the set has none.
+    """
 
     name: str
     examples: int
@@ -91,12 +101,26 @@ class Shard:
     sha256: str
     index_bytes: int
     index_sha256: str
+    samples_bytes: int = 0
+    samples_sha256: str = ""
 
     @property
-    def files(self) -> tuple[File, File]:
-        """The index and the shard itself, named as they lie in the data set."""
-        index = File(naming.index_name(self.name), self.index_bytes, self.index_sha256)
-        return index, File(self.name, self.num_bytes, self.sha256)
+    def files(self) -> tuple[File, ...]:
+        """All its files, named as they lie in the data set; the shard itself is the last."""
+        shard = File(self.name, self.num_bytes, self.sha256)
+        return (*filter(None, [self.index, self.samples]), shard)
+
+    @property
+    def index(self) -> File:
+        """The DALI index."""
+        return File(naming.index_name(self.name), self.index_bytes, self.index_sha256)
+
+    @property
+    def samples(self) -> File | None:
+        """The table of samples; None where the set has none."""
+        if not self.samples_sha256:
+            return None
+        return File(naming.samples_name(self.name), self.samples_bytes, self.samples_sha256)
 
 
 @dataclass(frozen=True)
@@ -110,6 +134,8 @@ class Split:
       resized: examples whose pixels were resampled.
       max_height, max_width: pixels of the largest stored sides, for decoders' buffers.
       shards: in order of their names, numbers 0 ... N - 1 of N.
+      samples_root: which images it has, with which labels: RFC 6962's tree over all samples. Left
+        out of the file where the set has no tables.
     """
 
     examples: int
@@ -119,6 +145,7 @@ class Split:
     max_height: int
     max_width: int
     shards: list[Shard]
+    samples_root: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,6 +206,11 @@ class Manifest:
     lacks: dict[str, str] = field(default_factory=dict)
     edition: str = ""
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether each shard has a table of samples, and each split a root."""
+        return all(split.samples_root for split in self.splits.values())
+
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files, and every index and shard of some splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)
@@ -195,12 +227,12 @@ class Manifest:
 
     def _content(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
-        for name in ("lacks", "edition"):
-            if not content[name]:
-                del content[name]
-        for source in content["sources"]:
-            if not source["ignored"]:
-                del source["ignored"]
+        splits = content["splits"].values()
+        shards = [shard for split in splits for shard in split["shards"]]
+        for each in (content, *content["sources"], *splits, *shards):
+            for name in _LEFT_OUT & each.keys():
+                if not each[name]:
+                    del each[name]
         return content
 
 
@@ -297,12 +329,16 @@ def _sizes_problem(manifest: Manifest) -> str | None:
     """Returns what cannot be true of a shard's numbers: readers make room for what they say."""
     if not manifest.splits:
         return "it has no split"
+    has_samples = any(split.samples_root for split in manifest.splits.values())
     for name, split in manifest.splits.items():
         for shard in split.shards:
             if shard.examples * _LEAST_RECORD_BYTES > shard.num_bytes:
                 return f"{shard.name}: {shard.examples:,} examples in {shard.num_bytes:,} bytes"
         if (examples := sum(shard.examples for shard in split.shards)) > _MOST_EXAMPLES:
             return f"{examples:,} examples of {name}, expected {_MOST_EXAMPLES:,} at most"
+        has_tables = {bool(shard.samples_sha256) for shard in split.shards}
+        if has_tables != {bool(split.samples_root)} or bool(split.samples_root) != has_samples:
+            return f"{name}: tables of samples beside some shards and not beside others"
     return None
 
 

@@ -21,6 +21,7 @@ REPLICAS = f"{WORK}/replicas.jsonl"
 PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
 INDEX = "index"
+SAMPLES = "samples"
 
 # The variable that names the cache folder, and where that is without it.
 CACHE = "IMAGENET_PREP_CACHE"
@@ -81,7 +82,7 @@ def is_small_file(name: str) -> bool:
     return (
         _PLAIN.fullmatch(name) is not None
         and len(name) <= _MAX_NAME_BYTES
-        and name not in (MANIFEST, PLACEMENT, REPORT, INDEX)
+        and name not in (MANIFEST, PLACEMENT, REPORT, INDEX, SAMPLES)
         and not looks_like_shard(name)
     )
 
@@ -89,6 +90,11 @@ def is_small_file(name: str) -> bool:
 def index_name(shard: str) -> str:
     """Returns the path, relative to the data set, of a shard's DALI index."""
     return f"{INDEX}/{shard}"
+
+
+def samples_name(shard: str) -> str:
+    """Returns the path, relative to the data set, of a shard's table of samples."""
+    return f"{SAMPLES}/{shard}.csv"
 
 
 def check_inside(name: str) -> str:

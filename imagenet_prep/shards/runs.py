@@ -8,6 +8,8 @@ of some numbers from all runs, so that none waits for another.
 from __future__ import annotations
 
 import bisect
+import contextlib
+import heapq
 import itertools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,6 +55,16 @@ def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, lis
             of_range = data[_first(data, start) : _first(data, stop)]
         entries += of_range.splitlines(keepends=True)
     return grouped(entries)
+
+
+def merged(runs: Iterable[Path]) -> Iterator[bytes]:
+    """Yields all entries, sorted; here, they may be any lines.
+
+    Args:
+      runs: what `write` has returned; all are open at a time, and a block of each is in memory.
+    """
+    with contextlib.ExitStack() as files:
+        yield from heapq.merge(*(files.enter_context(open(run, "rb")) for run in runs))
 
 
 def grouped(entries: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:

@@ -143,8 +143,8 @@ class Source(ABC):
           folder: below that of its class, which is to be a part of the key, with a slash behind it.
 
         Raises:
-          SourceError: this is longer than a file name may be, or begins with the WNID of another
-            class.
+          SourceError: this is longer than a file name may be, holds a control character, or
+            begins with the WNID of another class.
         """
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
@@ -158,7 +158,10 @@ class Source(ABC):
                 f"{where}: is of class {class_id} but is named after {prefix[1]}. "
                 "One of them is wrong: compare with the original archives."
             )
-        return keys.key_of(split, class_id, folder + base)
+        key = keys.key_of(split, class_id, folder + base)
+        if (problem := keys.problem(key)) is not None:
+            raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
+        return key
 
     def index_tasks(self, split: str) -> list[IndexTask]:
         """Returns the pieces of a split."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
-from imagenet_prep.dataset import class_list, manifest, naming, protobuf, schema, tfrecord
+from imagenet_prep.dataset import class_list, keys, manifest, naming, protobuf, schema, tfrecord
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
@@ -213,8 +213,9 @@ def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: L
         index = labelling.class_index(entry.name, entry.label)
     except DataDamagedError as error:
         raise DataDamagedError(f"{where(shard, record)}: {error}") from error
-    wnid, name = labelling.classes.wnids[index], entry.filename
-    key = name if shard.split == schema.VALIDATION else f"{wnid}/{name}"
+    key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
+    if (problem := keys.problem(key)) is not None:
+        raise DataDamagedError(f"{where(shard, record)}: {problem}")
     start = record.offset + tfrecord.HEAD_BYTES + _find(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
 

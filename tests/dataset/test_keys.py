@@ -76,3 +76,14 @@ def test_no_message_repeats_a_line_of_what_is_no_list(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not UTF-8: byte 15$") as refused:
         read_list(path)
     assert "hunter" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["n/a\nb", "n/\x1b[2J", "n/\x7f", "\0", "", "n/" + "ü" * 2048])
+def test_a_key_that_a_line_of_a_table_cannot_hold_is_named_a_problem(key: str) -> None:
+    found = keys.problem(key)
+    assert found is not None
+    assert found.isprintable()
+
+
+def test_any_other_key_is_none() -> None:
+    assert not any(map(keys.problem, ["a", 'n/"x", é.jpg', "n/" + "x" * 4094]))

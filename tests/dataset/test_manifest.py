@@ -54,25 +54,31 @@ def test_loading_inverts_dumping() -> None:
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(0, 2**50)
+digests = st.text("0123456789abcdef", min_size=1, max_size=64)
 
 
 @st.composite
-def shards(draw: st.DrawFn, name: str) -> Shard:
+def shards(draw: st.DrawFn, name: str, has_samples: bool) -> Shard:
     """A shard of any content, with as many examples as its bytes can hold."""
     examples = draw(st.integers(0, 2**20))
     num_bytes = 64 * examples + draw(st.integers(0, 2**40))
-    return Shard(name, examples, num_bytes, draw(names), draw(counts), draw(names))
+    table = (draw(counts), draw(digests)) if has_samples else ()
+    return Shard(name, examples, num_bytes, draw(names), draw(counts), draw(names), *table)
 
 
 @st.composite
 def splits(draw: st.DrawFn) -> dict[str, Split]:
     """Splits of any content, with names as they must be."""
     made = {}
+    has_samples = draw(st.booleans())
     for split in draw(st.sets(st.sampled_from(schema.SPLITS), min_size=1)):
         total = draw(st.integers(1, 3))
-        made_of = [draw(shards(naming.shard_name(split, number, total))) for number in range(total)]
+        shard_names = [naming.shard_name(split, number, total) for number in range(total)]
+        made_of = [draw(shards(name, has_samples)) for name in shard_names]
         per_class = draw(st.lists(counts, max_size=3))
         made[split] = Split(*(draw(counts) for _ in range(2)), per_class, 0, 1, 1, made_of)
+        if has_samples:
+            made[split] = dataclasses.replace(made[split], samples_root=draw(digests))
     return made
 
 
@@ -102,6 +108,26 @@ manifests = st.builds(
 @given(manifests)
 def test_any_manifest_survives_the_way_to_the_disk(content: Manifest) -> None:
     assert manifest.loads(content.dumps(), "here") == content
+
+
+def test_a_set_without_tables_says_nothing_of_them() -> None:
+    assert b"samples" not in SMALL.dumps()
+    assert not SMALL.has_samples
+
+
+@pytest.mark.parametrize(
+    ("shard", "root"),
+    [({}, {"samples_root": "r"}), ({"samples_sha256": "t", "samples_bytes": 1}, {})],
+)
+def test_tables_and_roots_are_there_together(shard: dict[str, Any], root: dict[str, Any]) -> None:
+    content = json.loads(SMALL.dumps())
+    content["splits"]["train"]["shards"][0] |= shard
+    content["splits"]["train"] |= root
+    with pytest.raises(ManifestError, match="tables of samples"):
+        manifest.loads(signed(content), "here")
+    content["splits"]["validation"] = content["splits"]["train"]
+    with pytest.raises(ManifestError):
+        manifest.loads(signed(content), "here")
 
 
 def test_equal_content_gives_equal_bytes_and_the_digest_inside() -> None:
@@ -423,6 +449,6 @@ def test_a_data_set_without_a_split_is_refused() -> None:
 @pytest.mark.parametrize("value", [b"[]", b'"a"'], ids=["lists", "texts"])
 def test_what_would_fill_the_memory_is_refused_before_it_is_parsed(value: bytes) -> None:
     """32 MB of empty lists took 900 MB, and 4 million values 13 seconds to be written anew."""
-    data = b"[" + (value + b",") * 2_600_000 + value + b"]"
-    with little_memory(64 << 20), pytest.raises(ManifestError, match="more than 2,500,000 values"):
+    data = b"[" + (value + b",") * 3_300_000 + value + b"]"
+    with little_memory(64 << 20), pytest.raises(ManifestError, match="more than 3,200,000 values"):
         manifest.loads(data, "dataset.json")

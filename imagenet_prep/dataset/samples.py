@@ -1,0 +1,138 @@
+"""The table beside a shard: a line of CSV for each record, in the order of the records.
+
+RFC 4180 and UTF-8, and exactly one way to write a line, so that equal samples make equal bytes. A
+table may be anybody's: whatever this program does not write so is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from json.encoder import encode_basestring as _quoted
+from typing import BinaryIO, NamedTuple
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.keys import MOST_KEY_BYTES
+
+KEPT, SHRUNK, REPAIRED = "kept", "shrunk", "repaired"
+COLUMNS = (
+    "key,class_index,bytes,width,height,sha256,action,reason,"
+    "source_bytes,source_width,source_height,source_sha256"
+)
+HEADER = f"{COLUMNS}\r\n".encode()
+# A key may be quoted, where each of its bytes may be two; all other columns take less than this.
+MOST_LINE_BYTES = 2 * MOST_KEY_BYTES + 512
+
+# Keys have no control character, so that a line of the file is a row of the table.
+_KEY = rb'(?:([^\x00-\x1f\x7f",]+)|"((?:[^\x00-\x1f\x7f"]|"")+)")'
+_COUNT, _NUMBER, _SHA256 = rb"([1-9][0-9]{0,17})", rb"(0|[1-9][0-9]{0,17})", rb"([0-9a-f]{64})"
+_IMAGE = rb",".join([_COUNT, _COUNT, _COUNT, _SHA256])
+_LINE = re.compile(
+    rb",".join([_KEY, _NUMBER, _IMAGE, rb"(kept|shrunk|repaired)", rb"([a-z0-9_+]{0,64})", _IMAGE])
+    + rb"\r\n"
+)
+_TO_QUOTE = frozenset(',"')
+
+
+class Sample(NamedTuple):
+    """One record: a row of the table.
+
+    Attributes:
+      key: of the image, see `keys`.
+      class_index: 0-based position in the class list.
+      num_bytes, width, height, sha256: of the stored image.
+      action: KEPT: the stored image is the source's, byte for byte; SHRUNK: its pixels were
+        resampled; REPAIRED: it was changed for a reason.
+      reason: of a repair; else empty.
+      source_bytes, source_width, source_height, source_sha256: of the image in the source.
+    """
+
+    key: str
+    class_index: int
+    num_bytes: int
+    width: int
+    height: int
+    sha256: str
+    action: str
+    reason: str
+    source_bytes: int
+    source_width: int
+    source_height: int
+    source_sha256: str
+
+    @property
+    def leaf(self) -> bytes:
+        """What the root of a split proves of the sample; as canonical.dumps writes a list.
+
+        A list takes canonical.dumps four times as long, and there may be 14 million.
+        """
+        return f'[{_quoted(self.key)},{self.class_index},"{self.sha256}"]'.encode()
+
+    @property
+    def line(self) -> bytes:
+        """The sample as a line of a table."""
+        key, *others = self
+        if not _TO_QUOTE.isdisjoint(key):
+            doubled = key.replace('"', '""')
+            key = f'"{doubled}"'
+        return f"{key},{','.join(map(str, others))}\r\n".encode()
+
+
+def parse(lines: Iterable[bytes], where: str) -> Iterator[Sample]:
+    """Yields the samples of a table.
+
+    Args:
+      lines: of the table, the header first; with their ends.
+      where: how errors call the table.
+
+    Raises:
+      DataDamagedError: no run of this program wrote a table so; the message names the line.
+    """
+    each = iter(lines)
+    if next(each, b"") != HEADER:
+        raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")
+    for number, line in enumerate(each, start=2):
+        try:
+            yield _sample(line)
+        except ValueError as error:
+            # The line itself is not shown: the table may be a link to a file of the user.
+            raise DataDamagedError(f"{where}: line {number:,} {error}") from None
+
+
+def _sample(line: bytes) -> Sample:
+    """Returns what a line says; raises ValueError with the end of a sentence about the line."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise ValueError("is no line of a table")
+    plain, quoted, *others = match.groups()
+    if plain is None:
+        plain = quoted.replace(b'""', b'"')
+        if not {*b',"'} & {*plain}:
+            raise ValueError("has quotes that it does not need")
+    if len(plain) > MOST_KEY_BYTES:
+        raise ValueError(f"has a key of more than {MOST_KEY_BYTES:,} bytes")
+    number, size, width, height, sha256, action, reason, *source = others
+    sample = Sample(
+        plain.decode(),
+        int(number),
+        int(size),
+        int(width),
+        int(height),
+        sha256.decode(),
+        action.decode(),
+        reason.decode(),
+        int(source[0]),
+        int(source[1]),
+        int(source[2]),
+        source[3].decode(),
+    )
+    if (sample.action == REPAIRED) != bool(reason):
+        raise ValueError(f"says that the image was {sample.action}, and the reason {reason!r}")
+    if sample.action == KEPT and sample[2:6] != sample[8:]:
+        raise ValueError("says that the image was kept, and that its source was another")
+    return sample
+
+
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of a table; a longer line than a table has is cut, and so is refused."""
+    return iter(lambda: file.readline(MOST_LINE_BYTES), b"")

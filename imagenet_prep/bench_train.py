@@ -189,6 +189,9 @@ def short_run(
             no_evaluation=examples is not None,
             fraction=1.0,
             keys=None,
+            exclude=None,
+            classes=None,
+            remap=False,
             # Half a step more than wanted: rounding must not take one away.
             num_epochs=(steps + 0.5) * batch / (examples or _IMAGES),
             num_batches=None,

@@ -1,8 +1,9 @@
-"""`imagenet-prep show`: looks into one shard, with nothing but the shard."""
+"""`imagenet-prep show`: looks into one shard, with nothing else; or for images of a set."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ from typing import BinaryIO
 
 from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage.os_errors import storage_errors
 
 EXAMPLES = """\
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
-  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --json --limit 5
-  imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --limit 5
-  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg"""
+  imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --json --limit 5
+  imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg
+  imagenet-prep show /data/imagenet-480 --keys --splits train
+  imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
+  imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg"""
 
 
 @dataclass(frozen=True)
@@ -28,21 +32,56 @@ class Config(Settings):
 
     shard: str = flag(
         place=Place.FILE_OR_OBJECT,
-        help="a TFRecord file, or s3://bucket/key",
+        help="a TFRecord file, or s3://bucket/key; with --keys, --key or --class a data set",
         positional=True,
     )
-    limit: int | None = flag(None, least=0, help="show only the first N records")
+    limit: int | None = flag(None, least=0, help="show only the first N records or images")
     image: int | None = flag(
         None, help="number of the record whose image is written to --out", metavar="RECORD"
     )
-    out: str | None = flag(None, help="the file to which --image writes", metavar="FILE")
+    out: str | None = flag(
+        None, help="the file to which --image or --key writes the image", metavar="FILE"
+    )
+    keys: bool = flag(
+        False,
+        help="list the keys of the data set, one a line, as --keys and --exclude of other verbs "
+        "read them",
+        without=("image", "key"),
+    )
+    key: str | None = flag(
+        None,
+        help="show the image of the data set that has this key, CLASS/NAME or NAME",
+        without=("image", "class_"),
+    )
+    class_: str | None = flag(
+        None,
+        help="show the images of the data set that are of this class, given by name or by class "
+        "index; with --keys only their keys",
+        metavar="CLASS",
+        without=("image",),
+    )
+    splits: tuple[str, ...] | None = flag(
+        None,
+        choices=schema.SPLITS,
+        help="the splits of the data set to look through, separated by commas (default: all)",
+        metavar="NAMES",
+    )
     json: bool = flag(False, help="print one JSON object a line")
 
     def __post_init__(self) -> None:
-        """Refuses values that are not allowed, and --image without --out."""
+        """Refuses values that are not allowed, and flags that have no effect."""
         super().__post_init__()
-        if (self.image is None) != (self.out is None):
-            raise ValueError("--image and --out belong together")
+        if self.out is not None and self.image is None and self.key is None:
+            raise ValueError("--out needs --image or --key, which say what to write")
+        if self.image is not None and self.out is None:
+            raise ValueError("--image needs --out, the file to write")
+        if self.splits is not None and not self.looks_into_set:
+            raise ValueError("--splits is for --keys, --key and --class, which look into a set")
+
+    @property
+    def looks_into_set(self) -> bool:
+        """Whether images of a data set are asked for, and not a shard."""
+        return self.keys or self.key is not None or self.class_ is not None
 
 
 def records(shard: str) -> Iterator[Json]:
@@ -91,25 +130,72 @@ def run(argv: Sequence[str]) -> int:
         Config,
         argv,
         verb="show",
-        description="Look into one shard: its records, or one of its images.",
+        description="Look into one shard: its records, or one of its images. Or look for images of "
+        "a data set, by key\nor by class.",
         examples=EXAMPLES,
     )
+    if config.looks_into_set:
+        return _show_set(config)
     if config.image is not None and config.out is not None:
         return _write_image(config.shard, config.image, Path(config.out))
-    for row in records(config.shard):
-        if config.limit is not None and row["record"] >= config.limit:
-            break
+    for row in itertools.islice(records(config.shard), config.limit):
         image = row.pop("encoded")
         if config.json:
             print(json.dumps({**row, "encoded_bytes": len(image)}, ensure_ascii=False))
         else:
-            print(
-                f"{row['record']:>6} @{row['offset']:<12,} {row['stored_label']:>4} "
-                f"{terminal.printable(row['wnid'])} {row['width']:>5}x{row['height']:<5} "
-                f"{len(image):>9,} B  {terminal.printable(row['filename'])}  "
-                f"{terminal.printable(row['text'])}"
-            )
+            print(f"{row['record']:>6} @{row['offset']:<12,} {_described(row, len(image))}")
     return 0
+
+
+def _show_set(config: Config) -> int:
+    """Shows keys, or images, of a data set."""
+    from imagenet_prep.read.catalogue import Catalogue
+    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.verify import load
+
+    there = load(open_store(config.shard)).splits
+    if absent := set(config.splits or ()) - there.keys():
+        raise UsageError(
+            f"{config.shard}: no split {some(sorted(absent))}; there are: {', '.join(there)}"
+        )
+    catalogue = Catalogue(config.shard, config.splits or tuple(there))
+    if config.key is None:
+        found = catalogue.entries(config.class_)
+    elif entries := catalogue.find(config.key):
+        found = iter(entries)
+    else:
+        raise UsageError(
+            f"{config.shard}: no image has the key {config.key}. Keys are CLASS/NAME or NAME; "
+            "--keys lists them all."
+        )
+    for entry in itertools.islice(found, config.limit):
+        if config.keys:
+            print(
+                json.dumps(entry._asdict(), ensure_ascii=False)
+                if config.json
+                else terminal.printable(entry.key)
+            )
+            continue
+        place, image = catalogue.read(entry)
+        row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}
+        encoded = row.pop("encoded")
+        if config.json:
+            print(json.dumps({**row, "encoded_bytes": len(encoded)}, ensure_ascii=False))
+        else:
+            print(f"{row['shard']} {row['record']:>6} {_described(row, len(encoded))}")
+        if config.out is not None:
+            _write(encoded, Path(config.out))
+            break
+    return 0
+
+
+def _described(row: Json, num_bytes: int) -> str:
+    """Returns what a record holds, for a person."""
+    return (
+        f"{row['stored_label']:>4} {terminal.printable(row['wnid'])} "
+        f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B  "
+        f"{terminal.printable(row['filename'])}  {terminal.printable(row['text'])}"
+    )
 
 
 def _write_image(shard: str, number: int, out: Path) -> int:
@@ -117,12 +203,16 @@ def _write_image(shard: str, number: int, out: Path) -> int:
     for row in records(shard):
         last = row["record"]
         if last == number:
-            with storage_errors("write", out):
-                out.write_bytes(row["encoded"])
+            _write(row["encoded"], out)
             what = terminal.printable(f"{row['wnid']} {row['text']}")
             print(f"{out}: {row['width']}x{row['height']} {what}")
             return 0
     raise UsageError(f"{shard.rpartition('/')[2]}: no record {number}; it has records 0 to {last}")
+
+
+def _write(encoded: bytes, out: Path) -> None:
+    with storage_errors("write", out):
+        out.write_bytes(encoded)
 
 
 if __name__ == "__main__":

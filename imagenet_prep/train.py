@@ -15,7 +15,7 @@ from imagenet_prep.trainer.config import Config
 if TYPE_CHECKING:
     from imagenet_prep.core.world import World
     from imagenet_prep.trainer.evaluation import Score
-    from imagenet_prep.trainer.feed import BatchReader
+    from imagenet_prep.trainer.feed import BatchReader, OpenReader
 
 EXAMPLES = """\
   imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
@@ -53,6 +53,12 @@ def train(config: Config) -> Score | None:
     from imagenet_prep.trainer import loop, recipe
 
     config = recipe.settled(config)
+    return loop.train(config, readers(config))
+
+
+def readers(config: Config) -> OpenReader:
+    """Returns what opens the splits of the data set of a run; its settings are settled."""
+    from imagenet_prep.trainer import recipe
 
     def open_reader(split: str, training: bool, world: World) -> BatchReader:
         from imagenet_prep.read import make_dataset
@@ -72,10 +78,13 @@ def train(config: Config) -> Score | None:
             **({"framework": "numpy", "layout": "NCHW"} if config.framework == "mxnet" else {}),
             fraction=config.fraction if training else 1.0,
             keys=config.keys if training else None,
+            exclude=config.exclude if training else None,
+            classes=config.classes,
+            remap=config.remap,
             colour=training and recipe.increased_aug(config, world.size),
         )
 
-    return loop.train(config, open_reader)
+    return open_reader
 
 
 def _sagemaker_flags(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:

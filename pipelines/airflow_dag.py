@@ -210,7 +210,8 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     if not ranks:
         raise AirflowSkipException("train_ranks is 0: no training was asked for")
     more = params["train_flags"] or []
-    _demand_allowed("train_flags", *_values("--keys", more))
+    for flag in ("--keys", "--exclude"):
+        _demand_allowed("train_flags", *_values(flag, more))
     if hosts is not None:
         _demand_allowed("train_hosts", hosts)
     command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"]), *more]

@@ -21,6 +21,7 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from apache_beam.transforms.userstate import BagStateSpec
 
 from imagenet_prep.core import errors
+from imagenet_prep.dataset import schema
 from imagenet_prep.engine import Lease, Stage
 from imagenet_prep.engine.transform import Receipts, reported
 from imagenet_prep.engine.workers import Done
@@ -213,7 +214,7 @@ class Deal(_Step):
         """Returns the plan."""
         ours = self._ours
         ranks = []
-        if ours.job.selection.holdout:
+        if ours.job.selection.holds_out:
             # A rank has 64 bits without a sign, which Beam's coder of integers refuses.
             classes = index["lists"] | "ByClass" >> beam.GroupByKey()
             ranked = classes | "Ranks" >> beam.FlatMap(_ranks, ours).with_output_types(Any)
@@ -261,7 +262,8 @@ def _census(
         if selection.annotations:
             _demand(selection.annotations.tasks, {each.task.name for each in read})
         counts = ours.plan.count(tasks, [receipts[task.name].content for task in tasks])
-        return ours.plan.census(counts, smallest(ranks, selection.holdout))
+        number = selection.held_out(sum(counts.used.get(schema.TRAIN, ())))
+        return ours.plan.census(counts, smallest(ranks, number))
 
 
 def _demand(tasks: Sequence[Any], finished: Collection[str]) -> None:

@@ -226,7 +226,8 @@ def _add_flag(
 
 def _spelled(name: str, spec: Flag) -> str:
     """Returns how a message names a flag: --short-side, or DATASET for one given by place."""
-    return name.upper() if spec.positional else f"--{name.replace('_', '-')}"
+    # A word of Python's, such as class, ends with _ as a field.
+    return name.upper() if spec.positional else f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
@@ -13,6 +15,7 @@ from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL, RULES
 
 # Kinds of sources that may lie on a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k")
+_HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +83,11 @@ class Config(RunFlags):
         help="splits to make, separated by commas",
         metavar="NAMES",
     )
-    holdout: int = flag(
-        0,
-        least=0,
-        help="take this many images out of train, chosen by the seed, and make them a third split, "
-        "holdout",
+    holdout: str = flag(
+        "0",
+        help="take this many images out of train, or this share of them, chosen by the seed, and "
+        "make them a split of their own, holdout",
+        metavar="N|N%",
     )
     holdout_per_class: int = flag(
         0,
@@ -164,9 +167,17 @@ class Config(RunFlags):
         super().__post_init__()
         if self.subset_classes == ("0",):
             raise ValueError("--subset-classes 0: expected at least 1")
-        if self.holdout and schema.TRAIN not in self.splits:
+        number = _HOLDOUT.fullmatch(self.holdout)
+        if number is None or not 0 <= float(number[1]) < (100 if number[2] else math.inf):
+            raise ValueError(
+                f"--holdout {self.holdout}: expected a number of images, such as 1000, or a share "
+                "of them, such as 10%"
+            )
+        if self.holds_out and schema.TRAIN not in self.splits:
             raise ValueError("--holdout takes images out of train, which is not in --splits")
-        if self.holdout_per_class and (self.holdout or set(self.splits) != {*schema.SOURCE_SPLITS}):
+        if self.holdout_per_class and (
+            self.holds_out or set(self.splits) != {*schema.SOURCE_SPLITS}
+        ):
             raise ValueError(
                 "--holdout-per-class makes train and validation, so both are in --splits, and "
                 "there is no --holdout"
@@ -184,7 +195,7 @@ class Config(RunFlags):
 
     def byte_settings(self) -> Json:
         """Returns the settings that decide the data set's bytes."""
-        made = (*self.splits, schema.HOLDOUT) if self.holdout else self.splits
+        made = (*self.splits, schema.HOLDOUT) if self.holds_out else self.splits
         return {
             "splits": [split for split in schema.SPLITS if split in made],
             "train_shards": self.train_shards,
@@ -197,9 +208,28 @@ class Config(RunFlags):
             "subset_classes": list(self.subset_classes),
             "subset_per_class": self.subset_per_class,
             # Sets without one stay what they were before there was this flag.
-            **({"holdout": self.holdout} if self.holdout else {}),
+            **({"holdout": self._holdout_setting} if self.holds_out else {}),
             **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
         }
+
+    @property
+    def holdout_number(self) -> int:
+        """How many images are taken out of train; 0 where a share of them is, or none."""
+        return 0 if self.holdout.endswith("%") else int(self.holdout)
+
+    @property
+    def holdout_percent(self) -> float:
+        """The share of train that is taken out of it; 0 where a number of images is, or none."""
+        return float(self.holdout[:-1]) if self.holdout.endswith("%") else 0.0
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether images are taken out of train as a split holdout."""
+        return bool(self.holdout_number or self.holdout_percent)
+
+    @property
+    def _holdout_setting(self) -> int | str:
+        return self.holdout_number or f"{self.holdout_percent:g}%"
 
     def orientation_of(self, *, is_imagenet: bool) -> str:
         """Returns the rule for EXIF orientation, one of RULES, for a source of this kind."""

@@ -153,13 +153,13 @@ def divide(
     Raises:
       UsageError: there are too few images.
     """
-    examples, number, most = sum(used), selection.holdout, selection.holdout_per_class
+    examples, most = sum(used), selection.holdout_per_class
     counts: dict[str, Sequence[int]] = {split: used}
     last = None
-    if split == schema.TRAIN and (number or most):
-        if number >= examples:
+    if split == schema.TRAIN and (selection.holds_out or most):
+        if (number := selection.held_out(examples)) >= examples:
             raise UsageError(
-                f"--holdout {number}: train has {examples:,} images, and one must be left in it"
+                f"--holdout {number:,}: train has {examples:,} images, and one must be left in it"
             )
         out = [_taken_out(count, most) for count in used]
         if most and not any(out):

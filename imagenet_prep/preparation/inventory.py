@@ -215,8 +215,8 @@ class _LocalPlan(Planning):
 
     def _held_out(self, lists: Mapping[str, _Lists], counts: Counts) -> Iterator[Rank]:
         """Yields those that --holdout takes out of train, by rank; a part of them is in memory."""
-        left, seed = self.selection.holdout, self.selection.seed
-        used = counts.used[schema.TRAIN]
+        used, seed = counts.used[schema.TRAIN], self.selection.seed
+        left = self.selection.held_out(sum(used))
         parts = -(-sum(used) // runs.RUN_ENTRIES)
         work = partial(self._rank, lists=lists[schema.TRAIN], parts=parts)
         files = self._runs(self._run("rank", work, {schema.TRAIN: used}), schema.TRAIN)

@@ -172,7 +172,8 @@ def _select(config: Config) -> tuple[Selection, str]:
             schema.VALIDATION: config.validation_shards,
         },
         seed=config.seed,
-        holdout=config.holdout,
+        holdout=config.holdout_number,
+        holdout_percent=config.holdout_percent,
         holdout_per_class=config.holdout_per_class,
         excluded=None if config.exclude is None else keys.read_list(config.exclude),
         # Lists of an earlier run are in its receipts too.

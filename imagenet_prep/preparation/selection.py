@@ -36,6 +36,7 @@ class Selection:
       num_shards: by split; None for the official number of examples in each shard.
       seed: decides which image lies in which shard.
       holdout: how many images are taken out of train, as a split of their own.
+      holdout_percent: or which share of them.
       holdout_per_class: how many of each class are taken out of train, as validation.
       excluded: the keys whose images are left out at last: all others stay where they were.
       listed_anew: believe no list of images that an earlier run has kept, without such a wish.
@@ -51,6 +52,7 @@ class Selection:
     num_shards: dict[str, int | None]
     seed: int
     holdout: int = 0
+    holdout_percent: float = 0.0
     holdout_per_class: int = 0
     excluded: KeyList | None = None
     listed_anew: bool = False
@@ -58,8 +60,19 @@ class Selection:
     @property
     def is_subset(self) -> bool:
         """Whether the splits have other counts than the published ones, or may have."""
-        holds_out = self.holdout or self.holdout_per_class
-        return bool(self.any_counts or holds_out or self.excluded)
+        takes_out = self.holds_out or self.holdout_per_class
+        return bool(self.any_counts or takes_out or self.excluded)
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether images are taken out of train as a split of their own."""
+        return bool(self.holdout or self.holdout_percent)
+
+    def held_out(self, examples: int) -> int:
+        """Returns how many are taken out where train has so many; of a share at least one."""
+        if self.holdout_percent:
+            return max(1, round(examples * self.holdout_percent / 100))
+        return self.holdout
 
     def source_split(self, split: str) -> str:
         """Returns the split of the source that the images of a split come from."""

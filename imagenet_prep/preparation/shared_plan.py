@@ -90,7 +90,8 @@ class SharedPlan(Planning):
                 wanted.index_digest,
                 annotations.identity if annotations else None,
                 [wanted.splits, sorted(wanted.classes), wanted.per_class, wanted.any_counts],
-                [wanted.num_shards, wanted.seed, wanted.holdout, wanted.holdout_per_class],
+                [wanted.num_shards, wanted.seed, wanted.holdout, wanted.holdout_percent],
+                wanted.holdout_per_class,
                 wanted.excluded.summary if wanted.excluded else None,
             ]
         )
@@ -109,7 +110,9 @@ class SharedPlan(Planning):
             return []
         chosen = self.chosen(key, lines)
         ranked = ((*plan.rank(member, wanted.seed), key.class_index) for member in chosen)
-        return heapq.nsmallest(wanted.holdout, ranked)
+        # Of a share of all images, it may be that every one of this class is among the first.
+        most = len(chosen) if wanted.holdout_percent else wanted.holdout
+        return heapq.nsmallest(most, ranked)
 
     def deal_share(
         self, lists: Iterable[tuple[ClassKey, str]], census: Census

@@ -72,10 +72,14 @@ class ReadConfig:
       views: independent crops of each training image; of several, images and boxes have an axis
         behind the batch's.
       classes: WNIDs or class indices whose examples are read; by default all.
+      remap: number the chosen `classes` from 0 without gaps, in the order of the class list;
+        `Reader.classes` says which is which.
       keys: a file of the keys that are read, one a line.
+      exclude: a file of the keys that are not read, one a line.
       fraction: share of the examples that is read, as hashes of their keys fall: 0.1 is a part
         of 0.2.
       fold: (k, n): part k, from 0, of n that such hashes deal out; all n together are the whole.
+      others: read all parts but this one of `fold`.
       choice_seed: of these hashes.
       on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. A disk or a
         server that fails, and a shard that is damaged as a whole, are raised either way.
@@ -108,9 +112,12 @@ class ReadConfig:
     fields: tuple[str, ...] = DECODED
     views: int = 1
     classes: Sequence[str | int] | None = None
+    remap: bool = False
     keys: str | os.PathLike[str] | None = None
+    exclude: str | os.PathLike[str] | None = None
     fraction: float = 1.0
     fold: tuple[int, int] = (0, 1)
+    others: bool = False
     choice_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -129,16 +136,7 @@ class ReadConfig:
             raise UsageError(f"fields={self.fields!r}: expected some of {expected}")
         if self.views > 1 and not self.is_training:
             raise UsageError(f"views={self.views}: evaluation shows one, the middle of the image")
-        if not 0 < self.fraction <= 1:
-            raise UsageError(f"fraction={self.fraction}: expected more than 0, at most 1")
-        part, parts = self.fold
-        if not 0 <= part < parts:
-            raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
-        if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
-            raise UsageError(
-                f"classes={self.classes!r}: expected a list of WNIDs or class indices; leave it "
-                "out for all"
-            )
+        self._check_choice()
         if self.is_remote:
             try:
                 address.check_base(self.data_dir)
@@ -147,6 +145,23 @@ class ReadConfig:
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
                 f"{self.data_dir} is a folder: cache_dir and cache_gb are for remote sets"
+            )
+
+    def _check_choice(self) -> None:
+        """Refuses what chooses nothing, or has nothing to choose from."""
+        if not 0 < self.fraction <= 1:
+            raise UsageError(f"fraction={self.fraction}: expected more than 0, at most 1")
+        part, parts = self.fold
+        if not 0 <= part < parts:
+            raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
+        if self.others and parts == 1:
+            raise UsageError("others=True reads all parts but one of a fold: give fold=(k, n) too")
+        if self.remap and self.classes is None:
+            raise UsageError("remap=True numbers the chosen classes anew: give classes=[...] too")
+        if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
+            raise UsageError(
+                f"classes={self.classes!r}: expected a list of WNIDs or class indices; leave it "
+                "out for all"
             )
 
     @property

@@ -74,13 +74,27 @@ class Feed:
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
-    def __init__(self, records: Records, order: Order, world: World, config: ReadConfig) -> None:
-        """Takes what to read; nothing is read yet."""
+    def __init__(
+        self,
+        records: Records,
+        order: Order,
+        world: World,
+        config: ReadConfig,
+        class_numbers: Sequence[int] | None = None,
+    ) -> None:
+        """Takes what to read; nothing is read yet.
+
+        `class_numbers` are the classes of the class list that are numbered anew, in this order.
+        """
         self.records = records
         self.order = order
         self.world = world
         self.config = config
         self.skipped: dict[int, str] = {}
+        self._dense: npt.NDArray[np.int32] | None = None
+        if class_numbers is not None:
+            self._dense = np.zeros(len(records.wnids), np.int32)
+            self._dense[list(class_numbers)] = range(len(class_numbers))
         # One thread is enough, since the kernel knows what comes next and reads it ahead. More
         # threads would only wait for each other's interpreter lock.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read")
@@ -180,9 +194,12 @@ class Feed:
             views = (central_views(config.constants, heights, widths),)
         asked = set(config.fields) - set(DECODED)
         offset = self.records.manifest.label_offset
+        classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
+        if self._dense is not None:
+            classes = np.where(there, self._dense[classes], np.int32(0))
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],
-            np.array([i.stored_label - offset if i else 0 for i in images], np.int32),
+            classes,
             there,
             views,
             numbers,

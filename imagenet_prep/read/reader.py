@@ -40,20 +40,27 @@ class Reader:
 
     Attributes:
       epoch: of the next batch, from 0.
-      num_classes: class indices are smaller than this.
+      classes: the WNID of each class index; without `remap` the class list of the data set.
       choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
         the digest of the examples' numbers; empty for all of it.
     """
 
-    def __init__(self, feed: Feed, backend: Backend, choice: dict[str, Any]) -> None:
+    def __init__(
+        self, feed: Feed, backend: Backend, choice: dict[str, Any], classes: tuple[str, ...]
+    ) -> None:
         """Use make_dataset."""
         self._feed = feed
         self._backend = backend
         self.choice = choice
         self.epoch = 0
-        self.num_classes = len(feed.records.wnids)
+        self.classes = classes
         self._examples_read = 0
         self._process = os.getpid()
+
+    @property
+    def num_classes(self) -> int:
+        """Class indices are smaller than this."""
+        return len(self.classes)
 
     @property
     def manifest(self) -> Manifest:
@@ -297,7 +304,7 @@ class Reader:
 
     @cached_property
     def _finder(self) -> Finder:
-        return Finder(self._feed.records, _kept(self._feed.config, self._feed.records))
+        return Finder(self._feed.records, kept(self._feed.config, self._feed.records))
 
     def close(self) -> None:
         """Closes the shards that this process has opened."""
@@ -339,32 +346,32 @@ def open_reader(config: ReadConfig) -> Reader:
     """Returns what `make_dataset` returns, for a whole configuration; raises as `make_dataset`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
-    records = _open_records(config)
+    records = open_records(config)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
-        chosen = choice.numbers(records, _kept(config, records))
+        chosen = choice.numbers(records, kept(config, records))
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
     order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
-    feed = Feed(records, order, world, config)
+    feed = Feed(records, order, world, config, choice.class_numbers)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
             f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
     backend = open_backend(config, records.manifest.splits[config.split])
-    return Reader(feed, backend, asked)
+    return Reader(feed, backend, asked, choice.classes)
 
 
-def _kept(config: ReadConfig, records: Records) -> Path:
+def kept(config: ReadConfig, records: Records) -> Path:
     """Returns the folder where this machine keeps what it has learnt of a data set."""
     return config.cache_folder / records.manifest.digest[:16]
 
 
-def _open_records(config: ReadConfig) -> Records:
+def open_records(config: ReadConfig) -> Records:
     """Returns the records of the split; those of a remote set come through the node's cache."""
     if not config.is_remote:
         return Records(Path(config.data_dir).expanduser(), config.split)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from imagenet_prep.core import regular_file
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import (
     class_list,
@@ -270,11 +271,25 @@ class Records:
         except DataDamagedError as error:
             raise DataDamagedError(f"{self.where(number)}: {error}") from error
 
+    def numbers_of(self, shard: int) -> range:
+        """Returns the numbers of the examples of a shard."""
+        return range(*self._first[shard : shard + 2])
+
+    def located(self, number: int) -> Json:
+        """Returns shard, record, byte offset and size of an example; raises as `open_shard`."""
+        shard, record = self.place(number)
+        offset, size = self._index(shard)[record].tolist()
+        return {
+            "shard": self._shards[shard].name,
+            "record": record,
+            "offset": offset,
+            "size": size,
+        }
+
     def where(self, number: int) -> str:
         """Returns an example's shard, record and byte offset, for errors."""
-        shard, record = self.place(number)
-        offset = int(self._index(shard)[record, 0])
-        return f"{self.root / self._shards[shard].name}: record {record} at byte {offset:,}"
+        at = self.located(number)
+        return f"{self.root / at['shard']}: record {at['record']} at byte {at['offset']:,}"
 
     def _class_of(self, image: example.ImageExample) -> int:
         """Returns the class index of an example; DataDamagedError where its WNID is another's."""

@@ -61,7 +61,7 @@ class Config(Settings):
     synthetic: bool = flag(
         False,
         help="train on random images; this needs no data set",
-        without=("backend", "keys", "fraction", "evaluate", "eval_every"),
+        without=("backend", "keys", "exclude", "classes", "fraction", "evaluate", "eval_every"),
     )
     model: str | None = flag(
         None,
@@ -228,8 +228,8 @@ class Config(Settings):
     eval_every: float | None = flag(
         None,
         least=0,
-        help="epochs between evaluations, of the split holdout where the set has one; 0: evaluate "
-        "only at the end; default: 0, or the recipe's",
+        help="epochs between evaluations, of the split holdout where the set has one, else of "
+        "validation; 0: evaluate only at the end; default: 0, or the recipe's",
         aliases=("--eval-interval",),
     )
     checkpoint_every: int = flag(
@@ -242,7 +242,7 @@ class Config(Settings):
     evaluate: bool = flag(False, help="evaluate the last checkpoint and end", aliases=("--eval",))
     no_evaluation: bool = flag(
         False,
-        help="do not evaluate; for a set without validation",
+        help="do not evaluate; for a set that has neither validation nor holdout",
         without=("synthetic", "evaluate", "eval_every"),
     )
     export: str | None = flag(
@@ -261,6 +261,19 @@ class Config(Settings):
     keys: str | None = flag(
         None, help="train on the images whose keys this file lists, one a line", metavar="FILE"
     )
+    exclude: str | None = flag(
+        None, help="train on no image whose key this file lists, one a line", metavar="FILE"
+    )
+    classes: tuple[str, ...] | None = flag(
+        None,
+        help="train and evaluate on these classes alone, given by name or by class index, "
+        "separated by commas",
+        metavar="NAMES",
+    )
+    remap: bool = flag(
+        False,
+        help="number the --classes from 0 without gaps, so that the network has no other outputs",
+    )
     backend: str = flag(
         "auto", choices=("auto", "tfdata", "dali", "native"), help="what decodes the JPEGs"
     )
@@ -272,6 +285,8 @@ class Config(Settings):
             object.__setattr__(self, "recipe", _usual_recipe(self.framework))
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
+        if self.remap and not self.classes:
+            raise ValueError("--remap numbers the classes of --classes anew: give these too")
         if self.loss_scale is not None and self.precision != "float16" and not self.half_if_fast:
             raise ValueError(
                 f"--loss-scale is for --precision float16, not {self.precision or 'float32'}"

@@ -1,13 +1,14 @@
-"""Top-1, top-5 and loss of a split: every example counted once, over all ranks."""
+"""Which splits a run is evaluated on; top-1, top-5 and loss of a split, over all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
 
@@ -25,6 +26,34 @@ class Score(NamedTuple):
     top1: float
     top5: float
     loss: float
+
+
+class Splits(NamedTuple):
+    """The splits on which a run is evaluated; both may be the same.
+
+    Attributes:
+      watched: decides while training.
+      last: is for the end, and for `--evaluate`.
+    """
+
+    watched: str
+    last: str
+
+
+def splits(there: Collection[str], data_dir: str | None) -> Splits:
+    """Returns on which splits of a data set a run is evaluated.
+
+    Raises:
+      UsageError: there is none for it.
+    """
+    found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
+    if not found:
+        raise UsageError(
+            f"{data_dir}: it has only the split{'s' * (len(there) > 1)} {', '.join(there)}, and "
+            "nothing to evaluate on. Prepare it with --holdout 10%, which holds that share of "
+            "train out of it; or train with --no-evaluation."
+        )
+    return Splits(found[0], found[-1])
 
 
 def count(logits: Any, class_index: Any, mask: Any) -> Any:

@@ -25,7 +25,9 @@ class BatchReader(Protocol):
     Iterating yields the rest of the current epoch.
     """
 
-    num_classes: int
+    @property
+    def num_classes(self) -> int:
+        """Class indices are smaller than this."""
 
     @property
     def splits(self) -> tuple[str, ...]:

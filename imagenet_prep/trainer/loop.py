@@ -30,9 +30,6 @@ from imagenet_prep.trainer.log import SCALARS, Log, Timer
 from imagenet_prep.trainer.mirror import Mirror
 from imagenet_prep.trainer.schedule import Plateau
 
-# Images of train that are held out of it: they decide what is tuned, validation is for the end.
-_HOLDOUT = "holdout"
-
 
 @dataclass(frozen=True)
 class _Plateau:
@@ -100,9 +97,11 @@ class _Training:
         self._watched: BatchReader | None = None
         self._test: BatchReader | None = None
         if not (config.synthetic or config.no_evaluation):
-            self._test = self._watched = self._open(schema.VALIDATION, open_reader)
-            if _HOLDOUT in self._reader.splits:
-                self._watched = self._open(_HOLDOUT, open_reader)
+            there = evaluation.splits(self._reader.splits, config.data_dir)
+            self._last_split = there.last
+            self._test = self._watched = self._open(there.last, open_reader)
+            if there.watched != there.last:
+                self._watched = self._open(there.watched, open_reader)
         self._plan = plan = recipe.resolve(
             config,
             comm.world.size,
@@ -169,6 +168,8 @@ class _Training:
             f"{plan.schedule.warmup_steps:,} steps of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
+        if self._test is not None and self._last_split == schema.HOLDOUT:
+            self._log.say("the set has no split validation: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt has no effect: rank 0 saves, and all resume from that.")
         found, place = self._on_first(self._restore)
@@ -365,7 +366,7 @@ class _Training:
         assert reader is not None
         score = evaluation.evaluate(self._learner.logits, reader, reader.num_examples, self._comm)
         is_test = reader is self._test
-        split = schema.VALIDATION if is_test else _HOLDOUT
+        split = self._last_split if is_test else schema.HOLDOUT
         epoch = self._plan.epoch(self._step)
         self._log.evaluation(self._step, epoch, split, score, self._saved_at)
         if is_test and self._test is not self._watched:

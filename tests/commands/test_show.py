@@ -1,4 +1,4 @@
-"""`show`: one shard, looked into with nothing but the shard."""
+"""`show`: one shard, looked into with nothing but the shard; and images of a data set."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.keys import read_list
+from imagenet_prep.read import catalogue
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.reader import open_records
+from imagenet_prep.read.records import Records
 from tests.kit import command
 from tests.kit.dataset import Reference, everything, records
 from tests.kit.faults import cut, flip_bit
@@ -158,8 +164,114 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(prepared: Path) -> None:
     assert (process.wait(command.PATIENCE_S), err) == (141, b"")
 
 
+def keys_of(out: Path, split: str) -> list[str]:
+    """Returns the keys of a split, in the order of its records."""
+    pictures = [image for name in sorted(out.glob(f"{split}-*")) for image in records(name)]
+    if split == "validation":
+        return [image.filename for image in pictures]
+    return [f"{image.wnid}/{image.filename}" for image in pictures]
+
+
+def test_the_keys_of_a_set_are_a_list_for_other_verbs(reference: Reference, tmp_path: Path) -> None:
+    whole = command.run("show", reference.out, "--keys")
+    train = command.run("show", reference.out, "--keys", "--splits", "train", "--limit", "7")
+    as_json = command.run("show", reference.out, "--keys", "--json", "--splits", "validation")
+
+    expected = {split: keys_of(reference.out, split) for split in ("train", "validation")}
+    assert (whole.code, whole.err) == (0, "")
+    assert whole.out.splitlines() == expected["train"] + expected["validation"]
+    assert train.out.splitlines() == expected["train"][:7]
+    (tmp_path / "keys").write_text(train.out)
+    assert len(read_list(tmp_path / "keys").keys) == 7
+    rows = [json.loads(line) for line in as_json.out.splitlines()]
+    assert [row["key"] for row in rows] == expected["validation"]
+    assert [row["number"] for row in rows] == list(range(len(rows)))
+    assert {row["split"] for row in rows} == {"validation"}
+    wnids = [line.split()[0] for line in (reference.out / "labels.txt").read_text().splitlines()]
+    assert [row["wnid"] for row in rows] == [wnids[row["class_index"]] for row in rows]
+
+
+@pytest.mark.parametrize("form", ["CLASS/NAME", "NAME"])
+def test_one_image_of_a_set_is_shown_and_written(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    shard = reference.out / NAME
+    image = records(shard)[3]
+    key = f"{image.wnid}/{image.filename}" if form == "CLASS/NAME" else image.filename
+    out = tmp_path / "image.jpg"
+    result = command.run("show", reference.out, "--key", key, "--out", out)
+    as_json = command.run("show", reference.out, "--key", key, "--json")
+
+    assert (result.code, result.err, result.out.count("\n")) == (0, "", 1)
+    assert result.out.split()[:4] == [NAME, "3", str(image.stored_label), image.wnid]
+    assert out.read_bytes() == image.encoded
+    row = json.loads(as_json.out)
+    assert (row["key"], row["shard"], row["record"]) == (
+        f"{image.wnid}/{image.filename}",
+        NAME,
+        3,
+    )
+    assert (row["split"], row["encoded_bytes"]) == ("train", len(image.encoded))
+
+
+def test_the_images_of_a_class_are_shown_by_name_and_by_index(reference: Reference) -> None:
+    wnids = [line.split()[0] for line in (reference.out / "labels.txt").read_text().splitlines()]
+    by_name = command.run("show", reference.out, "--class", wnids[2], "--limit", "20")
+    by_index = command.run("show", reference.out, "--class", "2", "--limit", "20")
+    keys = command.run("show", reference.out, "--class", "2", "--keys", "--splits", "train")
+
+    rows = by_name.out.splitlines()
+    assert (by_name.code, by_name.err, by_index.out) == (0, "", by_name.out)
+    assert 0 < len(rows) <= 20
+    assert {row.split()[3] for row in rows} == {wnids[2]}
+    expected = [key for key in keys_of(reference.out, "train") if key.startswith(wnids[2])]
+    assert keys.out.splitlines() == expected
+    assert [row.split()[7] for row in rows[: len(expected)]] == [
+        key.partition("/")[2] for key in expected
+    ][:20]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--key", "absent"), "no image has the key absent. Keys are CLASS/NAME or NAME"),
+        (("--class", "n0"), "n0 not in the class list"),
+        (("--keys", "--splits", "holdout"), "no split holdout; there are: train, validation"),
+        (("--splits", "train"), "--splits is for --keys, --key and --class"),
+        (("--keys", "--key", "a"), "--keys and --key cannot go together"),
+        (("--key", "a", "--class", "1"), "--key and --class cannot go together"),
+        (("--keys", "--out", "x.jpg"), "--out needs --image or --key"),
+    ],
+)
+def test_what_a_set_has_not_is_refused(
+    reference: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    result = command.run("show", reference.out, *flags, cwd=tmp_path)
+
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_a_set_without_names_says_so(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless(config: ReadConfig) -> Records:
+        opened = open_records(config)
+        object.__setattr__(opened.manifest, "lacks", {"image/filename": "absent"})
+        return opened
+
+    monkeypatch.setattr(catalogue, "open_records", nameless)
+    with pytest.raises(UsageError, match="its records name no files, so its images have no keys"):
+        catalogue.Catalogue(str(prepared), ("train",))
+
+
 def test_show_changes_nothing(reference: Reference) -> None:
     before = everything(reference.out)
     command.run("show", reference.out / NAME)
+    command.run("show", reference.out, "--keys")
 
     assert everything(reference.out) == before

@@ -46,8 +46,11 @@ def arguments(settings: dict[str, Any]) -> list[str]:
     return words
 
 
-def make_shades(root: Path) -> Path:
-    """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length."""
+def make_shades(root: Path, other: str = "validation") -> Path:
+    """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length.
+
+    The 22 are of the split `other`.
+    """
     colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
 
     def example(number: int) -> ImageExample:
@@ -61,7 +64,7 @@ def make_shades(root: Path) -> Path:
         ends = np.cumsum([start, *counts]).tolist()
         return [[example(n) for n in range(*pair)] for pair in itertools.pairwise(ends)]
 
-    splits = {"train": split((30, 37), 0), "validation": split((12, 10), NUM_TRAIN)}
+    splits = {"train": split((30, 37), 0), other: split((12, 10), NUM_TRAIN)}
     write_set(root, splits, num_classes=CLASSES)
     return root
 

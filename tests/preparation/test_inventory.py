@@ -82,6 +82,22 @@ def test_a_holdout_is_taken_out_of_train_after_the_subset(tmp_path: Path) -> Non
     assert inventory.taken == Counter({"train.tar": 6})
 
 
+@pytest.mark.parametrize(("percent", "number"), [(10.0, 1), (33.4, 3), (50.0, 4), (0.1, 1)])
+def test_a_share_of_train_is_held_out_as_that_many_images_are(
+    tmp_path: Path, percent: float, number: int
+) -> None:
+    stores = [LocalStore(tmp_path / name) for name in ("share", "number")]
+    wishes = [selection(holdout_percent=percent), selection(holdout=number)]
+    share, count = (
+        take_inventory(wish, store, WORKERS, quiet=True)
+        for wish, store in zip(wishes, stores, strict=True)
+    )
+
+    assert share.plans == count.plans
+    for split, _ in zip(share.plans, count.plans, strict=True):
+        assert keys(stores[0], split) == keys(stores[1], split)
+
+
 def test_something_must_be_left_in_train(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--holdout 9: train has 9 images, and one must be left"):
         take_inventory(selection(holdout=9), LocalStore(tmp_path), WORKERS, quiet=True)

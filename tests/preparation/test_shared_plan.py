@@ -43,7 +43,8 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
         classes[key].append(steps.gather(key, pieces))
     ranks = [r for key, lists in classes.items() for r in steps.ranks(key, lists)]
     counts = steps.count(tasks, [receipt.content for receipt in receipts])
-    census = steps.census(counts, smallest(ranks, wanted.holdout))
+    number = wanted.held_out(sum(counts.used["train"]))
+    census = steps.census(counts, smallest(ranks, number))
     shares = defaultdict(list)
     # In any order, as they come from workers.
     for of_class in sorted(classes, reverse=True):
@@ -69,6 +70,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
         selection(source=Mixed(CLASSES, PARTS)),
         selection((4, 0, 5), any_counts=True, holdout=3),
         selection(holdout=3, num_shards={"train": 3, "holdout": 2}),
+        selection((5, 3, 2), any_counts=True, holdout_percent=40.0),
         selection(holdout_per_class=1),
         selection(per_class=2, any_counts=True, classes=frozenset((0, 2)), seed=7),
         excluding(FIRST, num_shards={"train": 3}),
@@ -79,6 +81,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
         "mixed",
         "empty-class",
         "holdout",
+        "holdout-share",
         "holdout-per-class",
         "subset",
         "excluded",

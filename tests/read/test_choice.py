@@ -111,6 +111,49 @@ def test_folds_are_disjoint_and_together_everything(pictures: Path) -> None:
     assert min(map(len, folds)) >= 8
 
 
+def test_the_others_of_a_fold_are_all_that_it_leaves(pictures: Path) -> None:
+    """A part to evaluate on and the rest to train on: disjoint, and together the split."""
+    for fold in ((0, 10), (9, 10), (1, 2)):
+        part, rest = (chosen(pictures, fold=fold, others=others) for others in (False, True))
+        assert not part & rest
+        assert part | rest == set(range(COUNT))
+    one, other = (open_set(pictures, fold=(0, 2), others=others) for others in (False, True))
+    with pytest.raises(UsageError, match="the state has choice"):
+        other.restore(one.state())
+
+
+def test_excluded_keys_are_left_out(pictures: Path, tmp_path: Path) -> None:
+    keys = listed(tmp_path / "keys", [7, 3, 3, 79])
+    reader = open_set(pictures, exclude=keys)
+
+    assert chosen(pictures, exclude=keys) == set(range(COUNT)) - {3, 7, 79}
+    assert chosen(pictures, exclude=keys, classes=[3]) == set(range(11, COUNT, 8))
+    lines = subprocess.run(["sort", "-u", keys], env={"LC_ALL": "C"}, capture_output=True).stdout
+    assert reader.choice["exclude"] == hashlib.sha256(lines).hexdigest()
+    assert reader.choice != open_set(pictures, keys=keys).choice
+    assert reader.num_examples == COUNT - 3
+
+
+def test_chosen_classes_are_numbered_anew_where_that_is_asked_for(pictures: Path) -> None:
+    def labels(**asked: Any) -> dict[int, int]:
+        reader = open_set(pictures, 7, training=False, fields=("number", "class_index"), **asked)
+        rows = [zip(b["number"], b["class_index"], strict=True) for b in reader]
+        return {int(n): int(label) for n, label in itertools.chain(*rows) if n >= 0}
+
+    sparse, dense = (labels(classes=[wnid(5), 2], remap=remap) for remap in (False, True))
+
+    # In the order of the class list, whatever the order of the wish.
+    assert {sparse[n]: dense[n] for n in sparse} == {2: 0, 5: 1}
+    assert set(dense) == {number for number in range(COUNT) if number % CLASSES in (2, 5)}
+    reader = open_set(pictures, classes=[5, 2], remap=True)
+    assert (reader.num_classes, reader.classes) == (2, (wnid(2), wnid(5)))
+    assert reader.choice["remap"] is True
+    with pytest.raises(UsageError, match="the state has choice"):
+        reader.restore(open_set(pictures, classes=[5, 2]).state())
+    whole = open_set(pictures, classes=[5, 2])
+    assert (whole.num_classes, whole.classes) == (8, tuple(map(wnid, range(CLASSES))))
+
+
 def test_a_choice_is_the_same_for_ever(pictures: Path) -> None:
     # States that were saved go on only among the examples among which they were saved.
     assert sorted(chosen(pictures, fraction=0.1)) == [9, 12, 34, 37, 46, 78]
@@ -224,6 +267,9 @@ def test_a_folder_that_cannot_keep_names_is_named_and_what_names_another(
         ({"fraction": 0.0}, "fraction=0.0: expected more than 0, at most 1"),
         ({"fraction": 1.5}, "fraction=1.5"),
         ({"fold": (3, 3)}, r"fold=\(3, 3\): expected \(k, n\) with 0 <= k < n"),
+        ({"others": True}, r"others=True reads all parts but one of a fold: give fold=\(k, n\)"),
+        ({"remap": True}, r"remap=True numbers the chosen classes anew: give classes=\[...\] too"),
+        ({"exclude": "absent"}, "absent: the list of keys cannot be read: No such file"),
         ({"fold": (299, 300)}, "train of .*: no example of it is chosen"),
         ({"keys": "absent"}, "absent: the list of keys cannot be read: No such file"),
     ],
@@ -233,10 +279,11 @@ def test_what_chooses_nothing_is_refused(pictures: Path, asked: dict[str, Any], 
         open_set(pictures, **asked)
 
 
-def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["keys", "exclude"])
+def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path, option: str) -> None:
     keys = listed(tmp_path / "keys", [*range(3), *range(100, 107)])
     with pytest.raises(UsageError) as refused:
-        open_set(pictures, keys=keys)
+        open_set(pictures, **{option: keys})
 
     (sentence, *_) = str(refused.value).split(" Keys are written")
     assert "keys: lines 4, 5, 6, 7, 8 and 2 more: no such key in train of" in sentence

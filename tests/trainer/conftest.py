@@ -28,7 +28,7 @@ def train(tf: Any, shades: Path) -> Callable[..., Any]:
 @pytest.fixture
 def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """As `train`, but for the framework: what the loop does is the same for each."""
-    from imagenet_prep.read import Reader, make_dataset
+    from imagenet_prep.train import readers
     from imagenet_prep.trainer import loop
     from tests.kit.numpy_learner import NumpyLearner
 
@@ -38,12 +38,6 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         # Not "tensorflow", whose log has TensorBoard's files.
         settings = flags(shades, log_dir, framework="mxnet", backend="native")
         config = Config(**settings | more)
-
-        def open_reader(split: str, training: bool, world: Any) -> Reader:
-            how: Any = {"training": training, "world": world, "seed": config.seed}
-            sizes = (config.batch_size, config.image_size)
-            return make_dataset(shades, split, *sizes, framework="numpy", backend="native", **how)
-
-        return loop.train(config, open_reader)
+        return loop.train(config, readers(config))
 
     return run

@@ -221,12 +221,14 @@ def test_files_are_named_in_the_administrators_folder_alone(
     files.mkdir()
     (files / "link").symlink_to("/proc/self/environ")
     elsewhere = ["/proc/self/environ", f"{files}/../x", f"{files}/link", "hosts", f"{files}2/x"]
+    elsewhere.append(f"{files}/../y")
     confs: list[dict[str, Any]] = [
         {"prepare_flags": [f"--exclude={elsewhere[0]}"]},
         {"prepare_flags": ["--exclude", elsewhere[1]]},
         {"replicate_to": f"hosts:{elsewhere[2]}:/x"},
         {"train_ranks": 1, "train_hosts": elsewhere[3]},
         {"train_ranks": 1, "train_flags": ["--keys", elsewhere[4]]},
+        {"train_ranks": 1, "train_flags": ["--exclude", elsewhere[4]]},
     ]
     for conf, file in zip(confs, elsewhere, strict=True):
         airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}

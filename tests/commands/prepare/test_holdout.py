@@ -67,6 +67,10 @@ def test_the_images_of_train_are_divided_and_nothing_else_is_changed(
     sources = [source["members"] for source in divided["sources"]]
     assert sources == [source["members"] for source in manifest(whole)["sources"]] == [120]
     assert command.run("verify", held, "--level", "decode").code == 0
+    share = tmp_path / "share"
+    assert prepare(cifar, share, "--holdout", "20.0%", "--train-shards", "3").code == 0
+    assert contents(share)["holdout-00000-of-00001"] == contents(held)["holdout-00000-of-00001"]
+    assert manifest(share)["config"]["holdout"] == "20%"
     shown = command.run("show", held / "holdout-00000-of-00001", "--json")
     assert shown.out.count("\n") == 20
 

@@ -1,0 +1,91 @@
+"""What a data set holds, image by image: its keys, one image, the images of a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.read.choice import Finder, class_indices
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.reader import kept, open_records
+
+
+class Entry(NamedTuple):
+    """One image, as it is called.
+
+    Attributes:
+      split: in which it is.
+      number: of the example, counted through the shards of the split.
+      class_index: in the class list.
+      wnid: of its class.
+      key: see `dataset.keys`.
+    """
+
+    split: str
+    number: int
+    class_index: int
+    wnid: str
+    key: str
+
+
+class Catalogue:
+    """Some splits of a data set, on this machine or elsewhere."""
+
+    def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
+        """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
+        self._configs = [ReadConfig(data_dir, split, 1) for split in splits]
+        self._splits = {config.split: open_records(config) for config in self._configs}
+        if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
+            raise UsageError(
+                f"{data_dir}: its records name no files, so its images have no keys. "
+                "`imagenet-prep show SHARD` shows them by number."
+            )
+
+    def entries(self, of_class: str | None = None) -> Iterator[Entry]:
+        """Yields all images, or those of a class, in the order of their records.
+
+        No image is read. Of a set of which only a part is here, only that part is looked at.
+
+        Args:
+          of_class: its WNID, or its class index.
+
+        Raises:
+          UsageError: there is no such class.
+          ImagenetPrepError: as for `Records.name`.
+        """
+        for split, records in self._splits.items():
+            classes = None if of_class is None else class_indices([of_class], records.wnids)
+            shards = records.placement.held(records.examples_per_shard)
+            records.follow([[shard] for shard in shards])
+            for number in (n for shard in shards for n in records.numbers_of(shard)):
+                class_index, key = records.name(number)
+                if classes is None or class_index in classes:
+                    yield Entry(split, number, class_index, records.wnids[class_index], key)
+            records.close()
+
+    def find(self, key: str) -> list[Entry]:
+        """Returns the images with a key, CLASS/NAME or NAME alone: at most one of each split.
+
+        Raises:
+          ImagenetPrepError: as for `Reader.find`.
+        """
+        found = []
+        for config in self._configs:
+            records = self._splits[config.split]
+            try:
+                number = Finder(records, kept(config, records)).find(key)
+            except KeyError:
+                continue
+            class_index, name = records.name(number)
+            wnid = records.wnids[class_index]
+            found.append(Entry(config.split, number, class_index, wnid, name))
+        return found
+
+    def read(self, entry: Entry) -> tuple[Json, ImageExample]:
+        """Returns where an image lies, and the image, proven; raises as `Records.read`."""
+        records = self._splits[entry.split]
+        return records.located(entry.number), records.read(entry.number)

@@ -1,0 +1,80 @@
+"""Which splits a run is evaluated on, and which images of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.trainer import evaluation
+from tests.kit.tfrecords import wnid
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, make_shades, rows
+
+Train = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("there", "watched", "last"),
+    [
+        (("train", "validation"), "validation", "validation"),
+        (("train", "holdout"), "holdout", "holdout"),
+        (("train", "holdout", "validation"), "holdout", "validation"),
+    ],
+    ids=" ".join,
+)
+def test_what_was_held_out_decides_and_validation_is_for_the_end(
+    there: Sequence[str], watched: str, last: str
+) -> None:
+    assert evaluation.splits(there, "set") == (watched, last)
+
+
+def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(
+    train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imagenet_prep.read.Reader.splits", ("train",))
+    with pytest.raises(UsageError, match="--holdout 10%, which .*; or train with --no-evaluation"):
+        train_by_numpy(tmp_path / "run")
+    assert train_by_numpy(tmp_path / "run", no_evaluation=True) is None
+
+
+def test_without_validation_a_run_is_evaluated_on_what_was_held_out(
+    train_by_numpy: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = make_shades(tmp_path / "set", "holdout")
+    score = train_by_numpy(tmp_path / "run", data_dir=str(held), eval_every=1.0)
+
+    assert "the set has no split validation: evaluations use holdout" in capsys.readouterr().out
+    found = rows(tmp_path / "run", "evaluation")
+    assert {(row["split"], row["examples"]) for row in found} == {("holdout", NUM_VALIDATION)}
+    assert found[-1]["top1"] == score.top1
+    assert rows(tmp_path / "run", "test") == []
+
+
+def test_lists_and_classes_choose_what_is_trained_and_evaluated_on(
+    train_by_numpy: Train, shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    keys = tmp_path / "bad"
+    keys.write_text("".join(f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG\n" for n in (0, 4, 5, 8)))
+
+    def start(name: str, **more: Any) -> dict[str, Any]:
+        train_by_numpy(tmp_path / name, num_epochs=1.0, batch_size=4, **more)
+        (begun,) = rows(tmp_path / name, "start")
+        (row,) = rows(tmp_path / name, "evaluation")
+        return {name: begun[name] for name in ("num_examples", "num_classes")} | row
+
+    of_train, of_validation = ([n % 4 for n in range(*ends)] for ends in ((67,), (67, 89)))
+    left_out = start("excluded", exclude=str(keys))
+    assert (left_out["num_examples"], left_out["examples"]) == (NUM_TRAIN - 4, NUM_VALIDATION)
+    chosen = {"classes": ("3", wnid(0))}
+    some, dense = (start(f"{n}", **chosen, **more) for n, more in enumerate(({}, {"remap": True})))
+    for each in (some, dense):
+        assert each["num_examples"] == sum(of_train.count(label) for label in (0, 3))
+        assert each["examples"] == sum(of_validation.count(label) for label in (0, 3))
+    assert (some["num_classes"], dense["num_classes"]) == (4, 2)
+    # A checkpoint of other classes is another run's.
+    with pytest.raises(UsageError, match="num_classes"):
+        train_by_numpy(tmp_path / "1", num_epochs=1.0, batch_size=4, **chosen)

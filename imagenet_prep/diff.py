@@ -30,7 +30,8 @@ _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
     "class_b,width_b,height_b,sha256_b,shard_b,record_b"
 )
-_FIRST_KEYS = 10
+# In JSON, and in what people read.
+_FIRST_KEYS, _SHOWN_KEYS = 10, 3
 _WORDS = {
     "only_in_a": "only in A",
     "only_in_b": "only in B",
@@ -148,10 +149,8 @@ def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
     partial = path.with_name(f".{path.name}.partial")
     with storage_errors("write", path), removed_on_failure(partial):
         partial.unlink(missing_ok=True)  # of a run that was killed
-        with (
-            new_file(partial) as file,
-            io.TextIOWrapper(file, "utf-8", newline="", write_through=True) as text,
-        ):
+        with new_file(partial) as file:
+            text = io.TextIOWrapper(file, "utf-8", newline="")
             lines = csv.writer(text)
             lines.writerow(_COLUMNS.split(","))
             yield lambda difference: lines.writerow(_row(difference))
@@ -180,9 +179,8 @@ def _text(found: Json) -> Iterator[str]:
         yield f"{split}:"
         for kind, keys in of_split["first_keys"].items():
             if count := of_split[kind]:
-                more = ", ..." if count > len(keys) else ""
-                shown = ", ".join(map(terminal.printable, keys))
-                yield f"  {_WORDS[kind]:<11} {count:>12,}  {shown}{more}"
+                shown = [*map(terminal.printable, keys[:_SHOWN_KEYS]), "..."]
+                yield f"  {_WORDS[kind]:<11} {count:>12,}  {', '.join(shown[:count])}"
 
 
 def run(argv: Sequence[str]) -> int:

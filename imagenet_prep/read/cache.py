@@ -14,7 +14,9 @@ import contextlib
 import fcntl
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
@@ -76,6 +78,16 @@ class _Copy:
             self._bring(shard.files, near)
             # This waits for nobody: an exclusive lock is only taken with the lock of the name.
             return HeldFile(path, fcntl.LOCK_SH)
+
+    def bring_samples(self, shards: Sequence[Shard]) -> None:
+        """Leaves the tables of samples of some shards in `root`, proven; several come at once."""
+
+        def bring(table: File) -> None:
+            with storage_errors("fetch", self.root / table.name), only_one(self._store, table.name):
+                self._bring([table], set)
+
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="fetch") as pool:
+            deque(pool.map(bring, (shard.samples for shard in shards if shard.samples)), maxlen=0)
 
     def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
         """Leaves files in `root`, proven. The caller has locked their name in the folder."""
@@ -188,6 +200,10 @@ class NodeCache:
             )
         self._copy.ended.clear()
         self._ahead.follow(epoch)
+
+    def bring_samples(self, shards: Sequence[Shard]) -> None:
+        """Fetches the tables of samples of some shards; raises as `need`."""
+        self._copy.bring_samples(shards)
 
     def need(self, shard: Shard) -> HeldFile:
         """Returns a shard, open, once it and its index are in `root`.

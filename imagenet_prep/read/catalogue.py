@@ -11,7 +11,8 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read.choice import Finder, class_indices
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.reader import kept, open_records
+from imagenet_prep.read.names import Names
+from imagenet_prep.read.reader import open_records
 
 
 class Entry(NamedTuple):
@@ -37,8 +38,7 @@ class Catalogue:
 
     def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
         """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
-        self._configs = [ReadConfig(data_dir, split, 1) for split in splits]
-        self._splits = {config.split: open_records(config) for config in self._configs}
+        self._splits = {split: open_records(ReadConfig(data_dir, split, 1)) for split in splits}
         if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
             raise UsageError(
                 f"{data_dir}: its records name no files, so its images have no keys. "
@@ -55,16 +55,16 @@ class Catalogue:
 
         Raises:
           UsageError: there is no such class.
-          ImagenetPrepError: as for `Records.name`.
+          ImagenetPrepError: as for `Names.of`.
         """
         for split, records in self._splits.items():
             classes = None if of_class is None else class_indices([of_class], records.wnids)
-            shards = records.placement.held(records.examples_per_shard)
-            records.follow([[shard] for shard in shards])
-            for number in (n for shard in shards for n in records.numbers_of(shard)):
-                class_index, key = records.name(number)
-                if classes is None or class_index in classes:
-                    yield Entry(split, number, class_index, records.wnids[class_index], key)
+            names = Names(records)
+            for shard in records.placement.held(records.examples_per_shard):
+                found = zip(records.numbers_of(shard), names.of(shard), strict=True)
+                for number, (class_index, key) in found:
+                    if classes is None or class_index in classes:
+                        yield Entry(split, number, class_index, records.wnids[class_index], key)
             records.close()
 
     def find(self, key: str) -> list[Entry]:
@@ -74,15 +74,13 @@ class Catalogue:
           ImagenetPrepError: as for `Reader.find`.
         """
         found = []
-        for config in self._configs:
-            records = self._splits[config.split]
+        for split, records in self._splits.items():
             try:
-                number = Finder(records, kept(config, records)).find(key)
+                number = Finder(records).find(key)
             except KeyError:
                 continue
-            class_index, name = records.name(number)
-            wnid = records.wnids[class_index]
-            found.append(Entry(config.split, number, class_index, wnid, name))
+            class_index, name = Names(records).at(number)
+            found.append(Entry(split, number, class_index, records.wnids[class_index], name))
         return found
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:

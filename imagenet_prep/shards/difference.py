@@ -19,7 +19,8 @@ from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch, tables
 from imagenet_prep.storage.store import Readable
 
-# An entry ends with the number of its shard, that of its record, and the end of the line.
+# An entry of a run is a key, a byte of 0, what is compared (class, bytes, width, height, sha256), a
+# byte of 0, the number of the shard and that of the record, and the end of the line.
 _SHARD_DIGITS, _RECORD_DIGITS = 5, 9
 _PLACE = _SHARD_DIGITS + _RECORD_DIGITS + 1
 
@@ -127,15 +128,15 @@ def _entries(side: Side, split: str, labels: Sequence[int], common: set[str]) ->
     for number, shard in enumerate(side.shards(split)):
         if shard.samples_sha256 in common:
             continue
-        for record, sample in enumerate(tables.rows(side.place, shard)):
-            key, index, _, width, height, sha256, *_ = sample
+        found = tables.heads(side.place, shard, images=True)
+        for record, (key, index, image) in enumerate(found):
             if index >= len(labels):
                 raise DataDamagedError(
                     f"{side.place.where(naming.samples_name(shard.name))}: line {record + 2:,} has "
                     f"class {index:,}, and there are {len(labels):,}"
                 )
-            compared = f"{key}\0{labels[index]}\0{width}\0{height}\0{sha256}\0"
-            yield f"{compared}{number:05}{record:09}\n".encode()
+            place = number, record
+            yield b"%b\0%d,%b\0%05d%09d\n" % (key.encode(), labels[index], image, *place)
 
 
 def _between(
@@ -149,7 +150,8 @@ def _between(
     differing = places[0].keys() ^ places[1].keys()
     found: dict[bytes, list[Stored | None]] = {}
     for entry in sorted(differing):
-        key, label, width, height, sha256, _ = entry.split(b"\0")
+        key, compared, _ = entry.split(b"\0")
+        label, _, width, height, sha256 = compared.decode().split(",")
         at = int(entry not in places[0])
         place = places[at][entry]
         shard = sides[at].shards(split)[int(place[:_SHARD_DIGITS])].name
@@ -160,7 +162,6 @@ def _between(
                 f"{sides[at].place.where(naming.samples_name(shard))}: line {record + 2:,} has a "
                 f"key that is in another line of {split} as well. Run imagenet-prep verify."
             )
-        image = int(width), int(height), sha256.decode()
-        of_key[at] = Stored(classes[int(label)], *image, shard, record)
+        of_key[at] = Stored(classes[int(label)], int(width), int(height), sha256, shard, record)
     for key, (a, b) in found.items():
         yield Difference(split, key.decode(), a, b)

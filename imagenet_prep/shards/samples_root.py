@@ -28,5 +28,6 @@ def samples_root(samples: Iterable[Sample], folder: Path) -> str:
     # No key has a byte of 0, so the rest of a line decides only between equal keys.
     entries = (b"%b\0%b\n" % (sample.key.encode(), sample.leaf) for sample in samples)
     with tempfile.TemporaryDirectory(prefix="samples-", dir=folder) as temporary:
-        lines = runs.merged(runs.write(Path(temporary), "samples", entries))
+        files = runs.write(Path(temporary), "samples", entries)
+        lines = (line for (of_range,) in runs.side_by_side([files]) for line in of_range)
         return merkle.root(line[line.index(b"\0") + 1 : -1] for line in lines)

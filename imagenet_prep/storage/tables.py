@@ -10,11 +10,28 @@ from imagenet_prep.dataset import naming, samples
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.storage.fetch import as_file, hashed
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Readable
 
 
-def rows(store: Store, shard: Shard) -> Iterator[Sample]:
-    """Yields the samples of a shard in the order of its records.
+def rows(store: Readable, shard: Shard) -> Iterator[Sample]:
+    """Yields the samples of a shard in the order of its records; proven as `lines` are.
+
+    Raises:
+      DataDamagedError: also where no run of this program wrote a line so.
+    """
+    return samples.parse(lines(store, shard), store.where(naming.samples_name(shard.name)))
+
+
+def heads(
+    store: Readable, shard: Shard, *, images: bool = False
+) -> Iterator[tuple[str, int, bytes]]:
+    """Yields the beginnings of the lines, see `samples.heads`; as `rows`."""
+    where = store.where(naming.samples_name(shard.name))
+    return samples.heads(lines(store, shard), where, images=images)
+
+
+def lines(store: Readable, shard: Shard) -> Iterator[bytes]:
+    """Yields the lines of a shard's table, the header first.
 
     The table is proven when the last has been yielded, not before: whoever cannot take back what it
     does with the first reads all of them before.
@@ -24,19 +41,20 @@ def rows(store: Store, shard: Shard) -> Iterator[Sample]:
       StoreError: it cannot be read.
     """
     name = naming.samples_name(shard.name)
-    where, digest, examples = store.where(name), hashlib.sha256(), 0
+    where, digest, number = store.where(name), hashlib.sha256(), 0
     try:
         with store.opened(name) as file:
-            lines = samples.read_lines(as_file(hashed(file, [digest])))
-            for sample in samples.parse(lines, where):
-                examples += 1
-                if examples > shard.examples:
+            found = samples.read_lines(as_file(hashed(file, [digest])))
+            for number, line in enumerate(found):
+                if number > shard.examples:
                     raise DataDamagedError(f"{where}: more than {shard.examples:,} lines")
-                yield sample
+                yield line
     except OSError as error:
         raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
-    if (found := digest.hexdigest()) != shard.samples_sha256:
+    if number < shard.examples:
+        raise DataDamagedError(f"{where}: {number:,} lines, expected {shard.examples:,}")
+    if (sha256 := digest.hexdigest()) != shard.samples_sha256:
         raise DataDamagedError(
-            f"{where}: sha256 {found}, the manifest says {shard.samples_sha256}. Fetch it again "
+            f"{where}: sha256 {sha256}, the manifest says {shard.samples_sha256}. Fetch it again "
             "from where the data set was made."
         )

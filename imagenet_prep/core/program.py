@@ -56,7 +56,8 @@ def finish(main: Callable[[], int]) -> NoReturn:
         code = errors.EXIT_INTERRUPTED
     finally:
         try:
-            signals.handle(_ignore, signal.SIGINT, signal.SIGALRM)
+            # Not SIG_IGN: Python would complain of a signal that is on its way.
+            signals.handle(lambda *_: None, signal.SIGINT, signal.SIGALRM)
             code = _flushed(code)
             for act in _LAST_ACTS:
                 act()
@@ -112,7 +113,3 @@ def _unraisable(lost: sys.UnraisableHookArgs) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
     else:
         sys.__unraisablehook__(lost)
-
-
-def _ignore(_signum: int, _frame: types.FrameType | None) -> None:
-    """Does nothing: SIG_IGN would make Python complain of a signal that is on its way."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -17,6 +16,8 @@ from imagenet_prep.dataset import schema
 # Room for millions of keys. The list may be a pipe, as the shell makes for <(…), or a device, which
 # has no end.
 _MOST_BYTES = 64 << 20
+# So many keys become one text.
+_AT_ONCE = 1 << 14
 # A path on Linux has no more (PATH_MAX).
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -102,31 +103,32 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     Raises:
       UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
     """
+    keys: dict[str, int] = {}
+    start = 0
     try:
         # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             os.set_blocking(descriptor, True)
-            data = file.read(_MOST_BYTES + 1)
+            # A line at a time: a list may have millions.
+            lines = iter(lambda: file.readline(_MOST_BYTES + 1 - start), b"")
+            for number, line in enumerate(lines, start=1):
+                # Editors of Windows begin a file with a mark, which would become a part of a key.
+                key = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if key:
+                    keys.setdefault(key, number)
+                start += len(line)
     except OSError as error:
         raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
-    if len(data) > _MOST_BYTES:
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
+        ) from None
+    if start > _MOST_BYTES:
         raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
-    keys: dict[str, int] = {}
-    start = 0
-    # A line at a time: all lines as text would take ten times their bytes.
-    for number, line in enumerate(io.BytesIO(data), start=1):
-        # Editors of Windows begin a file with a mark, which would become a part of the first key.
-        try:
-            key = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
-            ) from None
-        if key:
-            keys.setdefault(key, number)
-        start += len(line)
     if not keys:
         raise UsageError(f"{path}: lists no key, expected one a line. A pipe must have a writer.")
-    content = "".join(f"{key}\n" for key in sorted(keys))
-    return KeyList(str(path), keys, hashlib.sha256(content.encode()).hexdigest())
+    ordered, digest = sorted(keys), hashlib.sha256()
+    for first in range(0, len(ordered), _AT_ONCE):
+        digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())
+    return KeyList(str(path), keys, digest.hexdigest())

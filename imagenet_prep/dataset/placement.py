@@ -17,12 +17,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from imagenet_prep.core import records, regular_file
-from imagenet_prep.core.errors import (
-    DataDamagedError,
-    ManifestError,
-    StoreError,
-    UsageError,
-)
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Manifest, Shard

@@ -2,8 +2,7 @@
 
 A prepared set has one flat object of settings, since one run makes all its splits; they name the
 splits. Sets of other verbs have `{"verb": ..., "splits": {split: settings}}`, since a run may add a
-split to what others made. Before that shape there was `{verb: {split: settings}}`, which is still
-read.
+split to what others made.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.core import records
 
-# Settings by name. Verbs and versions have different ones.
+# Settings by name. Verbs have different ones.
 Config = dict[str, Any]
 
 PREPARE = "prepare"
@@ -58,19 +57,11 @@ def parse(config: Config) -> Settings:
     """Returns the settings that `config` holds.
 
     Raises:
-      ValueError: no version of this program has written it.
+      ValueError: this program has not written it.
     """
-    verb: Any = config.get("verb")
-    if verb is None and isinstance(config.get("splits"), list):
-        splits = records.parse(list[str], config["splits"])
-        return Settings(PREPARE, dict.fromkeys(splits, config))
+    splits, verb = config.get("splits"), config.get("verb")
     if verb is None:
-        verb = next((verb for verb in (RESIZE, ADOPT) if verb in config), "")
+        return Settings(PREPARE, dict.fromkeys(records.parse(list[str], splits), config))
     if verb not in (RESIZE, ADOPT):
         raise ValueError("these are settings of no verb of this program")
-    of_each = records.parse(dict[str, Config], config.get("splits" if "verb" in config else verb))
-    if any(each.get("rewrite") for each in of_each.values()):
-        return Settings(
-            RESIZE, {s: {**KEEP_ORIGINAL, "source": of_each[s].get("source")} for s in of_each}
-        )
-    return Settings(verb, {split: {} for split in of_each} if verb == ADOPT else of_each)
+    return Settings(verb, records.parse(dict[str, Config], splits))

@@ -19,7 +19,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.dataset.manifest import Problem
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.distribute.messages import FROM_LOOKING
-from imagenet_prep.hosts.channel import Process
+from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.messages import PROTOCOL, BrokenError, Cause, count, sentence
 from imagenet_prep.hosts.process import Ending, command_on, run_all
 
@@ -96,33 +96,29 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
         placement=request.placement(address),
     )
     problems: list[Problem] = []
-    answer: Json | None = None
-    broken: BrokenError | None = None
-    try:
+    answers: list[Json] = []
+
+    def take(frame: Frame) -> None:
         # If there is too little space, that is its last message, after all that it lacks.
-        while (frame := process.channel.read()) is not None:
-            match frame.kind:
-                case "error":
-                    raise by_name(frame.fields["error"])(frame.fields["message"])
-                case "problem" if len(problems) < num_files + _MORE_PROBLEMS:
-                    problems.append(Problem(**frame.fields))
-                case "looked" if answer is None:
-                    answer = {"problems": problems, **frame.fields}
-                case _:
-                    raise BrokenError(f"it says {frame.kind!r} too often")
-    except BrokenError as error:
-        broken = error
-        process.kill()
-    except OSError:
-        pass  # the error of ssh, below, says more
-    finally:
-        ending = process.end()
-    if broken is not None and (answer is None or broken.cause is Cause.UNREADABLE):
-        kind = IncompleteError if broken.cause is Cause.SILENT else StoreError
+        match frame.kind:
+            case "error":
+                raise by_name(frame.fields["error"])(frame.fields["message"])
+            case "problem" if len(problems) < num_files + _MORE_PROBLEMS:
+                problems.append(Problem(**frame.fields))
+            case "looked" if not answers:
+                answers.append({"problems": problems, **frame.fields})
+            case _:
+                raise BrokenError(f"it says {frame.kind!r} too often")
+
+    broken, ending = process.listen(take)
+    # Of a connection that has ended, the error of ssh says more.
+    cause = broken.cause if broken else Cause.ENDED
+    if cause is Cause.UNREADABLE or (cause is Cause.SILENT and not answers):
+        kind = IncompleteError if cause is Cause.SILENT else StoreError
         raise kind(f"its answer cannot be used: {broken}.")
-    if answer is None:
+    if not answers:
         raise StoreError(ending.explained)
-    return answer
+    return answers[0]
 
 
 def pull(

@@ -22,7 +22,7 @@ from imagenet_prep.distribute.chain import Chain, Peer
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER
 from imagenet_prep.hosts.channel import START_S, Frame, Process
-from imagenet_prep.hosts.messages import PROTOCOL, BrokenError
+from imagenet_prep.hosts.messages import PROTOCOL
 from imagenet_prep.hosts.process import command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
 
@@ -176,15 +176,14 @@ class Leader:
             self._chain.giver_broken(peer, why, code)
 
     def _listen(self, peer: Peer, giver: _Giver, host: str | None, prove: bool) -> None:
-        request, why = self._request, ""
+        request = self._request
         words = ("imagenet_prep.distribute.send",)
         try:
             process = Process(
                 host or "localhost", request.python, words, FROM_GIVER, request.silence_s
             )
         except OSError as error:
-            why = f"it cannot be started: {error}"
-            self._events.put(partial(self._gone, peer, giver, why))
+            self._events.put(partial(self._gone, peer, giver, f"it cannot be started: {error}"))
             return
         giver.started(process)
         process.channel.begin(
@@ -201,13 +200,12 @@ class Leader:
             placement=request.placement(peer.address),
             limit=request.limit,
         )
-        try:
-            while not giver.stopped and (frame := process.channel.read()) is not None:
-                giver.room.acquire()
-                self._events.put(partial(self._message, peer, giver, frame))
-        except (BrokenError, OSError) as error:
-            why = str(error)
-        process.kill()
-        ending = process.end()
-        code = None if why else ending.code
-        self._events.put(partial(self._gone, peer, giver, why or ending.why, code))
+
+        def take(frame: Frame) -> bool:
+            giver.room.acquire()
+            self._events.put(partial(self._message, peer, giver, frame))
+            return giver.stopped
+
+        broken, ending = process.listen(take)
+        code = None if broken else ending.code
+        self._events.put(partial(self._gone, peer, giver, str(broken or ending.why), code))

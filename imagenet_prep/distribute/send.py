@@ -52,7 +52,8 @@ class Hop:
         self._pace = Pace(settings["limit"])
         self._line = Line(self._replica.files)
         self._news = threading.Condition()
-        # `_over` once the neighbour has ended; `_failed` where this host cannot give to it.
+        # `_over` once the neighbour has sent its last message, or ended; `_failed` where this host
+        # cannot give to it.
         self._over = self._failed = False
         words = ("imagenet_prep.distribute.receive", settings["path"])
         self.receiver = Process(
@@ -95,22 +96,14 @@ class Hop:
 
     def _listen(self) -> None:
         """Reads the neighbour's messages to the end; an invalid one ends the connection."""
-        verdict, cause, why = False, Cause.ENDED, ""
-        try:
-            while not verdict and (frame := self.receiver.channel.read()) is not None:
-                verdict = self._message(frame)
-        except BrokenError as error:
-            cause, why = error.cause, str(error)
-            self.receiver.kill()
-        except OSError as error:
-            why = str(error)
-        self._over = True
-        ending = self.receiver.end()
+        broken, ending = self.receiver.listen(self._message)
+        done, self._over = self._over, True
+        cause = broken.cause if broken else Cause.ENDED
         if cause is Cause.ENDED and ending.is_of_ssh:
             cause = Cause.UNREACHED
-        if not verdict and not self._failed:
+        if not done and not self._failed:
             with contextlib.suppress(OSError):  # the leader is gone: `_follow` sees that too
-                self._leader.write("lost", cause=cause, why=why or ending.why)
+                self._leader.write("lost", cause=cause, why=str(broken or ending.why))
 
     def _message(self, frame: Frame) -> bool:
         """Takes a message of the neighbour and tells the leader; True if it is the last."""
@@ -133,7 +126,8 @@ class Hop:
         self._leader.write(frame.kind, **fields)
         if spoiled:
             self._leader.write("spoiled", name=fields["name"])
-        return spoiled or frame.kind in ("whole", "error")
+        self._over = spoiled or frame.kind in ("whole", "error")
+        return self._over
 
     def _offer_what_is_here(self) -> None:
         replica = self._replica

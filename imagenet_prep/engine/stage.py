@@ -20,6 +20,8 @@ from imagenet_prep.storage.store import Store
 
 # 900 characters of a message, at most 4 bytes each, and a task's name.
 _RESERVE_BYTES = 4096
+# Others may read a bucket with receipts: workers have a random name, not that of their host.
+_PROCESS = uuid.uuid4().hex[:12]
 
 
 class Task(Protocol):
@@ -197,7 +199,8 @@ class Stage(Generic[AnyTask, AnyContent]):
             content, outputs = self.function(task)
             listed = [Published(each.name, each.temporary.stat().st_size) for each in outputs]
         seconds = round(time.time() - start, 3)
-        return Receipt(listed, round(start, 3), seconds, _worker(), content), outputs
+        worker = f"{_PROCESS}/{threading.current_thread().name}"
+        return Receipt(listed, round(start, 3), seconds, worker, content), outputs
 
     def publish(
         self, task: AnyTask, made: tuple[Receipt[AnyContent], Sequence[Output]]
@@ -294,11 +297,3 @@ def _named(task: Task) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"Task: {task.name}")
         raise
-
-
-# Others may read a bucket with receipts: workers have a random name, not that of their host.
-_PROCESS = uuid.uuid4().hex[:12]
-
-
-def _worker() -> str:
-    return f"{_PROCESS}/{threading.current_thread().name}"

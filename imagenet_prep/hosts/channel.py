@@ -234,6 +234,29 @@ class Process:
         )
         self._stderr = Tail(self._popen.stderr, hear=hear)
 
+    def listen(
+        self, take: Callable[[Frame], bool | None], patience_s: float = _END_S
+    ) -> tuple[BrokenError | None, Ending]:
+        """Gives each message to `take`, up to one for which that returns True; then ends it.
+
+        Silence kills it, and so does a message that `take` refuses by a BrokenError.
+
+        Returns:
+          What broke the connection, if anything did, and how the process ended, as `end` does.
+        """
+        broken = None
+        try:
+            while (frame := self.channel.read()) is not None and not take(frame):
+                pass
+        except BrokenError as error:
+            broken = error
+            self.kill()
+        except OSError as error:
+            broken = BrokenError(str(error), Cause.ENDED)
+        finally:
+            ending = self.end(patience_s)
+        return broken, ending
+
     def end(self, patience_s: float = _END_S) -> Ending:
         """Waits for its end, and kills it after so many seconds.
 

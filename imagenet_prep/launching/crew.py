@@ -134,25 +134,20 @@ class Crew:
         """Passes on what a host says, until its process has ended; a wrong message ends it."""
         # A host may say of each of its ranks that it failed, and once that none is left.
         may_say = {"failed": num_ranks, "done": 1}
-        why = ""
-        try:
-            while (frame := member.channel.read()) is not None:
-                if frame.kind == "printed":
-                    _print(sys.stdout, frame.body)
-                    continue
-                may_say[frame.kind] -= 1
-                if may_say[frame.kind] < 0:
-                    raise BrokenError(f"it says {frame.kind!r} too often")
-                self._events.put(partial(self._heard, frame))
-        except BrokenError as error:
-            why = f"the process that runs its ranks is given up: {error}"
-            member.kill()
-        except OSError as error:
-            why = str(error)
-            member.kill()
-        code = member.end(_ANSWER_S).code
-        if code and not why:
-            why = f"the process that runs its ranks ended with code {code}"
+
+        def take(frame: Frame) -> None:
+            if frame.kind == "printed":
+                _print(sys.stdout, frame.body)
+                return
+            may_say[frame.kind] -= 1
+            if may_say[frame.kind] < 0:
+                raise BrokenError(f"it says {frame.kind!r} too often")
+            self._events.put(partial(self._heard, frame))
+
+        broken, ending = member.listen(take, _ANSWER_S)
+        why = f"ended with code {ending.code}" if ending.code else ""
+        if broken:
+            why = f"is given up: {broken}"
         self._events.put(partial(self._ended, member.address, why))
 
     def _start_mpirun(self, argv: Sequence[str], environment: Mapping[str, str] | None) -> None:
@@ -187,15 +182,13 @@ class Crew:
         """Waits for all, and ends all where one has failed, or where that is asked."""
         while self._running:
             try:
-                event = self._events.get(timeout=self._left_s())
+                left_s = max(0.0, self._ends - time.monotonic())
+                event = self._events.get(timeout=None if left_s == float("inf") else left_s)
             except queue.Empty:
                 names = ", ".join(sorted(self._running))
                 _say(f"no answer from {names}: ranks may still run there")
                 return
             event()
-
-    def _left_s(self) -> float | None:
-        return None if self._ends == float("inf") else max(0.0, self._ends - time.monotonic())
 
     def _ask(self) -> None:
         if not self._asked:
@@ -234,7 +227,7 @@ class Crew:
     def _ended(self, address: str, why: str) -> None:
         self._running.remove(address)
         if why:
-            _say(f"{address}: {why}")
+            _say(f"{address}: the process that runs its ranks {why}")
             self._failed(NO_RANK, 1, left=False)
 
     def _mpirun_ended(self, code: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from imagenet_prep.core import errors, program, records, regular_file
+from imagenet_prep.core import canonical, errors, program, records, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -86,16 +85,7 @@ class Record:
 
     def save(self, folder: Path) -> None:
         """Writes it, whole or not at all."""
-        partial = folder / f"{RECORD}.{os.getpid()}"
-        with storage_errors("write", folder / RECORD):
-            # A launch that was killed has left it, or somebody has planted it for us to write into.
-            partial.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(
-                inside.open_inside(folder, partial.name, flags), "w", encoding="utf-8"
-            ) as file:
-                json.dump(dataclasses.asdict(self), file)
-            partial.replace(folder / RECORD)
+        LocalStore(folder).write(RECORD, canonical.dumps(self))
 
     @property
     def runs(self) -> bool:

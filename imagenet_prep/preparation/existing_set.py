@@ -316,9 +316,8 @@ def check_existing_set(
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
-    # "survey" is the name that earlier versions gave to these receipts on the disk.
     work = partial(_check_shard, store=found.store, labelling=labelling)
-    stage = engine.Stage("survey", digest, store, work, CheckedShard)
+    stage = engine.Stage("check", digest, store, work, CheckedShard)
     receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
     checked = [receipt.content for receipt in receipts]
     problems = [problem for each in checked for problem in each.problems]

@@ -278,13 +278,8 @@ def _refuse_other_codec(
     advice = "Finish it with that, or choose another folder."
     if wanted.force is False and set(kept) <= wanted.settings.splits.keys():
         advice = "Finish it with that, choose another folder, or let --force replace what is there."
-    if _CODEC in used:
+    if used:
         raise UsageError(
-            f"{standing.where} was begun with codec {used[_CODEC]} (here "
+            f"{standing.where} was begun with codec {used.get(_CODEC)} (here "
             f"{wanted.libraries.get(_CODEC)}). {advice}"
-        )
-    if used and left:
-        raise UsageError(
-            f"{standing.where} was begun by an imagenet-prep whose images depend on the "
-            f"processor: this one makes other bytes of them. {advice}"
         )

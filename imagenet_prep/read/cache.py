@@ -97,7 +97,8 @@ class _Copy:
         for file in missing:
             name, budget = _temporary(file.name), self._budget(file.name)
             bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
-            cached.note(self._store, file)
+            with contextlib.suppress(OSError):
+                cached.note(self._store, file, (self.root / file.name).lstat())
 
     def _make_room(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
         """Removes what nobody reads, as far as needed, and makes temporary files of full size.
@@ -153,8 +154,8 @@ class _Copy:
         return RetryBudget(self._remote.where(name), _RETRIES, self.ended)
 
 
-class NodeCache:
-    """The local copy of a remote data set, as far as it is needed.
+class NodeCache(FetchAhead):
+    """The local copy of a remote data set, as far as it is needed, fetched ahead of its reader.
 
     Attributes:
       root: folder of the copy; laid out like the data set itself.
@@ -175,23 +176,19 @@ class NodeCache:
           IncompleteError: the server fails again and again, or the disk is full.
         """
         self._limit = limit_bytes
+        # It does not refer to this object. So connections are closed at once when the last thread
+        # ends after the reader was dropped.
         self._copy = _Copy(address, folder, limit_bytes)
         self.root = self._copy.root
-        # Neither of the two refers to this object. So connections are closed at once when the last
-        # thread ends after the reader was dropped.
-        self._ahead = FetchAhead(self._copy.fetch)
+        super().__init__(self._copy.fetch)
 
-    def follow(self, windows: Sequence[Sequence[Shard]]) -> None:
-        """Begins to fetch what an epoch will read, and lets go of what it will not.
-
-        Args:
-          windows: the shards that are read at the same time, one window after the other.
+    def follow(self, windows: Windows) -> None:
+        """As for `FetchAhead`.
 
         Raises:
           UsageError: two windows at once are more than the limit.
         """
-        epoch = Windows(windows)
-        most = epoch.most_bytes()
+        most = windows.most_bytes()
         if self._limit is not None and most > self._limit:
             raise UsageError(
                 f"the cache may hold {self._limit / 1e9:,.1f} GB; reading one window of shards "
@@ -199,37 +196,16 @@ class NodeCache:
                 "smaller shuffle_window."
             )
         self._copy.ended.clear()
-        self._ahead.follow(epoch)
+        super().follow(windows)
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
         """Fetches the tables of samples of some shards; raises as `need`."""
         self._copy.bring_samples(shards)
 
-    def need(self, shard: Shard) -> HeldFile:
-        """Returns a shard, open, once it and its index are in `root`.
-
-        Neither is removed as long as somebody refers to what is returned.
-
-        Raises:
-          ImagenetPrepError: it cannot be had; the message names it and the remedy.
-        """
-        return self._ahead.need(shard)
-
-    def forget(self, shard: Shard) -> None:
-        """Looks at the files of a shard anew when it is needed again: some were removed by hand."""
-        self._ahead.forget(shard.name)
-
     def close(self) -> None:
-        """Ends the fetching until `follow` begins again; what is there stays."""
+        """Ends the fetching as `stop` does, and the wait for a server; what is there stays."""
         self._copy.ended.set()
-        self._ahead.stop()
-
-    def leave(self) -> None:
-        """Ends the fetching as `close` does, but does not interrupt the wait for a server.
-
-        The garbage collector may call this: it only takes a lock that a thread may take twice.
-        """
-        self._ahead.stop()
+        self.stop()
 
 
 def _temporary(name: str) -> str:

@@ -70,20 +70,16 @@ def is_proven(store: LocalStore, file: File) -> bool:
             if _noted(store, file) == _identity(file, status):
                 return True
             sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-            if sha256 == file.sha256 and _same(os.fstat(opened.fileno()), status):
-                _note(store, file, status)
+            if sha256 == file.sha256 and _identity(file, os.fstat(opened.fileno())) == _identity(
+                file, status
+            ):
+                note(store, file, status)
                 return True
     return False
 
 
-def note(store: LocalStore, file: File) -> None:
-    """Notes that a file is proven that has just got its name."""
-    with contextlib.suppress(OSError):
-        _note(store, file, store.path(file.name).lstat())
-
-
-def _note(store: LocalStore, file: File, status: os.stat_result) -> None:
-    """Writes the note of a file; a file without a note is merely read again."""
+def note(store: LocalStore, file: File, status: os.stat_result) -> None:
+    """Notes that a file of this status is proven; one without a note is merely read again."""
     with contextlib.suppress(OSError, StoreError):
         flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
         with os.fdopen(store.open(_note_name(file), flags), "wb") as opened:
@@ -112,7 +108,3 @@ def _identity(file: File, status: os.stat_result) -> dict[str, object]:
         "ctime_ns": status.st_ctime_ns,
         "inode": status.st_ino,
     }
-
-
-def _same(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_ctime_ns, one.st_size) == (other.st_ctime_ns, other.st_size)

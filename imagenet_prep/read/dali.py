@@ -176,9 +176,9 @@ def _to_numpy(tensor: Any) -> Any:
     return np.array(tensor.as_cpu())
 
 
-def _unchanged(tensor: Any) -> Any:
-    """Returns DALI's tensor itself: it has the DLPack protocol."""
-    return tensor
-
-
-_CONVERTERS = {"dlpack": _unchanged, "numpy": _to_numpy, "tensorflow": _to_tensorflow}
+# DALI's tensor itself has the DLPack protocol.
+_CONVERTERS = {
+    "dlpack": lambda tensor: tensor,
+    "numpy": _to_numpy,
+    "tensorflow": _to_tensorflow,
+}

@@ -79,6 +79,8 @@ class FetchAhead:
     def need(self, shard: Shard) -> HeldFile:
         """Returns a shard, open, once it is fetched.
 
+        It is not removed as long as somebody refers to what is returned.
+
         Raises:
           IncompleteError: `stop` was called.
           Exception: what `fetch` raised for this shard.
@@ -105,7 +107,7 @@ class FetchAhead:
                 self._changed.notify_all()
 
     def forget(self, name: str) -> None:
-        """Closes a shard; it is fetched again when it is needed again."""
+        """Closes a shard; it is fetched again when it is needed again: files were removed."""
         with self._changed:
             self._held.pop(name, None)
 

@@ -27,10 +27,6 @@ def _to_numpy(array: npt.NDArray[Any]) -> Any:
     return array.view(ml_dtypes.bfloat16)
 
 
-def _to_dlpack(array: npt.NDArray[Any]) -> Any:
-    return Bfloat16(array) if array.dtype == np.uint16 else array
-
-
 def _to_tensorflow(array: npt.NDArray[Any]) -> Any:
     try:
         from imagenet_prep.read.tfdata import from_numpy
@@ -45,6 +41,6 @@ def _to_tensorflow(array: npt.NDArray[Any]) -> Any:
 # Each function takes uint16 for the bits of bfloat16, which NumPy does not know.
 CONVERTERS: dict[str, Callable[[npt.NDArray[Any]], Any]] = {
     "numpy": _to_numpy,
-    "dlpack": _to_dlpack,
+    "dlpack": lambda array: Bfloat16(array) if array.dtype == np.uint16 else array,
     "tensorflow": _to_tensorflow,
 }

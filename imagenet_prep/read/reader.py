@@ -191,8 +191,7 @@ class Reader:
         """Returns the position of a state; UsageError as for `restore`."""
         own = self.state()
         for name in ("version", "dataset", "split", "seed", "window", "nodes", "copies", "choice"):
-            # Older states of sets that all nodes hold whole lack these two.
-            if state.get(name, 1 if name in ("nodes", "copies") else None) != own.get(name):
+            if state.get(name) != own.get(name):
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}: the "
                     "order would be another one. Use the same data set and settings, or start "
@@ -291,8 +290,8 @@ class Reader:
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
 
-        The first call reads the split's tables of samples, about 1 µs an example; of a remote set it
-        fetches them, and no shard. Of a set without tables, it looks into each record.
+        The first call reads the split's tables of samples, about 1 µs an example; of a remote set
+        it fetches them, and no shard. Of a set without tables, it looks into each record.
 
         Raises:
           KeyError: there is none.

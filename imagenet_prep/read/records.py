@@ -31,6 +31,7 @@ from imagenet_prep.dataset import (
     tfrecord,
 )
 from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.read.fetch_ahead import Windows
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.storage import open_files
@@ -129,7 +130,7 @@ class Records:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
-            weakref.finalize(self, cache.leave)
+            weakref.finalize(self, cache.stop)
         open_files.allow(len(self.shards))
 
     def __len__(self) -> int:
@@ -142,7 +143,8 @@ class Records:
           UsageError: the limit of the cache is too small for them.
         """
         if self._cache is not None:
-            self._cache.follow([[self.shards[shard] for shard in each] for each in windows])
+            shards = [[self.shards[shard] for shard in window] for window in windows]
+            self._cache.follow(Windows(shards))
 
     def bring_samples(self) -> None:
         """Fetches the tables of samples of all shards, where they lie elsewhere.
@@ -385,7 +387,7 @@ class Records:
         path = self.root / naming.index_name(self.shards[shard].name)
         held = self._shard(shard)  # while it is held, a cache does not remove the index
         if self._cache is not None and not path.exists():
-            self._cache.forget(self.shards[shard])
+            self._cache.forget(self.shards[shard].name)
             held = self._shard(shard)
         there = self.shards[shard]
         most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1

@@ -42,11 +42,11 @@ class _Plateau:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a checkpoint says beside its variables. Older versions had no plateau."""
+    """What a checkpoint says beside its variables."""
 
     run: Json
     reader: Json
-    plateau: _Plateau | None = None
+    plateau: _Plateau
 
 
 def train(config: Config, open_reader: OpenReader) -> Score | None:
@@ -233,8 +233,7 @@ class _Training:
         rest = {
             "step": found.step,
             "saved_at": found.saved_at,
-            # Checkpoints of older versions, which had no plateau, lack it.
-            "plateau": found.facts.get("plateau", self._plateau.state()),
+            "plateau": found.facts["plateau"],
             "name": checkpoint.name(found.step),
         }
         return rest, found.facts["reader"]

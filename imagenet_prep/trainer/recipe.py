@@ -111,17 +111,8 @@ class Run:
         return step * self.global_batch / self.num_examples
 
     def facts(self) -> Json:
-        """Returns the numbers for JSON.
-
-        What has its default is left out: so checkpoints of versions without it go on.
-        """
-        schedule = _without_defaults(self.schedule) | {"drops": list(self.schedule.drops)}
-        return _without_defaults(self) | {"schedule": schedule}
-
-
-def _without_defaults(numbers: Run | Schedule) -> Json:
-    defaults = {field.name: field.default for field in dataclasses.fields(numbers)}
-    return {name: value for name, value in vars(numbers).items() if value != defaults[name]}
+        """Returns the numbers for JSON."""
+        return dataclasses.asdict(self)
 
 
 def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
@@ -132,9 +123,7 @@ def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
       run: this run.
       only_model: whether everything but framework, model and its images may differ.
     """
-    fields = dataclasses.fields(run)
-    usual = {each.name: each.default for each in fields if each.default is not dataclasses.MISSING}
-    there, here = usual | there, usual | json.loads(json.dumps(run.facts()))
+    here: Json = json.loads(json.dumps(run.facts()))
     model = ("framework", "model", "num_classes", "image_size")
     for key in model if only_model else [*model, *here, *there]:
         if there.get(key) != here.get(key):

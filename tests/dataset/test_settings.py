@@ -1,4 +1,4 @@
-"""Every shape that settings have had is read, and one is written."""
+"""The settings of a data set: what is written is read, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,21 +26,6 @@ def test_what_is_written_is_read(made: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "made"),
-    [
-        ({"resize": {"train": RESIZED}}, Settings("resize", {"train": RESIZED})),
-        ({"adopt": {"train": {"rewrite": False}}}, Settings("adopt", {"train": {}})),
-        (
-            {"adopt": {"train": {"rewrite": True, "source": "ab"}}},
-            Settings("resize", {"train": {**settings.KEEP_ORIGINAL, "source": "ab"}}),
-        ),
-    ],
-)
-def test_older_shapes_are_read(config: dict[str, Any], made: Settings) -> None:
-    assert settings.parse(config) == made
-
-
-@pytest.mark.parametrize(
     "config",
     [
         {},
@@ -51,7 +36,7 @@ def test_older_shapes_are_read(config: dict[str, Any], made: Settings) -> None:
         {"verb": "resize", "splits": {"train": 5}},
         {"verb": "rm -rf", "splits": {}},
         {"verb": ["resize"], "splits": {}},
-        {"resize": 5},
+        {"resize": {"train": RESIZED}},
         {"adopt": {"train": 5}, "splits": 5},
     ],
     ids=ascii,

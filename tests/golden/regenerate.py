@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.shards import plan
 from tests.golden import sets
 from tests.kit.codec import corpus
-from tests.kit.dataset import contents
 
 PLAN = Path(__file__).with_name("plan_seed_42.json")
 
@@ -65,40 +62,13 @@ def golden_sets() -> dict[str, Any]:
         return {name: sets.told(folder / name) for name in sets.SETS}
 
 
-def old_sets(target: Path) -> None:
-    """Writes the old sets; beside each, as NAME.work, what a killed run needs of its work folder.
-
-    That is what it was begun with, and the receipts of what it has written.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        mini, shards = sets.small(folder)
-        _demand(sets.make(sets.OLD_SETS, folder, mini.root, shards))
-        for name in sets.OLD_SETS:
-            for file, data in contents(folder / name).items():
-                _write(target / name / file, data)
-            work = folder / name / ".work"
-            for path in (*work.glob("*.json"), *work.glob("*/receipts/*.json")):
-                if path.parts[-3][:5] not in ("index", "surve"):
-                    _write(target / f"{name}.work" / path.relative_to(work), path.read_bytes())
-
-
 def _demand(made: dict[str, Any]) -> None:
     for name, result in made.items():
         if result.code:
             raise SystemExit(f"{name}: {result}")
 
 
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["old"]:
-        shutil.rmtree(sets.OLD, ignore_errors=True)
-        old_sets(sets.OLD)
-    else:
-        PLAN.write_text(json.dumps(content(), indent=1) + "\n")
-        corpus.GOLDEN.write_text(json.dumps(golden_codecs(), indent=1) + "\n")
-        sets.DIGESTS.write_text(json.dumps(golden_sets(), indent=1) + "\n")
+    PLAN.write_text(json.dumps(content(), indent=1) + "\n")
+    corpus.GOLDEN.write_text(json.dumps(golden_codecs(), indent=1) + "\n")
+    sets.DIGESTS.write_text(json.dumps(golden_sets(), indent=1) + "\n")

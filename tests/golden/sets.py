@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,10 @@ from typing import Any
 from imagenet_prep.core import canonical
 from tests.kit import command, foreign
 from tests.kit.dataset import SETTINGS, contents
-from tests.kit.miniature import Miniature, make_miniature, miniature_for_tests
+from tests.kit.miniature import Miniature, miniature_for_tests
 
 FOLDER = Path(__file__).parent
 DIGESTS = FOLDER / "sets.json"
-# Whole sets, and the work folders of runs that were killed, as the program of OLD_PROGRAM left
-# them.
-OLD = FOLDER / "old"
-# Receipts know their source by the time of its files, too.
-_TIME_NS = 1_600_000_000 * 10**9
 
 # How each set is made, from the miniature's archives or from the same images as tensorflow's
 # slim writes them.
@@ -42,21 +36,6 @@ SETS = {
     "resized, portable": (
         *("resize", "-i", "SHARDS", "-o", "OUT", "-s", "train,validation", "-r", "64"),
         *("--codec", "portable"),
-    ),
-}
-
-# The same for the old sets, which are kept whole and therefore small.
-OLD_SETS = {
-    "prepared": (
-        *("prepare", "--source", "ARCHIVES", "--out", "OUT", "--keep-original"),
-        *("--train-shards", "2", "--validation-shards", "1", "--allow-subset"),
-    ),
-    "adopted": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset"),
-    "rewritten": ("adopt", "SHARDS", "--out", "OUT", "--allow-subset", "--rewrite"),
-    # As it was before there was a rule for EXIF orientation.
-    "resized": (
-        *("resize", "-i", "SHARDS", "-o", "OUT", "-s", "train,validation", "-r", "24"),
-        *("--orientation", "keep"),
     ),
 }
 
@@ -110,18 +89,3 @@ def told(out: Path, producer: dict[str, Any] | None = None) -> dict[str, Any]:
         "producer": content["producer"],
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-
-
-def small(folder: Path) -> tuple[Miniature, Path]:
-    """Makes what the old sets were made from; returns the archives and the shards beside them.
-
-    The images are 4 classes of 16 + 8, about 32 pixels wide, none of them odd.
-    """
-    archives = folder / "archives"
-    mini = make_miniature(
-        archives, num_train=16, num_validation=8, num_classes=4, odd_files=False, size=(40, 30)
-    )
-    shards(folder / "shards", mini, num_shards=2)
-    for path in folder.rglob("*"):
-        os.utime(path, ns=(_TIME_NS, _TIME_NS))
-    return mini, folder / "shards"

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from imagenet_prep.hosts.channel import Frame
+from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.process import Ending
 
 
@@ -15,7 +15,7 @@ def say(kind: str, **fields: Any) -> Frame:
     return Frame(kind, fields, b"")
 
 
-class ScriptedProcess:
+class ScriptedProcess(Process):
     """Stands for a process and for the channel to it.
 
     Attributes:
@@ -35,7 +35,7 @@ class ScriptedProcess:
         self.chunks: dict[str, bytes] = {}
         self.killed = False
         self.answer = answer
-        self.channel = self
+        self.channel: Any = self
         self._ending = ending
         self._file = ""
         self._queue: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()
@@ -64,5 +64,5 @@ class ScriptedProcess:
         self.killed = True
         self._queue.put(None)
 
-    def end(self) -> Ending:
+    def end(self, patience_s: float = 0.0) -> Ending:  # noqa: ARG002 - it has ended
         return self._ending

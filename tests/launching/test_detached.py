@@ -18,6 +18,7 @@ import pytest
 from imagenet_prep.core.errors import BusyError, UsageError
 from imagenet_prep.launching import detached
 from tests.kit.command import Finished, Running, run, started, wait_until
+from tests.kit.dataset import contents
 
 # As `launch --detach` does it, around work that waits until it is asked to end, then takes a
 # while to save, or that fails at once.
@@ -202,7 +203,7 @@ def test_a_pipe_is_not_waited_for_and_a_link_not_followed(
 def test_the_record_is_written_into_no_file_that_was_planted_for_it(tmp_path: Path) -> None:
     mine = tmp_path / ".bashrc"
     mine.write_text("# my own\n")
-    (tmp_path / f"launch.json.{os.getpid()}").symlink_to(mine)
+    (tmp_path / "launch.json").symlink_to(mine)
     detached.Record("host", 2, 1, "boot", "2026").save(tmp_path)
 
     assert mine.read_text() == "# my own\n"
@@ -293,10 +294,9 @@ def test_a_second_launch_of_a_folder_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HERE.save(tmp_path)
-    before = (tmp_path / "launch.json").read_bytes()
+    before = contents(tmp_path)
     monkeypatch.setattr(detached.Record, "runs", True)
 
     with pytest.raises(BusyError, match="a launch runs there: pid 2, since 2026"):
         detached.start(tmp_path, lambda _: 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["launch.json"]
-    assert (tmp_path / "launch.json").read_bytes() == before
+    assert contents(tmp_path) == before

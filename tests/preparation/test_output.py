@@ -311,19 +311,6 @@ def test_a_finished_set_is_held_against_the_limit_of_bad_images(tmp_path: Path) 
         make(tmp_path, resized(*BOTH, allowed_bad_images=1))
 
 
-def test_older_shapes_are_gone_on_with(tmp_path: Path) -> None:
-    make(tmp_path, resized("train"))
-    begun = {"config": {"resize": {"train": {"short_side": 64}}}, "libraries": LIBRARIES}
-    (tmp_path / ".work" / "run.json").write_text(json.dumps(begun))
-    there = load(tmp_path)
-    older = dataclasses.replace(there, config=begun["config"])
-    (tmp_path / naming.MANIFEST).write_bytes(older.dumps())
-
-    assert make(tmp_path, resized("train")) == []
-    assert make(tmp_path, resized(*BOTH)) == ["validation"]
-    assert load(tmp_path).config["splits"] == {split: {"short_side": 64} for split in BOTH}
-
-
 def test_the_end_of_a_run_tells_the_report_where_the_source_lies(tmp_path: Path) -> None:
     origin = Origin("/in", {"a.tar": "/elsewhere/a.tar"})
     wanted = resized(*BOTH, origin=origin)

@@ -157,14 +157,6 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
                 "or let --force replace what is there."
             ),
         ),
-        (
-            at(begun=Begun(committed("train").config, {"opencv": "4"})),
-            wanted("train"),
-            (
-                "/out was begun by an imagenet-prep whose images depend on the processor: this one "
-                "makes other bytes of them. Finish it with that, or choose another folder."
-            ),
-        ),
     ],
 )
 def test_what_is_refused_is_whole_sentences(there: Standing, asked: Wanted, said: str) -> None:

@@ -295,7 +295,7 @@ def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path)
     cache = feed.records._cache
     assert cache is not None
     # Open, not only there: who has just fetched one is about to open it.
-    wait_until(lambda: set(cache._ahead._held) == set(SHARDS))
+    wait_until(lambda: set(cache._held) == set(SHARDS))
     for name in SHARDS:
         for file in (name, naming.index_name(name)):
             (feed.records.root / file).unlink()

@@ -117,9 +117,6 @@ def test_a_state_of_another_partition_is_refused(nodes: Nodes, colours: Path) ->
     for reader, state in ((one, whole), (one, two.state()), (two, one.state())):
         with pytest.raises(UsageError, match="the state has (nodes|copies)"):
             reader.restore(state)
-    # As states were before there were partitions.
-    del whole["nodes"], whole["copies"]
-    open_one(colours, "train", World(), 4).restore(whole)
 
 
 @pytest.mark.parametrize(

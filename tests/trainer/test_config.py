@@ -114,7 +114,6 @@ def test_mxnets_recipe_is_the_articles() -> None:
     )
     # A checkpoint of TensorFlow's is another run.
     assert run.facts()["framework"] == "mxnet"
-    assert "framework" not in recipe.resolve(Config(synthetic=True), 1, 1_281_167, 1000).facts()
 
 
 @pytest.mark.parametrize("only_model", [True, False])
@@ -203,18 +202,6 @@ def test_a_run_of_some_batches_has_the_shape_of_one_of_as_many_epochs() -> None:
 
     assert steps == epochs
     assert steps.total_steps == 500
-
-
-def test_checkpoints_of_before_the_later_flags_go_on() -> None:
-    facts = recipe.resolve(Config(synthetic=True), 8, 1_281_167, 1000).facts()
-
-    assert set(facts) == {
-        *("model", "num_classes", "image_size", "global_batch", "num_examples", "total_steps"),
-        *("steps_per_epoch", "optimizer", "nesterov", "momentum", "weight_decay", "seed"),
-        *("trust_coefficient", "label_smoothing", "precision", "loss_scale", "fp16_compression"),
-        "schedule",
-    }
-    assert set(facts["schedule"]) == {"kind", "peak", "warmup_steps", "total_steps", "drops"}
 
 
 def test_the_tutorials_scripts_work_as_they_were_typed() -> None:

@@ -21,6 +21,7 @@ from imagenet_prep.core.errors import (
     ImagenetPrepError,
     SourceError,
     UsageError,
+    some,
 )
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.core.terminal import human_bytes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest
     from imagenet_prep.preparation.existing_set import ExistingSet
     from imagenet_prep.sources.shard_files import TfrecordSet
+    from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
@@ -113,8 +115,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         return _summary(config, found, seen, None), _refusal(config, found, seen)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
-            store.local.settle()
-            return {"folder": store.where(), "already": verify.load(store).digest}, None
+            return _completed(config, store), None
         adoption.finish_renames(store.local)
     found = shard_files.find(source)
     with store.lock():
@@ -139,6 +140,34 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         rewrite.run(job, store)
     made = None if refusal else verify.load(store)
     return _summary(config, found, seen, made), refusal
+
+
+def _completed(config: Config, store: Store) -> Json:
+    """Adds tables of samples to a data set of ours, where it has none."""
+    from imagenet_prep.engine import Workers
+    from imagenet_prep.preparation import adoption
+    from imagenet_prep.preparation.existing_set import check_existing_set
+    from imagenet_prep.sources import shard_files
+
+    store.local.settle()
+    added = not verify.load(store).has_samples
+    if added:
+        with store.lock():
+            store.local.remove_temporaries()
+            found = shard_files.find(store)
+            workers = Workers(config.workers, config.worker_kind)
+            seen = check_existing_set(found, store, workers, quiet=config.json)
+            if seen.problems:
+                raise DataDamagedError(
+                    f"{store.where()}: {len(seen.problems):,} problems: {some(seen.problems)}. "
+                    "Nothing was changed. imagenet-prep verify says how to mend them."
+                )
+            adoption.add_tables(store, seen)
+    return {
+        "folder": store.where(),
+        "already": verify.load(store).digest,
+        "tables": "added" if added else "there",
+    }
 
 
 def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetPrepError | None:
@@ -240,9 +269,12 @@ def run(argv: Sequence[str]) -> int:
 def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     if "already" in summary:
+        what = "nothing to do"
+        if summary["tables"] == "added":
+            what = "it has tables of samples now"
         return (
-            f"{summary['folder']} is a data set already ({summary['already'][:16]}); nothing to "
-            "do. imagenet-prep verify proves it."
+            f"{summary['folder']} is a data set already ({summary['already'][:16]}); {what}. "
+            "imagenet-prep verify proves it."
         )
     lines = [
         f"{name}: {s['examples']:,} examples in {s['shards']} shards, {human_bytes(s['bytes'])}"

@@ -106,8 +106,11 @@ def verify(config: Config) -> Json:
         if config.level == schema.LEVEL_DECODE:
             oriented = sum(receipt.oriented for receipt in receipts)
         # A part of the set need not hold all images of a class, so counts are not compared.
-        if config.level == "decode" and not problems and part.nodes == 1:
-            problems += _check_class_counts(manifest, receipts)
+        if part.nodes == 1 and not problems:
+            if config.level == schema.LEVEL_DECODE:
+                problems += _check_class_counts(manifest, receipts)
+            if config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
+                problems += _check_roots(store, manifest)
         if config.if_changed and folder and not problems:
             # The fingerprint taken before reading: what was written meanwhile is not proven.
             proof.keep(folder, config.level, before)
@@ -121,6 +124,7 @@ def verify(config: Config) -> Json:
         "part": str(part) if part.nodes > 1 else None,
         "excluded": settings.num_excluded(manifest.config),
         "oriented": oriented,
+        "has_samples": manifest.has_samples,
         "problems": problems,
     }
 
@@ -235,10 +239,12 @@ def _check_strangers(store: Store, known: set[str], part: Placement) -> list[str
         for name in store.list_folder()
         if naming.looks_like_shard(name) and name not in known
     ]
+    beside = {name for shard in known for name in naming.beside(shard)}
     return problems + [
-        f"{naming.index_name(name)}: not in {listed}"
-        for name in store.names(naming.INDEX)
-        if name not in known
+        f"{folder}/{name}: not in {listed}"
+        for folder in naming.BESIDE
+        for name in store.names(folder)
+        if f"{folder}/{name}" not in beside
     ]
 
 
@@ -256,6 +262,22 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[_Checked]) -> lis
             if counts[index] != expected
         ]
     return problems
+
+
+def _check_roots(store: Store, manifest: Manifest) -> list[str]:
+    """Returns which splits have another root than the manifest says, though their tables fit."""
+    from imagenet_prep.shards.samples_root import root_of
+
+    try:
+        roots = {name: root_of(store, split) for name, split in manifest.splits.items()}
+    except DataDamagedError as error:
+        return [str(error)]
+    return [
+        f"{name}: the root of its tables of samples is {roots[name]}, the manifest says "
+        f"{split.samples_root}"
+        for name, split in manifest.splits.items()
+        if roots[name] != split.samples_root
+    ]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -292,6 +314,11 @@ def run(argv: Sequence[str]) -> int:
         )
     if not config.json:
         print(f"sound: {what}, level {config.level}, manifest {result['digest'][:16]}")
+        if not result["has_samples"]:
+            print(
+                "no tables of samples: the manifest proves shards, not images; imagenet-prep adopt "
+                "writes them"
+            )
         if result["excluded"]:
             print(
                 f"excluded: {result['excluded']:,} images, which prepare left out as it was asked"

@@ -22,6 +22,7 @@ _AT_ONCE = 1 << 14
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MOST_SHOWN = 80
+WNID = re.compile(r"n\d{8}")
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 
 
@@ -34,6 +35,18 @@ def key_of(split: str, class_id: str, name: str) -> str:
     if split == schema.VALIDATION and VALIDATION_NAME.match(name):
         return name
     return f"{class_id}/{name}"
+
+
+def below_class(path: str, class_id: str) -> str:
+    """Returns the part of a path that a key has behind the class.
+
+    Sets of ours have folders below that of the class there, and no others. Other programs may have
+    written the whole path of a file, of which ImageNet's keys have the last part.
+    """
+    folders = path.split("/")[:-1]
+    if path.startswith("/") or class_id in folders or WNID.fullmatch(class_id):
+        return path.rpartition("/")[2]
+    return path
 
 
 def problem(key: str) -> str | None:

@@ -212,7 +212,7 @@ class Manifest:
         return all(split.samples_root for split in self.splits.values())
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
-        """Returns the small files, and every index and shard of some splits."""
+        """Returns the small files, and every file of the shards of some splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)
         return [*self.files, *(file for shard in shards for file in shard.files)]
 
@@ -329,7 +329,6 @@ def _sizes_problem(manifest: Manifest) -> str | None:
     """Returns what cannot be true of a shard's numbers: readers make room for what they say."""
     if not manifest.splits:
         return "it has no split"
-    has_samples = any(split.samples_root for split in manifest.splits.values())
     for name, split in manifest.splits.items():
         for shard in split.shards:
             if shard.examples * _LEAST_RECORD_BYTES > shard.num_bytes:
@@ -337,7 +336,7 @@ def _sizes_problem(manifest: Manifest) -> str | None:
         if (examples := sum(shard.examples for shard in split.shards)) > _MOST_EXAMPLES:
             return f"{examples:,} examples of {name}, expected {_MOST_EXAMPLES:,} at most"
         has_tables = {bool(shard.samples_sha256) for shard in split.shards}
-        if has_tables != {bool(split.samples_root)} or bool(split.samples_root) != has_samples:
+        if has_tables != {bool(split.samples_root)}:
             return f"{name}: tables of samples beside some shards and not beside others"
     return None
 

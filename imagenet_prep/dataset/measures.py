@@ -1,22 +1,22 @@
-"""What a shard's receipt tells of its images: histograms, and a few of them by name.
+"""What a table of samples tells of all its images: histograms, sums, and how many classes.
 
-A few kilobytes a shard, however many records it has. Bins are logarithmic, so that one rule
-fits sides, aspects and bytes, and histograms of shards add up to those of a data set.
+Bins are logarithmic, so that one rule fits sides, aspects and bytes, and histograms of shards add
+up to those of a data set.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from imagenet_prep.dataset.member import Member, PreparedImage
+from imagenet_prep.dataset.samples import Sample
 
 # An eighth of an octave: 9 % from one bin to the next.
 BINS_PER_OCTAVE = 8
-# A receipt names between this many images and twice as many. With 1024 shards of ImageNet, of
-# which each holds a fair sample, no class is left without one.
-_FEWEST = 8
+# Samples that are in memory at a time.
+_TOGETHER = 50_000
 
 SHORT_SIDE, SOURCE_SHORT_SIDE = "short_side", "source_short_side"
 ASPECT, SOURCE_ASPECT = "aspect", "source_aspect"
@@ -25,75 +25,37 @@ BYTES, SOURCE_BYTES = "bytes", "source_bytes"
 Histograms = dict[str, Counter[int]]
 
 
-class Origin(NamedTuple):
-    """Where one record came from, and what it was there.
-
-    Attributes:
-      record: its number in the shard.
-      key: of the member.
-      archive, offset, size: byte range of the source image.
-      height, width: pixels of the source image.
-    """
-
-    record: int
-    key: str
-    archive: str
-    offset: int
-    size: int
-    height: int
-    width: int
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Measured:
-    """What the receipt of a shard says of its images.
+    """What is known of some images.
 
     Attributes:
       histograms: counts by bin, by measure.
-      sums: exact sums, by measure.
-      origins: of some images.
-      num_classes: how many different classes the images have.
-      max_height, max_width: the largest sides, in pixels.
+      sums: by measure.
+      classes: indices of the classes that the images have.
     """
 
-    histograms: dict[str, dict[str, int]]
-    sums: dict[str, float]
-    origins: list[Origin]
-    num_classes: int
-    max_height: int
-    max_width: int
+    histograms: Histograms = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+    classes: set[int] = field(default_factory=set)
+
+    def add(self, other: Measured) -> None:
+        """Adds what is known of other images."""
+        for name, counts in other.histograms.items():
+            self.histograms.setdefault(name, Counter()).update(counts)
+        self.sums.update(other.sums)
+        self.classes |= other.classes
 
 
-class Measures:
-    """Collects from the images of one shard, in the order of its records."""
+def of(samples: Iterable[Sample]) -> Measured:
+    """Measures the images of a table; it is read once."""
+    import numpy as np
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._origins: list[Origin] = []
-        self._stride = 1
-        self._classes: set[int] = set()
-
-    def add(self, member: Member, image: PreparedImage) -> None:
-        """Counts one stored image."""
-        number = len(self._rows)
-        self._classes.add(member.class_index)
-        height, width = image.source_size or (image.height, image.width)
-        self._rows.append(
-            (height, width, image.height, image.width, member.size, len(image.encoded))
-        )
-        if number % self._stride == 0:
-            self._origins.append(Origin(number, *member[:4], height, width))
-            if len(self._origins) == 2 * _FEWEST:
-                # Every second one goes, so that they stay spread over the whole shard.
-                self._origins = self._origins[::2]
-                self._stride *= 2
-
-    def content(self) -> Measured:
-        """Returns what the receipt keeps of at least one image."""
-        import numpy as np
-
-        rows = np.maximum(np.asarray(self._rows, dtype=np.float64).reshape(-1, 6), 1)
-        source_height, source_width, height, width, source_bytes, num_bytes = rows.T
+    measured, left = Measured(), iter(samples)
+    while rows := list(itertools.islice(left, _TOGETHER)):
+        columns = [(r[2:5], r[8:11]) for r in rows]
+        array = np.asarray(columns, dtype=np.float64).reshape(-1, 6)
+        num_bytes, width, height, source_bytes, source_width, source_height = array.T
         values = {
             SHORT_SIDE: np.minimum(height, width),
             SOURCE_SHORT_SIDE: np.minimum(source_height, source_width),
@@ -104,18 +66,12 @@ class Measures:
         }
         histograms = {}
         for name, column in values.items():
-            bins, counts = np.unique(
-                np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64), return_counts=True
-            )
-            histograms[name] = dict(zip(map(str, bins), counts.tolist(), strict=True))
-        return Measured(
-            histograms=histograms,
-            sums={name: round(float(column.sum()), 3) for name, column in values.items()},
-            origins=self._origins,
-            num_classes=len(self._classes),
-            max_height=int(height.max()),
-            max_width=int(width.max()),
-        )
+            bins = np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64)
+            found, counts = np.unique(bins, return_counts=True)
+            histograms[name] = Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        sums = Counter({name: float(column.sum()) for name, column in values.items()})
+        measured.add(Measured(histograms, sums, {row.class_index for row in rows}))
+    return measured
 
 
 def lower_edge(bin_number: int) -> float:

@@ -32,6 +32,9 @@ NO_BOXES = Boxes((), (), (), ())
 MAX_IMAGE_BYTES = 128 << 20
 
 
+# A receipt names between this many images and twice as many. With 1024 shards of ImageNet, of
+# which each holds a fair sample, no class is left without one.
+_FEWEST_ORIGINS = 8
 # Offsets and sizes are below this.
 _END = 1 << 63
 
@@ -170,3 +173,46 @@ class PreparedImage(NamedTuple):
     source_size: tuple[int, int] | None = None
     detail: str = ENCODED_ANEW
     turn: int = 1
+
+
+class Origin(NamedTuple):
+    """Where one record came from, and what it was there.
+
+    Attributes:
+      record: its number in the shard.
+      key: of the member.
+      archive, offset, size: byte range of the source image.
+      height, width: pixels of the source image.
+    """
+
+    record: int
+    key: str
+    archive: str
+    offset: int
+    size: int
+    height: int
+    width: int
+
+
+class Origins:
+    """Chooses a few records of a shard, spread over all of it, for the receipt to name.
+
+    Attributes:
+      chosen: them.
+    """
+
+    def __init__(self) -> None:
+        self.chosen: list[Origin] = []
+        self._records = 0
+        self._stride = 1
+
+    def add(self, member: Member, image: PreparedImage) -> None:
+        """Takes note of the next record."""
+        if self._records % self._stride == 0:
+            height, width = image.source_size or (image.height, image.width)
+            self.chosen.append(Origin(self._records, *member[:4], height, width))
+            if len(self.chosen) == 2 * _FEWEST_ORIGINS:
+                # Every second one goes, so that they stay spread over the whole shard.
+                self.chosen = self.chosen[::2]
+                self._stride *= 2
+        self._records += 1

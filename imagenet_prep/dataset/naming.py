@@ -22,6 +22,8 @@ PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
 INDEX = "index"
 SAMPLES = "samples"
+# Folders of what lies beside the shards, a file for each.
+BESIDE = (INDEX, SAMPLES)
 
 # The variable that names the cache folder, and where that is without it.
 CACHE = "IMAGENET_PREP_CACHE"
@@ -82,7 +84,7 @@ def is_small_file(name: str) -> bool:
     return (
         _PLAIN.fullmatch(name) is not None
         and len(name) <= _MAX_NAME_BYTES
-        and name not in (MANIFEST, PLACEMENT, REPORT, INDEX, SAMPLES)
+        and name not in (MANIFEST, PLACEMENT, REPORT, *BESIDE)
         and not looks_like_shard(name)
     )
 
@@ -95,6 +97,11 @@ def index_name(shard: str) -> str:
 def samples_name(shard: str) -> str:
     """Returns the path, relative to the data set, of a shard's table of samples."""
     return f"{SAMPLES}/{shard}.csv"
+
+
+def beside(shard: str) -> tuple[str, str]:
+    """Returns the paths of both files that lie beside a shard."""
+    return index_name(shard), samples_name(shard)
 
 
 def check_inside(name: str) -> str:

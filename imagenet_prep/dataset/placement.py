@@ -88,7 +88,7 @@ class Placement:
         return [shards[number] for number in self.held([shard.examples for shard in shards])]
 
     def files(self, manifest: Manifest) -> list[File]:
-        """Returns every file on the node but manifest and placement; an index before its shard."""
+        """Returns every file on the node but manifest and placement; a shard is behind its own."""
         shards = (shard for split in manifest.splits for shard in self.shards(manifest, split))
         return [*manifest.files, *(file for shard in shards for file in shard.files)]
 

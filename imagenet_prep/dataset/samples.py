@@ -6,10 +6,11 @@ table may be anybody's: whatever this program does not write so is refused.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from json.encoder import encode_basestring as _quoted
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.keys import MOST_KEY_BYTES
@@ -36,6 +37,7 @@ _HEAD = re.compile(rb",".join([_KEY, _NUMBER, rb"()"]))
 _IMAGE_HEAD = re.compile(
     rb",".join([_KEY, _NUMBER, rb"((?:[1-9][0-9]{0,17},){3}[0-9a-f]{64})", b""])
 )
+Made = TypeVar("Made")
 _TO_QUOTE = frozenset(',"')
 
 
@@ -74,6 +76,14 @@ class Sample(NamedTuple):
         return f'[{_quoted(self.key)},{self.class_index},"{self.sha256}"]'.encode()
 
     @property
+    def entry(self) -> bytes:
+        """The leaf behind the key, as a line: sorted so, leaves are in the order of their keys.
+
+        No key has a byte of 0, so the leaves decide only between equal keys.
+        """
+        return b"%b\0%b\n" % (self.key.encode(), self.leaf)
+
+    @property
     def line(self) -> bytes:
         """The sample as a line of a table."""
         key, *others = self
@@ -81,6 +91,34 @@ class Sample(NamedTuple):
             doubled = key.replace('"', '""')
             key = f'"{doubled}"'
         return f"{key},{','.join(map(str, others))}\r\n".encode()
+
+
+class Table:
+    """Writes a table into an open file.
+
+    Attributes:
+      num_bytes: of the table so far.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Writes the header."""
+        self._file, self._digest = file, hashlib.sha256()
+        self.num_bytes = 0
+        self._write(HEADER)
+
+    def append(self, sample: Sample) -> None:
+        """Writes the line of the next record."""
+        self._write(sample.line)
+
+    @property
+    def sha256(self) -> str:
+        """Of the table so far, in hex."""
+        return self._digest.hexdigest()
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
+        self._digest.update(line)
+        self.num_bytes += len(line)
 
 
 def parse(lines: Iterable[bytes], where: str) -> Iterator[Sample]:
@@ -93,14 +131,31 @@ def parse(lines: Iterable[bytes], where: str) -> Iterator[Sample]:
     Raises:
       DataDamagedError: no run of this program wrote a table so; the message names the line.
     """
+    return _each(_sample, lines, where)
+
+
+def entries(lines: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """Yields the entries of the samples of a table; as `parse`, in a fourth of the time."""
+    return _each(_entry, lines, where)
+
+
+def _each(of: Callable[[bytes], Made], lines: Iterable[bytes], where: str) -> Iterator[Made]:
     each = iter(lines)
     _demand_header(each, where)
     for number, line in enumerate(each, start=2):
         try:
-            yield _sample(line)
+            yield of(line)
         except ValueError as error:
             # The line itself is not shown: the table may be a link to a file of the user.
             raise DataDamagedError(f"{where}: line {number:,} {error}") from None
+
+
+def _entry(line: bytes) -> bytes:
+    """As `_sample`, for the entry of the sample."""
+    match = _LINE.fullmatch(line)
+    if match is None or (key := match[1]) is None or b"\\" in key:
+        return _sample(line).entry  # what CSV or JSON quotes is rare
+    return b'%b\0["%b",%b,"%b"]\n' % (key, key, match[3], match[7])
 
 
 def heads(

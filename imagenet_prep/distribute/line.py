@@ -15,8 +15,8 @@ class Line:
     """The files that one neighbour lacks. Not safe for threads; the caller has a lock.
 
     A file is *lacking*, then *offered* as soon as it is here or begins to arrive here, then taken
-    by `next`, then *stored* there. An index is sent before its shard: when the shard can be seen
-    there, its index is there.
+    by `next`, then *stored* there. What lies beside a shard is sent before it: when the shard can
+    be seen there, its index and its table are there.
 
     Attributes:
       all_named: whether the neighbour has named all that it lacks.
@@ -30,7 +30,7 @@ class Line:
         self._lacking: dict[str, int] = {}
         self._offered: set[str] = set()
         self._ready: deque[str] = deque()
-        # Offered shards that wait for their index, by the index's name.
+        # Offered shards, by the name of the file that they wait for.
         self._held: dict[str, str] = {}
         self._going: set[str] = set()
         self._wrong: Counter[str] = Counter()
@@ -75,9 +75,9 @@ class Line:
             return None
         while self._ready:
             name = self._ready.popleft()
-            index = naming.index_name(name)
-            if index in self._lacking:
-                self._held[index] = name
+            waits_for = next((each for each in naming.beside(name) if each in self._lacking), None)
+            if waits_for is not None:
+                self._held[waits_for] = name
                 continue
             if (shard := self._held.pop(name, None)) is not None:
                 self._ready.appendleft(shard)

@@ -101,10 +101,13 @@ class Replica(Target):
 
     def arriving(self) -> set[str]:
         """Returns the names of files that are growing here."""
-        index = f"{_INCOMING}/{naming.INDEX}"
         return {
             *self.store.names(_INCOMING),
-            *(naming.index_name(name) for name in self.store.names(index)),
+            *(
+                f"{folder}/{name}"
+                for folder in naming.BESIDE
+                for name in self.store.names(f"{_INCOMING}/{folder}")
+            ),
         }
 
     def reload(self) -> list[str]:

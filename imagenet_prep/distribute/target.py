@@ -54,8 +54,8 @@ class Target:
                 f"{ours[:16]}). Remove it, or choose another place."
             )
         shards = [name for name in self.store.names("") if naming.looks_like_shard(name)]
-        indexes = map(naming.index_name, self.store.names(naming.INDEX))
-        if odd := sorted({*shards, *indexes} - self.names):
+        beside = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
+        if odd := sorted({*shards, *beside} - self.names):
             raise UsageError(
                 f"{self.store.where()} holds {', '.join(odd[:3])}, which readers would take for "
                 f"shards and which do not belong to {self.placement}. Remove them, or choose "

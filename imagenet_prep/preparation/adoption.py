@@ -6,9 +6,10 @@ The renames are written down before the first of them, so that a run after a kil
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError, 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.settings import ADOPT, Settings
-from imagenet_prep.preparation.existing_set import ExistingSet, identity
+from imagenet_prep.preparation import standing
+from imagenet_prep.preparation.existing_set import CheckedShard, ExistingSet, identity
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.standing import Wanted
+from imagenet_prep.shards.commit import with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import inside, notes
@@ -99,7 +102,7 @@ def complete(
         raise UsageError(
             f"{store.where()}: another set was adopted here, or its shards were replaced since. "
             f"Choose an empty --out; or, to begin anew, remove {_BEGUN} and what adopt made: "
-            f"{naming.INDEX}/, {', '.join(_SMALL_FILES)}."
+            f"{', '.join(f'{folder}/' for folder in naming.BESIDE)}, {', '.join(_SMALL_FILES)}."
         )
     if in_place:
         _rename(store.local, moves(found))
@@ -115,7 +118,47 @@ def complete(
     for split in seen.shards.values():
         for each in split:
             store.write(naming.index_name(each.shard), each.index)
+    _publish_tables(store, seen)
     _commit(store, seen)
+
+
+def add_tables(store: Store, seen: ExistingSet) -> None:
+    """Adds tables of samples to a finished data set of ours that has none.
+
+    Args:
+      store: the data set, locked by this run.
+      seen: what was found in it: no problem.
+
+    Raises:
+      DataDamagedError: a table is not the one that was made.
+      StoreError, IncompleteError: the system refuses, or the disk is full.
+    """
+    _publish_tables(store, seen)
+    there = standing.read_manifest(store)
+    splits = {}
+    for name, split in there.splits.items():
+        made = zip(split.shards, seen.shards[name], strict=True)
+        shards = [
+            replace(shard, samples_bytes=each.samples_bytes, samples_sha256=each.samples_sha256)
+            for shard, each in made
+        ]
+        splits[name] = with_root(store, replace(split, shards=shards))
+    finished = replace(there, splits=splits)
+    store.verify_published(finished.files_of(splits))
+    store.write(naming.MANIFEST, finished.dumps())
+
+
+def _publish_tables(store: Store, seen: ExistingSet) -> None:
+    """Gives the tables that the check made their names; raises as `add_tables`."""
+    for each in (each for split in seen.shards.values() for each in split):
+        made = f"{seen.tables}/{each.shard}.csv"
+        table = store.read(made, most=each.samples_bytes)
+        if hashlib.sha256(table).hexdigest() != each.samples_sha256:
+            raise DataDamagedError(
+                f"{store.where(made)}: is not the table that was made. Remove {naming.WORK} of the "
+                "set, then run the same command again."
+            )
+        store.write(naming.samples_name(each.shard), table)
 
 
 def moves(found: TfrecordSet) -> list[tuple[str, str]]:
@@ -222,6 +265,12 @@ def _refuse_obstacles(
         for name in store.names(naming.INDEX)
         if name not in index or store.read(naming.index_name(name)) != index[name]
     ]
+    tables = {f"{each.shard}.csv": each for split in seen.shards.values() for each in split}
+    strangers += [
+        f"{naming.SAMPLES}/{name}"
+        for name in store.names(naming.SAMPLES)
+        if name not in tables or not _is(store, f"{naming.SAMPLES}/{name}", tables[name])
+    ]
     strangers += [
         name for name in store.list_folder() if naming.looks_like_shard(name) and name not in ours
     ]
@@ -244,6 +293,14 @@ def _refuse_obstacles(
             "and readers would take what begins with train or valid for a shard. Move them away, "
             f"{advice}."
         )
+
+
+def _is(store: Store, name: str, shard: CheckedShard) -> bool:
+    """Returns whether a file is the table of a shard."""
+    if store.size(name) != shard.samples_bytes:
+        return False
+    table = store.read(name, most=shard.samples_bytes)
+    return hashlib.sha256(table).hexdigest() == shard.samples_sha256
 
 
 def _commit(store: Store, seen: ExistingSet) -> None:

@@ -18,17 +18,20 @@ from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.dataset import example, naming, schema, tfrecord
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
+from imagenet_prep.dataset.samples import KEPT, Sample, Table
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.sources import editions, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import ClassList, check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
+from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # The manifest states the worst that any record has for a key.
@@ -58,6 +61,7 @@ class CheckedShard:
       not_rgb: images that are grey or CMYK.
       max_height, max_width: the largest sides, in pixels.
       lacks: how many records lack a key, by key and kind.
+      samples_bytes, samples_sha256: of its table.
       problems: a sentence each.
     """
 
@@ -65,6 +69,8 @@ class CheckedShard:
     num_bytes: int
     examples: int
     sha256: str
+    samples_bytes: int
+    samples_sha256: str
     record_bytes: list[int]
     num_per_class: dict[int, int]
     validation: dict[int, int]
@@ -77,8 +83,16 @@ class CheckedShard:
     @property
     def entry(self) -> Shard:
         """What a manifest says of the shard."""
-        index = hashlib.sha256(self.index).hexdigest()
-        return Shard(self.shard, self.examples, self.num_bytes, self.sha256, len(self.index), index)
+        return Shard(
+            self.shard,
+            self.examples,
+            self.num_bytes,
+            self.sha256,
+            len(self.index),
+            hashlib.sha256(self.index).hexdigest(),
+            self.samples_bytes,
+            self.samples_sha256,
+        )
 
     @property
     def index(self) -> bytes:
@@ -97,15 +111,25 @@ def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabe
 
 
 def _check_shard(
-    shard: ShardFile, *, store: Store, labelling: Labelling
+    shard: ShardFile, *, store: Store, out: Store, tables: str, labelling: Labelling
 ) -> engine.Result[CheckedShard]:
-    """Returns what a manifest says about a shard, its record sizes, problems and gaps."""
+    """Returns what a manifest says about a shard, its record sizes, problems and gaps; its table.
+
+    Args:
+      shard: to read.
+      store: where it lies.
+      out: where its table goes.
+      tables: the folder of the tables there.
+      labelling: what its labels mean.
+    """
     counts: Counter[int] = Counter()
     report = CheckedShard(
         shard=shard.name,
         num_bytes=shard.num_bytes,
         examples=0,
         sha256="",
+        samples_bytes=0,
+        samples_sha256="",
         record_bytes=[],
         num_per_class=counts,
         validation={},
@@ -116,8 +140,14 @@ def _check_shard(
         problems=[],
     )
     sha256, problems = hashlib.sha256(), Problems()
-
-    with contextlib.suppress(GivenUpError):
+    temporary = out.temporary()
+    with (
+        removed_on_failure(temporary),
+        storage_errors("write", temporary),
+        new_file(temporary) as file,
+        contextlib.suppress(GivenUpError),
+    ):
+        table = Table(file)
         for record, entry in tfrecords.entries(store, shard, problems.add, [sha256]):
             report.record_bytes.append(len(record.payload) + tfrecord.FRAMING_BYTES)
             try:
@@ -127,17 +157,25 @@ def _check_shard(
                 problems.add(error)
                 continue
             try:
-                _check_record(record.payload, entry, report)
+                table.append(_checked(record.payload, entry, member, report))
             except (BadImageError, DataDamagedError) as error:
                 problems.add(f"{tfrecords.where(shard, record)}: {error}")
     report.problems = problems.listed(shard.file)
     report.examples = len(report.record_bytes)
     report.sha256 = "" if problems else sha256.hexdigest()
-    return engine.Result(report)
+    report.samples_bytes, report.samples_sha256 = table.num_bytes, table.sha256
+    output = engine.Output(temporary, f"{tables}/{shard.name}.csv", table.sha256)
+    return engine.Result(report, (output,))
 
 
-def _check_record(payload: bytes, entry: Entry, report: CheckedShard) -> None:
-    """Adds what one record lacks; raises BadImageError or DataDamagedError for a damaged one."""
+def _checked(payload: bytes, entry: Entry, member: Member, report: CheckedShard) -> Sample:
+    """Adds what one record lacks; returns its line of the table.
+
+    Nobody knows what the image was made from, so it is its own source.
+
+    Raises:
+      BadImageError, DataDamagedError: the record is damaged.
+    """
     features = entry.features
     image = keep(entry.encoded)
     report.max_height = max(report.max_height, image.height)
@@ -156,6 +194,9 @@ def _check_record(payload: bytes, entry: Entry, report: CheckedShard) -> None:
         example.decode(payload, missing_features)
     for key, kind in missing_features.items():
         report.lacks[key][kind] += 1
+    digest = hashlib.sha256(entry.encoded).hexdigest()
+    stored = len(entry.encoded), image.width, image.height, digest
+    return Sample(member.key, member.class_index, *stored, KEPT, "", *stored)
 
 
 def settle_labels(
@@ -231,11 +272,13 @@ class ExistingSet:
       labelling: what its labels mean.
       shards: what was found in its shards, by split, in order.
       problems: one sentence each; empty if the set can be adopted.
+      tables: the folder of the tables that were made.
     """
 
     labelling: Labelling
     shards: dict[str, list[CheckedShard]]
     problems: list[str]
+    tables: str
 
     @property
     def missing_features(self) -> dict[str, str]:
@@ -303,7 +346,8 @@ def check_existing_set(
 
     Args:
       found: the set.
-      store: for receipts, so that the next run need not read again what a killed one has read.
+      store: for receipts and tables, so that the next run need not read again what a killed one
+        has read.
       workers: how much runs at once.
       quiet: show no progress.
 
@@ -316,7 +360,8 @@ def check_existing_set(
     digest = canonical.digest(
         [labelling.offset, labelling.classes.render().decode(), identity(shards)]
     )
-    work = partial(_check_shard, store=found.store, labelling=labelling)
+    tables = f"{naming.WORK}/tables-{digest[:16]}"
+    work = partial(_check_shard, store=found.store, out=store, tables=tables, labelling=labelling)
     stage = engine.Stage("check", digest, store, work, CheckedShard)
     receipts = engine.run(stage, shards, workers, title="check", quiet=quiet)
     checked = [receipt.content for receipt in receipts]
@@ -332,6 +377,7 @@ def check_existing_set(
         labelling,
         {split: [by_shard[s.name] for s in found.splits[split]] for split in splits},
         problems,
+        tables,
     )
 
 

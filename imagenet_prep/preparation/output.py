@@ -210,7 +210,7 @@ class Output:
             for name in store.names("")
             if (parsed := naming.parse_shard_name(name)) is not None and parsed.split == split
         ]
-        store.remove(*shards, *map(naming.index_name, shards))
+        store.remove(*shards, *(name for shard in shards for name in naming.beside(shard)))
         # A new shard of the same size would seem finished by an old receipt.
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self._wanted.settings.verb}-{split}-"):

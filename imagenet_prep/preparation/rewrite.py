@@ -71,7 +71,7 @@ class RewriteWork:
     count_colorspaces: bool
 
     def __call__(self, shard: ShardFile) -> engine.Result[RewrittenShard]:
-        """Returns what is written, and the two files of the shard."""
+        """Returns what is written, and the three files of the shard."""
         md5 = hashlib.md5(usedforsecurity=False)
         counts: Counter[int] = Counter()
         validation: dict[int, int] = {}

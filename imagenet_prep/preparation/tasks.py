@@ -163,13 +163,13 @@ class WriteWork:
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes]]
     ) -> Result[writer.WrittenShard]:
-        """Returns what is written, and the two files of the shard.
+        """Returns what is written, and the three files of the shard.
 
         Args:
           name: of the shard.
           images: (member, its source bytes) in the order of the records; read once.
         """
-        shard, index = self.store.temporary(), self.store.temporary()
+        shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
             name,
             images,
@@ -179,12 +179,14 @@ class WriteWork:
             fail_on_bad_image=self.fail_on_bad_image,
             shard_path=shard,
             index_path=index,
+            samples_path=samples,
         )
-        # The index comes first: when a shard can be seen, its index is there.
+        # The shard comes last: when it can be seen, what belongs beside it is there.
         return Result(
             content,
             (
                 Output(index, naming.index_name(name), content.index_sha256),
+                Output(samples, naming.samples_name(name), content.samples_sha256),
                 Output(shard, name, content.sha256),
             ),
         )

@@ -24,7 +24,7 @@ from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read import cached
-from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of
+from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, removable
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
@@ -67,7 +67,7 @@ class _Copy:
         self._store.write(naming.MANIFEST, content)
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and its index are in `root`.
+        """Returns a shard, open under a shared lock, once it and what lies beside it are in `root`.
 
         Args:
           shard: one of the data set.
@@ -125,7 +125,7 @@ class _Copy:
         taken = 0
         far: list[tuple[float, Shard]] = []
         for shard in self._all_shards:
-            for file in shard.files:
+            for file in removable(shard):
                 for name in (file.name, _temporary(file.name)):
                     taken += self._store.size(name) or 0
             if shard.name not in near:
@@ -142,8 +142,7 @@ class _Copy:
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The index goes too, since a shard is fetched together with it.
-                for file in shard.files:
+                for file in removable(shard):
                     (self.root / file.name).unlink(missing_ok=True)
                 del alone
         except BlockingIOError:

@@ -22,7 +22,7 @@ from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
 _NOTES = f"{naming.WORK}/proven"
-_FOLDERS = (naming.WORK, TEMPORARY, _NOTES, naming.INDEX)
+_FOLDERS = (naming.WORK, TEMPORARY, _NOTES, *naming.BESIDE)
 # The notes that `_note` writes have less than 300 bytes.
 _MOST_NOTE_BYTES = 4096
 

@@ -22,10 +22,10 @@ from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import class_list, measures, naming, placement
 from imagenet_prep.dataset.manifest import Manifest, Shard
-from imagenet_prep.dataset.measures import Origin
-from imagenet_prep.dataset.member import Incident
+from imagenet_prep.dataset.measures import Measured
+from imagenet_prep.dataset.member import Incident, Origin
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage import origins
+from imagenet_prep.storage import origins, tables
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 
@@ -37,12 +37,11 @@ _MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
 # ImageNet's largest image has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
 # Larger values in a receipt would make a plot without end: no task takes a year, none began after
-# the year 2099, and measured values lie between 2^-16 and 2^63. Shorter times would be lost beside
-# the time of the start, and something is divided by them.
+# the year 2099. Shorter times would be lost beside the time of the start, and something is divided
+# by them.
 _LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
-_BINS = set(map(str, range(-16 * measures.BINS_PER_OCTAVE, 63 * measures.BINS_PER_OCTAVE)))
 # Added up over all shards, counts still fit into 64 bits. No archive has 17 TB.
-_MAX_COUNT, _MAX_SUM = 1 << 44, 1e300
+_MAX_COUNT = 1 << 44
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
 # Reads that are under way at a time.
@@ -96,10 +95,7 @@ class _Receipt:
     transform_s: float = 0.0
     worker: str = ""
     examples: int = 0
-    num_classes: int = 0
     origins: list[Origin] = field(default_factory=list)
-    sums: dict[str, float] = field(default_factory=dict)
-    histograms: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -114,9 +110,8 @@ class Facts:
       incidents: lines of quarantine.jsonl.
       problems: one sentence for each thing that is wrong.
       origins: (shard, origin) of some records, as receipts name them.
-      histograms: over all shards, by measure; empty without receipts.
-      sums: over the same images, by measure.
-      num_classes: classes in each shard whose receipt says so, by its name.
+      measured: of all images, as the tables of samples say; nothing where there are none.
+      num_classes: classes in each shard that has a table, by its name.
       tasks: that wrote its shards.
       seconds_of: working time of all workers together, by stage.
       source: where the source lies; None where nothing tells.
@@ -131,8 +126,7 @@ class Facts:
     incidents: list[Incident]
     problems: list[str]
     origins: list[tuple[str, Origin]] = field(default_factory=list)
-    histograms: measures.Histograms = field(default_factory=dict)
-    sums: Counter[str] = field(default_factory=Counter)
+    measured: Measured = field(default_factory=Measured)
     num_classes: dict[str, int] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
     seconds_of: dict[str, float] = field(default_factory=dict)
@@ -236,6 +230,7 @@ def gather(
         facts.source = LocalStore(Path(origin.root))
         facts.source_files = origin.files
     _read_receipts(facts)
+    _read_tables(facts)
     return facts
 
 
@@ -285,23 +280,31 @@ def _read_receipts(facts: Facts) -> None:
             stages[_READ] += max(seconds - receipt.transform_s, 0.0)
             facts.tasks.append(Task(receipt.start_s, seconds, receipt.worker, receipt.examples))
             facts.origins += [(shard, origin) for origin in receipt.origins]
-            if receipt.num_classes:
-                facts.num_classes[shard] = receipt.num_classes
-            facts.sums.update(receipt.sums)
-            for name, counts in receipt.histograms.items():
-                merged = facts.histograms.setdefault(name, Counter())
-                merged.update({int(key): count for key, count in counts.items()})
     facts.seconds_of = dict(stages)
+
+
+def _read_tables(facts: Facts) -> None:
+    """Measures all images by the tables of samples; a table that is damaged is a problem."""
+
+    def measured(shard: Shard) -> Measured:
+        return measures.of(tables.rows(facts.store, shard))
+
+    for shard, reading in ahead(measured, (each for each in facts.shards if each.samples)):
+        try:
+            found = reading.result()
+        except (DataDamagedError, StoreError) as error:
+            facts.problems.append(str(error))
+            continue
+        facts.measured.add(found)
+        facts.num_classes[shard.name] = len(found.classes)
 
 
 def _makes_sense(receipt: _Receipt) -> bool:
     """Returns whether all figures of a receipt are within their bounds."""
-    histograms = receipt.histograms.values()
-    counts = [receipt.examples, receipt.num_classes]
+    counts = [receipt.examples]
     counts += [
         number for record, _, _, *numbers in receipt.origins for number in (record, *numbers)
     ]
-    counts += [count for histogram in histograms for count in histogram.values()]
     return (
         0 <= receipt.start_s <= _LAST_S
         and all(
@@ -309,10 +312,7 @@ def _makes_sense(receipt: _Receipt) -> bool:
             for each in (receipt.seconds, receipt.transform_s)
             if each != 0
         )
-        and all(0 <= value <= _MAX_SUM for value in receipt.sums.values())
         and all(0 <= count < _MAX_COUNT for count in counts)
-        and all(histogram.keys() <= _BINS for histogram in histograms)
-        and all(any(histogram.values()) for histogram in histograms)
     )
 
 

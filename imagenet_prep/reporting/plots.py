@@ -175,13 +175,13 @@ def _before_and_after(
     label: str,
     shown: Callable[..., str],
 ) -> Plot | None:
-    if not all(facts.histograms.get(name) for name in names):
+    if not all(facts.measured.histograms.get(name) for name in names):
         return None
     figure, axes = _axes(label)
     means = []
     styles = ((_BEFORE, "before", False), (_AFTER, "after", True))
     for name, (colour, called, filled) in zip(names, styles, strict=True):
-        counts = facts.histograms[name]
+        counts = facts.measured.histograms[name]
         first, last = min(counts), max(counts)
         bins = range(first, last + 2)
         values = [counts[number] for number in bins[:-1]]
@@ -195,9 +195,9 @@ def _before_and_after(
             linewidth=1.6,
             label=called,
         )
-        means.append(shown(facts.sums[name] / counts.total()))
+        means.append(shown(facts.measured.sums[name] / counts.total()))
     axes.set_xscale("log", base=2)
-    numbers = [number for name in names for number in facts.histograms[name]]
+    numbers = [number for name in names for number in facts.measured.histograms[name]]
     axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
     axes.xaxis.set_major_formatter(FuncFormatter(shown))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))

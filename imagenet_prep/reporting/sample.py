@@ -14,8 +14,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.dataset.measures import Origin
-from imagenet_prep.dataset.member import QUARANTINED, Incident
+from imagenet_prep.dataset.member import QUARANTINED, Incident, Origin
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, ahead, index_of
 

@@ -1,16 +1,19 @@
-"""Compares one shard and its index with what the manifest says about them. Changes nothing."""
+"""Compares one shard, its index and its table with what the manifest says. Changes nothing."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.dataset import example, jpeg, keys, samples, schema, tfrecord
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.storage.fetch import as_file
@@ -63,23 +66,32 @@ class Report:
 
 
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
-    """Returns all that is wrong with a shard and its index."""
+    """Returns all that is wrong with a shard and with what lies beside it."""
     report = Report()
-    index, records = shard.files
-    sizes = expectation.store.sizes([records.name, index.name])
-    for file in (records, index):
+    sizes = expectation.store.sizes(file.name for file in shard.files)
+    for file in reversed(shard.files):
         if (size := sizes.get(file.name)) is None:
             report.problems.append(f"{file.name}: missing")
         elif size != file.num_bytes:
             report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
     if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
         return report
+    index, table = shard.index, shard.samples
     try:
-        with expectation.store.opened(index.name) as opened:
-            lines = _IndexLines(opened, index.num_bytes)
-            _check_records(shard, expectation, report, lines)
-            if (problem := lines.problem(shard.index_sha256)) is not None:
+        with contextlib.ExitStack() as opened:
+            lines = _IndexLines(
+                opened.enter_context(expectation.store.opened(index.name)), index.num_bytes
+            )
+            rows = None
+            if table is not None:
+                rows = _Rows(
+                    opened.enter_context(expectation.store.opened(table.name)), table.num_bytes
+                )
+            _check_records(shard, expectation, report, lines, rows)
+            if (problem := lines.problem(index.sha256)) is not None:
                 report.problems.append(f"{index.name}: {problem}")
+            if table and rows and (problem := rows.problem(table.sha256)) is not None:
+                report.problems.append(f"{table.name}: {problem}")
     except OSError as error:
         report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
     return report
@@ -115,10 +127,55 @@ class _IndexLines:
         return self._other or f"sha256 {found}, expected {sha256}"
 
 
+class _Rows:
+    """The table of a shard, read beside it. Its lines are compared at level "decode" alone."""
+
+    def __init__(self, opened: BinaryIO, most: int) -> None:
+        self._digest = hashlib.sha256()
+        self._chunks = _hashed(opened, self._digest, most)
+        self._rows = samples.parse(samples.read_lines(as_file(self._chunks)), "its table")
+        self._next = 0
+        self._other = ""
+
+    def compare(self, number: int, found: ImageExample, names: Sequence[str], index: int) -> None:
+        """Compares a line with its record, up to the first that is another.
+
+        Args:
+          number: of the record.
+          found: what the record says; its sides are true.
+          names: the keys that it may have.
+          index: of its class.
+        """
+        if self._other:
+            return
+        try:
+            # The lines of damaged records are passed over.
+            row = next(itertools.islice(self._rows, number - self._next, None), None)
+            self._next = number + 1
+        except DataDamagedError as error:
+            self._other = str(error)
+            return
+        sha256 = hashlib.sha256(found.encoded).hexdigest()
+        expected = index, len(found.encoded), found.width, found.height, sha256
+        if row is None or row.key not in names or row[1:6] != expected:
+            self._other = f"record {number}: its line is of another image, or has another label"
+
+    def problem(self, sha256: str) -> str | None:
+        """Returns what is wrong with a table that must have this sha256."""
+        collections.deque(self._chunks, maxlen=0)
+        if self._other or (found := self._digest.hexdigest()) == sha256:
+            return self._other or None
+        return f"sha256 {found}, expected {sha256}"
+
+
 def _check_records(
-    shard: Shard, expectation: Expectation, report: Report, index: _IndexLines
+    shard: Shard,
+    expectation: Expectation,
+    report: Report,
+    index: _IndexLines,
+    rows: _Rows | None,
 ) -> None:
-    """Reads a shard once, and its index beside it, up to the first damage or many problems."""
+    """Reads a shard once, and its files beside it, up to the first damage or many problems."""
     problems, records = Problems(), 0
     damage = ""
     digest = hashlib.sha256()
@@ -135,7 +192,10 @@ def _check_records(
                 if expectation.level != schema.LEVEL_DECODE:
                     continue
                 try:
-                    _check_example(record.payload, expectation, report)
+                    image, class_index = _check_example(record.payload, expectation, report)
+                    if rows is not None and class_index is not None:
+                        names = _keys_of(shard, image, expectation.wnids[class_index])
+                        rows.compare(record.number, image, names, class_index)
                 except (DataDamagedError, BadImageError) as error:
                     where = f"{shard.name}: record {record.number} at byte {record.offset:,}"
                     problems.add(f"{where}: {error}")
@@ -169,26 +229,44 @@ def _hashed(opened: BinaryIO, digest: Any, most: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _check_example(payload: bytes, expectation: Expectation, report: Report) -> None:
+def _keys_of(shard: Shard, image: ImageExample, class_id: str) -> tuple[str, str]:
+    """Returns the keys of an image: as readers spell it, and as of another program's set."""
+    split = shard.name.partition("-")[0]
+    below = keys.below_class(image.filename, class_id)
+    return keys.key_of(split, class_id, image.filename), keys.key_of(split, class_id, below)
+
+
+def _check_example(
+    payload: bytes, expectation: Expectation, report: Report
+) -> tuple[ImageExample, int | None]:
     """Proves an example, and counts it by its class, unless the class list is damaged.
+
+    Returns:
+      The example, with the sides that its image has; its class, or None without a class list.
 
     Raises:
       DataDamagedError, BadImageError: its features, its image or its label are wrong.
     """
     image = example.decode(payload, expectation.missing_features)
     report.oriented += expectation.prove_image(image.encoded, image.height, image.width)
+    missing = expectation.missing_features
+    if schema.HEIGHT in missing or schema.WIDTH in missing:
+        frame = jpeg.refuse_bombs(image.encoded)
+        assert frame is not None  # the image was proven
+        image = image._replace(height=frame.height, width=frame.width)
     if not (wnids := expectation.wnids):
-        return
+        return image, None
     class_index = image.stored_label - expectation.label_offset
     if not 0 <= class_index < len(wnids):
         raise DataDamagedError(
             f"label {image.stored_label}, expected {expectation.label_offset} to "
             f"{len(wnids) - 1 + expectation.label_offset}"
         )
-    known = schema.SYNSET not in expectation.missing_features
+    known = schema.SYNSET not in missing
     if known and image.wnid != wnids[class_index]:
         raise DataDamagedError(
             f"label {image.stored_label} is {wnids[class_index]}, the record's synset is "
             f"{image.wnid}"
         )
     report.examples_per_class[class_index] += 1
+    return image, class_index

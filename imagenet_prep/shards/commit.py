@@ -17,6 +17,7 @@ from imagenet_prep.dataset.example import ABSENT
 from imagenet_prep.dataset.manifest import File, Manifest, Split
 from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident
 from imagenet_prep.shards import tfds
+from imagenet_prep.shards.samples_root import root_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.store import Store
 
@@ -33,15 +34,18 @@ def publish(
 
     Args:
       store: the data set; all shards and indexes are there.
-      draft: the manifest; its quarantined, repaired and files are filled in here.
+      draft: the manifest; its quarantined, repaired and files are filled in here, and the roots
+        of splits.
       incidents: lines of quarantine.jsonl, of all splits, in any order.
       labels_file: content of labels.txt.
       name: what dataset_info.json calls the data set.
 
     Raises:
       IncompleteError: the disk is full, or a published file is gone. Then there is no manifest.
+      DataDamagedError: nor where a table of samples is not what was published.
     """
-    missing, splits = draft.lacks, draft.splits
+    missing = draft.lacks
+    splits = {name: with_root(store, split) for name, split in draft.splits.items()}
     incidents = sorted(incidents, key=lambda incident: incident.key)
     contents = {
         naming.LABELS: labels_file,
@@ -53,6 +57,7 @@ def publish(
     }
     manifest = dataclasses.replace(
         draft,
+        splits=splits,
         quarantined=_count(incidents, QUARANTINED),
         repaired=_count(incidents, REPAIRED),
         files=[
@@ -66,6 +71,13 @@ def publish(
     store.verify_published(manifest.files_of(splits))
     store.write(naming.MANIFEST, manifest.dumps())
     return manifest
+
+
+def with_root(store: Store, split: Split) -> Split:
+    """Returns a split with the root of its samples; one without tables as it is."""
+    if split.samples_root or split.shards[0].samples is None:
+        return split
+    return dataclasses.replace(split, samples_root=root_of(store, split))
 
 
 def split_of(receipts: Sequence[WrittenShard], num_per_class: Sequence[int]) -> Split:

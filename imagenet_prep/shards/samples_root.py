@@ -6,28 +6,41 @@ sorted on the disk, since 14 million of them do not fit into memory.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 
 from imagenet_prep.dataset import merkle
+from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import runs
+from imagenet_prep.storage import scratch, tables
+from imagenet_prep.storage.store import Store
 
 
-def samples_root(samples: Iterable[Sample], folder: Path) -> str:
+def root_of(store: Store, split: Split) -> str:
+    """Returns the root of a split whose tables lie in a store, each proven.
+
+    Raises:
+      DataDamagedError: a table is not what the manifest says.
+      StoreError: it cannot be read.
+      IncompleteError: the disk for temporary files is full.
+    """
+    return _root(entry for shard in split.shards for entry in tables.entries(store, shard))
+
+
+def samples_root(samples: Iterable[Sample]) -> str:
     """Returns the root of a split in hex.
 
     Args:
       samples: of all its shards, in any order; read once.
-      folder: sorted samples are put there while this runs, 150 bytes each.
 
     Raises:
-      IncompleteError: the disk is full.
+      IncompleteError: the disk is full: sorted samples are put below TMPDIR, 150 bytes each.
     """
-    # No key has a byte of 0, so the rest of a line decides only between equal keys.
-    entries = (b"%b\0%b\n" % (sample.key.encode(), sample.leaf) for sample in samples)
-    with tempfile.TemporaryDirectory(prefix="samples-", dir=folder) as temporary:
-        files = runs.write(Path(temporary), "samples", entries)
+    return _root(sample.entry for sample in samples)
+
+
+def _root(entries: Iterable[bytes]) -> str:
+    with scratch.place() as folder:
+        files = runs.write(folder, "samples", entries)
         lines = (line for (of_range,) in runs.side_by_side([files]) for line in of_range)
         return merkle.root(line[line.index(b"\0") + 1 : -1] for line in lines)

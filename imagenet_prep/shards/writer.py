@@ -1,4 +1,4 @@
-"""Writes one shard and its index from images. Archives and codecs are other modules' work."""
+"""Writes one shard, its index and its table from images. Archives and codecs are others' work."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from imagenet_prep.core import records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, samples, tfrecord
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.dataset.measures import Measured, Measures
-from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident, Member, PreparedImage
+from imagenet_prep.dataset.member import (
+    QUARANTINED,
+    REPAIRED,
+    Incident,
+    Member,
+    Origin,
+    Origins,
+    PreparedImage,
+)
 from imagenet_prep.dataset.orientation import turned_boxes
+from imagenet_prep.dataset.samples import Sample, Table
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenShard(Measured):
+class WrittenShard:
     """What the receipt of a shard says.
 
     Attributes:
       shard: its name.
-      examples, num_bytes, sha256, index_bytes, index_sha256: as in a manifest.
+      examples, num_bytes, sha256: as in a manifest.
+      index_bytes, index_sha256, samples_bytes, samples_sha256: as in a manifest.
       source_bytes: bytes of all images that were read.
       resized: images whose pixels were resampled.
+      max_height, max_width: the largest sides, in pixels.
       transform_s: seconds that the codec took.
       incidents: images that were left out or changed.
+      origins: of some images.
     """
 
     shard: str
@@ -38,16 +50,20 @@ class WrittenShard(Measured):
     sha256: str
     index_bytes: int
     index_sha256: str
+    samples_bytes: int
+    samples_sha256: str
     source_bytes: int
     resized: int
+    max_height: int
+    max_width: int
     transform_s: float
     incidents: list[Incident]
+    origins: list[Origin]
 
     @property
     def entry(self) -> Shard:
         """What a manifest says of the shard."""
-        index = self.index_bytes, self.index_sha256
-        return Shard(self.shard, self.examples, self.num_bytes, self.sha256, *index)
+        return records.parse(Shard, vars(self) | {"name": self.shard}, others=True)
 
 
 @dataclass
@@ -56,6 +72,8 @@ class _Tally:
 
     source_bytes: int = 0
     resized: int = 0
+    max_height: int = 0
+    max_width: int = 0
     transform_s: float = 0.0
     incidents: list[Incident] = field(default_factory=list)
 
@@ -70,8 +88,9 @@ def write_shard(
     fail_on_bad_image: bool,
     shard_path: Path,
     index_path: Path,
+    samples_path: Path,
 ) -> WrittenShard:
-    """Writes both files, and returns what the receipt keeps.
+    """Writes the three files, and returns what the receipt keeps.
 
     Args:
       shard: name for the receipt and errors.
@@ -80,23 +99,26 @@ def write_shard(
       classes: (WNID, words) by class index.
       label_offset: added to the class index.
       fail_on_bad_image: raise instead of leaving a bad image out.
-      shard_path, index_path: temporary files to create; removed on failure.
+      shard_path, index_path, samples_path: temporary files to create; removed on failure.
 
     Raises:
       DataDamagedError: a bad image with `fail_on_bad_image`, or no good image at all.
       IncompleteError: the disk is full.
     """
-    with removed_on_failure(shard_path, index_path), storage_errors("write", shard_path):
+    paths = shard_path, index_path, samples_path
+    with removed_on_failure(*paths), storage_errors("write", shard_path):
         tally = _Tally()
         lines: list[str] = []
-        measures = Measures()
-        with LargeFile(shard_path) as file:
-            for member, image in _stored(shard, images, transform, fail_on_bad_image, tally):
+        origins = Origins()
+        with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
+            table = Table(samples_file)
+            for member, image, data in _stored(shard, images, transform, fail_on_bad_image, tally):
                 record = _record(member, image, classes[member.class_index], label_offset)
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
-                measures.add(member, image)
+                origins.add(member, image)
                 for part in record:
                     file.append(part)
+                table.append(_sample(member, image, data))
         if not lines:
             raise _no_good_image(shard, tally.incidents)
         index = "".join(lines).encode()
@@ -110,8 +132,10 @@ def write_shard(
             sha256=file.sha256,
             index_bytes=len(index),
             index_sha256=hashlib.sha256(index).hexdigest(),
+            samples_bytes=table.num_bytes,
+            samples_sha256=table.sha256,
             **vars(tally),
-            **vars(measures.content()),
+            origins=origins.chosen,
         )
 
 
@@ -121,8 +145,8 @@ def _stored(
     transform: Callable[[bytes], PreparedImage],
     fail_on_bad_image: bool,
     tally: _Tally,
-) -> Iterator[tuple[Member, PreparedImage]]:
-    """Yields the images to store; counts for the receipt what happens on the way."""
+) -> Iterator[tuple[Member, PreparedImage, bytes]]:
+    """Yields the images to store, with their source bytes; counts what happens on the way."""
     for member, data in images:
         tally.source_bytes += member.size
         start = time.perf_counter()
@@ -140,7 +164,33 @@ def _stored(
             incident = Incident(*member[:5], REPAIRED, image.repair, image.detail)
             tally.incidents.append(incident)
         tally.resized += image.resized
-        yield member, image
+        tally.max_height = max(tally.max_height, image.height)
+        tally.max_width = max(tally.max_width, image.width)
+        yield member, image, data
+
+
+def _sample(member: Member, image: PreparedImage, data: bytes) -> Sample:
+    """Returns what the table says of a stored image that was made from `data`."""
+    sha256 = source_sha256 = hashlib.sha256(image.encoded).hexdigest()
+    action = samples.KEPT
+    if image.encoded is not data:
+        source_sha256 = hashlib.sha256(data).hexdigest()
+        action = samples.REPAIRED if image.repair else samples.SHRUNK
+    height, width = image.source_size or (image.height, image.width)
+    return Sample(
+        key=member.key,
+        class_index=member.class_index,
+        num_bytes=len(image.encoded),
+        width=image.width,
+        height=image.height,
+        sha256=sha256,
+        action=action,
+        reason=image.repair or "",
+        source_bytes=len(data),
+        source_width=width,
+        source_height=height,
+        source_sha256=source_sha256,
+    )
 
 
 def _bad_image(shard: str, member: Member, error: BadImageError) -> DataDamagedError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import editions, labels, layout, lemmas, listing, source
@@ -214,9 +214,7 @@ def is_imagenet(classes: labels.ClassList, folders: Iterable[str]) -> bool:
     """Returns whether class folders hold images of ImageNet, whole or not."""
     names = {path.rpartition("/")[2] for path in folders}
     editions_called = (editions.called(name, len(classes.wnids)) for name in names)
-    return (
-        classes.official or any(editions_called) or all(map(labels.WNID.fullmatch, classes.wnids))
-    )
+    return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
 
 
 def _listed(
@@ -317,7 +315,7 @@ def _beside_classes(folder: Path, *, by_content: bool) -> Counter[str]:
 def _read_mapping(path: Path) -> labels.ClassList:
     lines = source.read_list(path).splitlines()
     rows = sorted(line.partition(" ")[::2] for line in lines if line.strip())
-    odd = [wnid for wnid, _ in rows if not labels.WNID.fullmatch(wnid)]
+    odd = [wnid for wnid, _ in rows if not keys.WNID.fullmatch(wnid)]
     if odd or not rows or len({wnid for wnid, _ in rows}) != len(rows):
         raise SourceError(
             f"{path}: expected a line 'WNID words' for each class, once"

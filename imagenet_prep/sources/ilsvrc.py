@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions, labels, published, source, tar
@@ -26,7 +26,7 @@ from imagenet_prep.storage.remote_path import Location
 _PUBLISHED = {schema.TRAIN: published.TRAIN, schema.VALIDATION: published.VALIDATION}
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
 
-CLASS_TAR = re.compile(rf"({labels.WNID.pattern})\.tar")
+CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 
 @dataclass(frozen=True)

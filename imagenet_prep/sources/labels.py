@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-import re
 import struct
 import zlib
 from collections import Counter
@@ -36,7 +35,6 @@ _MAX_DIGITS = 10
 # The errors that reading raises for a file that is not such a meta.mat.
 _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
 
-WNID = re.compile(r"n\d{8}")
 
 # sha256 of ILSVRC2012's 1000 sorted WNIDs, one a line.
 OFFICIAL_DIGEST = "70002b0ff5de60a3a17a82dbfcff291931f96225ddf941ad2e182fc39e183d15"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.sources import source
-from imagenet_prep.sources.labels import WNID
 from imagenet_prep.storage.remote_path import Location
 
 # A line "WNID words" for each synset: image-net.org's list of all of WordNet, and timm's.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import keys, schema
 from imagenet_prep.sources import labels, pages, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.os_errors import demand_disk
@@ -31,9 +31,7 @@ _NAME = re.compile(
     rf"^(?P<split>{'|'.join(schema.SOURCE_SPLITS)})-(?P<index>\d{{5}})-of-(?P<count>\d{{5}})\.parquet$"
 )
 # Hugging Face appends the WNID to the base name, in validation too.
-_APPENDED_WNID = re.compile(
-    rf"^(?P<stem>.+)_(?P<wnid>{labels.WNID.pattern})(?P<suffix>\.[A-Za-z]+)$"
-)
+_APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{keys.WNID.pattern})(?P<suffix>\.[A-Za-z]+)$")
 
 # 64 images of ImageNet are 7 MB. The page that they lie in is whole in memory, twice: 11 MB at
 # the 100 rows a group that `datasets` writes today, 110 MB at the 1,000 of older files.
@@ -100,7 +98,7 @@ class Parquet(source.Packed):
         # Where no names were kept the place in the data set is one.
         base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
         if (appended := _APPENDED_WNID.match(base)) is not None:
-            if appended["wnid"] != class_id and labels.WNID.fullmatch(class_id):
+            if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(
                     f"{where}: label {label} is {class_id}, but the path {base!r} says "
                     f"{appended['wnid']}. Labels and images do not belong together."
@@ -224,7 +222,7 @@ def _classes(path: Path) -> labels.ClassList:
     official = labels.official_classes()
     with _opened(path) as (file, descriptor):
         names = _class_names(file, path)
-        if names and all(labels.WNID.fullmatch(name) for name in names):
+        if names and all(keys.WNID.fullmatch(name) for name in names):
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
         # Without image.bytes this reads a few kB.

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import keys
+from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import editions
-from imagenet_prep.sources.labels import WNID, ClassList
+from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import File, refuse_link_out
 from imagenet_prep.storage.archive import RangeReader

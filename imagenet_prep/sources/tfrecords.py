@@ -22,7 +22,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.sources.labelling import Labelling, LabelUse
-from imagenet_prep.sources.labels import WNID, ClassList, official_classes
+from imagenet_prep.sources.labels import ClassList, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Store
@@ -123,18 +123,6 @@ def entries(
             )
 
 
-def _below_class(path: str, name: str) -> str:
-    """Returns the part of a path that a key has behind the class.
-
-    Sets of ours have folders below that of the class there, and no others. Other programs may have
-    written the whole path of a file, of which ImageNet's keys have the last part.
-    """
-    folders = path.split("/")[:-1]
-    if path.startswith("/") or name in folders or WNID.fullmatch(name):
-        return path.rpartition("/")[2]
-    return path
-
-
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
     """Returns how errors call a record."""
     return f"{shard.file}: record {record.number} at byte {record.offset:,}"
@@ -149,7 +137,7 @@ def parse(payload: bytes) -> Entry:
     features = protobuf.parse(payload)
     if features.keys() == _TFDS_KEYS:
         filename = protobuf.text(features, _TFDS_NAME)
-        wnid_of_file = WNID.match(filename)
+        wnid_of_file = keys.WNID.match(filename)
         return Entry(
             features=features,
             encoded=protobuf.one(features, _TFDS_IMAGE, bytes),
@@ -170,7 +158,7 @@ def parse(payload: bytes) -> Entry:
     name = wnid or "_".join(text.split())
     if not name:
         raise DataDamagedError(f"neither {schema.SYNSET} nor {schema.TEXT} says its class")
-    filename = _below_class(protobuf.text(features, schema.FILENAME), name)
+    filename = keys.below_class(protobuf.text(features, schema.FILENAME), name)
     if not filename.rpartition("/")[2]:
         raise DataDamagedError(f"{schema.FILENAME} is empty")
     return Entry(

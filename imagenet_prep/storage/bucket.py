@@ -339,6 +339,6 @@ def _may_be_ours(name: str) -> bool:
     """Returns whether runs that make a data set put such a name; only those reach several parts."""
     first = name.partition("/")[0]
     return (
-        first in (naming.WORK, naming.INDEX, naming.QUARANTINE)
+        first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE)
         or naming.parse_shard_name(name) is not None
     )

@@ -333,7 +333,7 @@ class LocalStore:
         A run that was killed may have named them and not have synced that. They can be seen, so
         the next run takes them for finished; but a crash would take them away.
         """
-        for folder in (self.root.parent, self.root, self.root / naming.INDEX):
+        for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
             with storage_errors("sync", folder):
                 try:
                     inside.sync_folder(folder)

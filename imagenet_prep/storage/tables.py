@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import naming, samples
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset.samples import Made, Sample
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
 
 def rows(store: Readable, shard: Shard) -> Iterator[Sample]:
-    """Yields the samples of a shard in the order of its records; proven as `lines` are.
+    """Yields the samples of a shard in the order of its records; proven and raising as `lines`."""
+    return _each(samples.parse, store, shard)
 
-    Raises:
-      DataDamagedError: also where no run of this program wrote a line so.
-    """
-    return samples.parse(lines(store, shard), store.where(naming.samples_name(shard.name)))
+
+def entries(store: Readable, shard: Shard) -> Iterator[bytes]:
+    """Yields the entries of the samples of a shard, as `rows` does."""
+    return _each(samples.entries, store, shard)
 
 
 def heads(
     store: Readable, shard: Shard, *, images: bool = False
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Yields the beginnings of the lines, see `samples.heads`; as `rows`."""
-    where = store.where(naming.samples_name(shard.name))
-    return samples.heads(lines(store, shard), where, images=images)
+    """Yields the beginnings of the lines, see `samples.heads`; as `rows` does."""
+    return _each(functools.partial(samples.heads, images=images), store, shard)
+
+
+def _each(
+    parse: Callable[[Iterable[bytes], str], Iterator[Made]], store: Readable, shard: Shard
+) -> Iterator[Made]:
+    return parse(lines(store, shard), store.where(naming.samples_name(shard.name)))
 
 
 def lines(store: Readable, shard: Shard) -> Iterator[bytes]:

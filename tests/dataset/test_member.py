@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset.member import Boxes, Member, dump_member, parse_members
+from imagenet_prep.dataset.member import (
+    Boxes,
+    Member,
+    Origins,
+    PreparedImage,
+    dump_member,
+    parse_members,
+)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 number = st.integers(0, 2**63 - 1)
@@ -48,3 +57,22 @@ def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
 def test_a_damaged_list_is_said(damage: bytes) -> None:
     with pytest.raises(DataDamagedError, match=r"below \.work is damaged"):
         parse_members(b'["a","b",1,2,3]\n' + damage)
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 15, 16, 17, 100, 1251])
+def test_the_named_images_are_few_and_lie_evenly_over_the_shard(num: int) -> None:
+    origins = Origins()
+    for number in range(num):
+        origins.add(
+            Member(f"n1/{number}.JPEG", "a.tar", 512 * number, 2000, 0),
+            PreparedImage(b"", 30, 40, resized=False, repair=None),
+        )
+
+    records = [origin.record for origin in origins.chosen]
+    gaps = {after - before for before, after in itertools.pairwise(records)}
+    assert records[0] == 0
+    assert len(gaps) <= 1
+    assert min(num, 8) <= len(records) <= 16
+    assert records[-1] >= num - max(gaps or {1})
+    assert all(origin.offset == 512 * origin.record for origin in origins.chosen)
+    assert {origin[-2:] for origin in origins.chosen} == {(30, 40)}

@@ -41,6 +41,14 @@ def test_a_leaf_is_written_as_all_our_json_is(row: Sample) -> None:
     assert row.leaf == canonical.dumps([row.key, row.class_index, row.sha256])
 
 
+@given(st.lists(drawn(), max_size=4))
+def test_entries_are_read_from_lines_as_they_are_made_of_samples(rows: list[Sample]) -> None:
+    lines = samples.read_lines(io.BytesIO(table(*rows)))
+    assert list(samples.entries(lines, "table")) == [row.entry for row in rows]
+    with pytest.raises(DataDamagedError, match="line 2 is no line"):
+        list(samples.entries([samples.HEADER, b"no row\r\n"], "table"))
+
+
 @given(st.binary(max_size=200))
 def test_whatever_is_accepted_is_written_so_again(noise: bytes) -> None:
     line = ROW.line

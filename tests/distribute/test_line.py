@@ -53,6 +53,17 @@ def test_a_shard_waits_for_its_index() -> None:
     assert taken(line) == ["index/a", "a"]
 
 
+def test_a_shard_waits_for_its_table_too() -> None:
+    line = Line([*FILES, File("samples/a.csv", 9, "0" * 64)])
+    for name in ("a", "samples/a.csv", "index/a"):
+        line.lacks(name, 0)
+    line.lacks_no_more(3)
+    line.offer(["a", "index/a"])
+    assert taken(line) == ["index/a"]
+    line.offer(["samples/a.csv"])
+    assert taken(line) == ["samples/a.csv", "a"]
+
+
 def test_a_shard_waits_again_where_its_index_broke_off() -> None:
     line = lacking("index/a", "a")
     line.offer(["a", "index/a"])

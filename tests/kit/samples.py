@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from hypothesis import strategies as st
 
-from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset import example, keys, manifest, naming, tfrecord
+from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.samples import HEADER, Sample
 
 
 def sha256(of: object) -> str:
@@ -20,7 +24,7 @@ def kept(key: str, class_index: int = 0) -> Sample:
     return Sample(key, class_index, *image, "kept", "", *image)
 
 
-keys = st.text(
+_keys = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters=[*map(chr, range(32)), "\x7f"]),
     min_size=1,
     max_size=12,
@@ -33,7 +37,7 @@ _images = st.tuples(
 @st.composite
 def samples(draw: st.DrawFn) -> Sample:
     """Draws a sample that prepare could have written."""
-    head = draw(keys), draw(st.integers(0, 10**17))
+    head = draw(_keys), draw(st.integers(0, 10**17))
     action = draw(st.sampled_from(["kept", "shrunk", "repaired"]))
     reason = draw(st.from_regex(r"[a-z0-9_+]{1,64}", fullmatch=True)) if action[0] == "r" else ""
     image = draw(_images)
@@ -50,3 +54,36 @@ def tree_hash(leaves: Sequence[bytes]) -> bytes:
     while 2 * k < len(leaves):
         k *= 2
     return hashlib.sha256(b"\x01" + tree_hash(leaves[:k]) + tree_hash(leaves[k:])).digest()
+
+
+def add_tables(root: Path) -> Manifest:
+    """Gives a set of ours tables of samples and roots; all images are kept."""
+    path = root / naming.MANIFEST
+    made = manifest.loads(path.read_bytes(), str(path))
+    (root / naming.SAMPLES).mkdir(exist_ok=True)
+    splits = {}
+    for name, split in made.splits.items():
+        leaves: dict[bytes, bytes] = {}
+        shards = [_with_table(root, shard, made.label_offset, leaves) for shard in split.shards]
+        root_of = tree_hash([leaves[key] for key in sorted(leaves)]).hex()
+        splits[name] = dataclasses.replace(split, shards=shards, samples_root=root_of)
+    made = dataclasses.replace(made, splits=splits)
+    path.write_bytes(made.dumps())
+    return made
+
+
+def _with_table(root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes]) -> Shard:
+    lines = [HEADER]
+    with open(root / shard.name, "rb") as file:
+        for record in tfrecord.read_records(file, shard.name):
+            image = example.decode(record.payload)
+            digest = hashlib.sha256(image.encoded).hexdigest()
+            stored = len(image.encoded), image.width, image.height, digest
+            key = keys.key_of(shard.name.partition("-")[0], image.wnid, image.filename)
+            row = Sample(key, image.stored_label - offset, *stored, "kept", "", *stored)
+            lines.append(row.line)
+            leaves[key.encode()] = row.leaf
+    table = b"".join(lines)
+    (root / naming.samples_name(shard.name)).write_bytes(table)
+    digest = hashlib.sha256(table).hexdigest()
+    return dataclasses.replace(shard, samples_bytes=len(table), samples_sha256=digest)

@@ -33,6 +33,7 @@ def write_shard(folder: Path) -> list[example.ImageExample]:
         fail_on_bad_image=False,
         shard_path=folder / "shard",
         index_path=folder / "index",
+        samples_path=folder / "samples",
     )
     return [
         example.ImageExample(

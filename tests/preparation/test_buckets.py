@@ -139,7 +139,7 @@ def test_what_reads_a_bucket_can_be_sent_to_other_machines(
     sent, shard = pickle.loads(pickle.dumps((work, found.splits["train"][0])))
     content, outputs = sent(shard)
 
-    with outputs[1].temporary.open("rb") as stream:
+    with outputs[-1].temporary.open("rb") as stream:
         written = [example.decode(r.payload) for r in tfrecord.read_records(stream, "")]
     assert [image.encoded for image in written] == [plain(number) for number in range(3)]
     assert (content.source.members, sum(content.num_per_class.values())) == (3, 3)

@@ -68,8 +68,8 @@ def test_a_shard_is_written_of_any_images(tmp_path: Path) -> None:
     content, outputs = work(LocalStore(tmp_path))(SHARD, images)
 
     assert (content.shard, content.examples) == (SHARD, 2)
-    assert [output.name for output in outputs] == [f"index/{SHARD}", SHARD]
-    written = records(outputs[1].temporary)
+    assert [output.name for output in outputs] == [f"index/{SHARD}", f"samples/{SHARD}.csv", SHARD]
+    written = records(outputs[-1].temporary)
     assert [r.encoded for r in written] == [plain(1), plain(0)]
     assert [(r.stored_label, r.wnid, r.text) for r in written] == [
         (2, "n00000002", "other"),

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, naming, tfrecord
 from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.samples import HEADER, Sample
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
@@ -312,6 +313,91 @@ def test_a_wrong_example_in_a_sound_record_is_named(
     (problem,) = dataset.check(level="decode").problems
     assert problem.startswith(f"{FIRST}: record 1 at byte {dataset.record(1):,}: ")
     assert complaint in problem
+
+
+def with_table(dataset: Dataset, *rows: Sample) -> None:
+    """Gives the first shard a table of these samples, which the manifest names."""
+    table = b"".join([HEADER, *(row.line for row in rows)])
+    (dataset.root / "samples").mkdir(exist_ok=True)
+    (dataset.root / naming.samples_name(FIRST)).write_bytes(table)
+    dataset.shards[FIRST] = dataclasses.replace(
+        dataset.shards[FIRST],
+        samples_bytes=len(table),
+        samples_sha256=hashlib.sha256(table).hexdigest(),
+    )
+
+
+def sample(place: int) -> Sample:
+    found = image(place)
+    stored = len(found.encoded), 4, 3, hashlib.sha256(found.encoded).hexdigest()
+    key = f"{found.wnid}/{found.filename}"
+    return Sample(key, found.stored_label - 1, *stored, "kept", "", *stored)
+
+
+SAMPLES = [sample(place) for place in range(5)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_table_of_all_records_is_sound(dataset: Dataset, level: str) -> None:
+    with_table(dataset, *SAMPLES)
+    assert dataset.check(level=level).problems == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": "n01440764/other.JPEG"},
+        {"class_index": 0},
+        {"num_bytes": 1, "source_bytes": 1},
+        {"width": 1, "source_width": 1},
+        {"height": 1, "source_height": 1},
+        {"sha256": "0" * 64, "source_sha256": "0" * 64},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_line_that_is_not_of_its_record_is_named(
+    dataset: Dataset, change: dict[str, object]
+) -> None:
+    with_table(dataset, *SAMPLES[:2], SAMPLES[2]._replace(**change), *SAMPLES[3:])
+    assert dataset.check(level="crc").problems == []
+    assert dataset.check(level="decode").problems == [
+        f"samples/{FIRST}.csv: record 2: its line is of another image, or has another label"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "record"), [(SAMPLES[:4], 4), ([SAMPLES[1], SAMPLES[0], *SAMPLES[2:]], 0)]
+)
+def test_lines_that_are_missing_or_change_places_are_named(
+    dataset: Dataset, rows: list[Sample], record: int
+) -> None:
+    with_table(dataset, *rows)
+    (problem,) = dataset.check(level="decode").problems
+    assert problem.startswith(f"samples/{FIRST}.csv: record {record}: ")
+
+
+def test_a_damaged_record_hides_no_other_line(dataset: Dataset) -> None:
+    payloads = [example.encode(image(i)) for i in range(5)]
+    payloads[1] = b"not an example"
+    dataset.shards[FIRST] = dataset.write(FIRST, payloads)
+    with_table(dataset, *SAMPLES[:4], SAMPLES[4]._replace(class_index=0))
+    first, second = dataset.check(level="decode").problems
+    assert first.startswith(f"{FIRST}: record 1 ")
+    assert second.startswith(f"samples/{FIRST}.csv: record 4: ")
+
+
+@pytest.mark.parametrize("level", PROVING)
+def test_a_changed_table_is_found(dataset: Dataset, level: str) -> None:
+    with_table(dataset, *SAMPLES)
+    path = dataset.root / naming.samples_name(FIRST)
+    for place in random.Random(0).sample(range(path.stat().st_size), 20):
+        sound = path.read_bytes()
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        (problem,) = dataset.check(level=level).problems
+        assert problem.startswith(f"samples/{FIRST}.csv: ")
+        path.write_bytes(sound)
+    path.unlink()
+    assert dataset.check(level=level).problems == [f"samples/{FIRST}.csv: missing"]
 
 
 def test_an_image_that_does_not_decode_is_named(dataset: Dataset) -> None:

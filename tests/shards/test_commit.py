@@ -12,15 +12,14 @@ SHARD = "train-00000-of-00001"
 
 def receipt(class_index: int) -> WrittenShard:
     left_out = Incident("key", "a.tar", 0, 1, class_index, QUARANTINED, "truncated", "ends early")
-    counts = ("examples", "num_bytes", "index_bytes", "resized", "max_height", "max_width")
+    counts = ("examples", "num_bytes", "resized", "max_height", "max_width")
+    sizes = ("index_bytes", "samples_bytes", "source_bytes")
     return WrittenShard(
         shard=SHARD,
-        **dict.fromkeys((*counts, "source_bytes", "num_classes"), 1),
-        **dict.fromkeys(("sha256", "index_sha256"), "0" * 64),
+        **dict.fromkeys((*counts, *sizes), 1),
+        **dict.fromkeys(("sha256", "index_sha256", "samples_sha256"), "0" * 64),
         transform_s=0.1,
         incidents=[left_out],
-        histograms={},
-        sums={},
         origins=[],
     )
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import runs
 from imagenet_prep.shards.samples_root import samples_root
+from imagenet_prep.storage import scratch
 from tests.kit.samples import kept, samples, tree_hash
 
 
@@ -24,32 +25,32 @@ def expected(rows: list[Sample]) -> str:
 
 @given(rows=st.lists(samples(), unique_by=lambda row: row.key, max_size=9))
 def test_the_root_is_that_of_the_samples_in_the_order_of_their_keys(
-    rows: list[Sample], tmp_path_factory: pytest.TempPathFactory
+    rows: list[Sample],
 ) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    assert samples_root(iter(rows), folder) == expected(rows)
+    assert samples_root(iter(rows)) == expected(rows)
 
 
 @pytest.mark.parametrize("num", [0, 1, 4, 5, 500])
 def test_no_order_and_no_number_of_runs_changes_it_and_nothing_stays(
     num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scratch, "own", lambda: tmp_path)
     rows = [kept(f"{number % 7}/{'ab!~ü'[number % 5]}{number}") for number in range(num)]
     roots = {expected(rows)}
     for size in (3, 5, 1000):
         monkeypatch.setattr(runs, "RUN_ENTRIES", size)
         random.Random(size).shuffle(rows)
-        roots.add(samples_root(iter(rows), tmp_path))
+        roots.add(samples_root(iter(rows)))
     assert len(roots) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whatever_changes_an_image_or_its_label_changes_the_root(tmp_path: Path) -> None:
+def test_whatever_changes_an_image_or_its_label_changes_the_root() -> None:
     rows = [kept(f"n/{number}", number % 3) for number in range(9)]
     other = hashlib.sha256(b"other").hexdigest()
     changed = [
         [*rows[:4], rows[4]._replace(**change), *rows[5:]]
         for change in ({"key": "n/x"}, {"class_index": 2}, {"sha256": other})
     ]
-    roots = [samples_root(each, tmp_path) for each in (rows, rows[1:], [*rows, rows[0]], *changed)]
+    roots = [samples_root(each) for each in (rows, rows[1:], [*rows, rows[0]], *changed)]
     assert len(set(roots)) == 6

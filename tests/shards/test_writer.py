@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
 import io
@@ -51,6 +52,7 @@ def write(folder: Path, **changes: Any) -> writer.WrittenShard:
         "fail_on_bad_image": False,
         "shard_path": folder / "shard",
         "index_path": folder / "index",
+        "samples_path": folder / "samples",
     }
     return writer.write_shard(
         SHARD,
@@ -82,18 +84,15 @@ def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
     assert examples_in(tmp_path / "shard") == expected
 
 
-def test_the_receipt_is_the_truth_about_both_files(tmp_path: Path) -> None:
+def test_the_receipt_is_the_truth_about_all_files(tmp_path: Path) -> None:
     receipt = vars(write(tmp_path))
-    shard, index = (tmp_path / "shard").read_bytes(), (tmp_path / "index").read_bytes()
+    shard, index, table = ((tmp_path / n).read_bytes() for n in ("shard", "index", "samples"))
     lengths = [len(read(member)) for member in MEMBERS]
 
     assert receipt.pop("transform_s") >= 0
-    assert receipt.pop("num_classes") == len({member.class_index for member in MEMBERS})
     assert [row[:5] for row in receipt.pop("origins")] == [
         (number, *member[:4]) for number, member in enumerate(MEMBERS)
     ]
-    assert receipt.pop("sums")["source_bytes"] == 60
-    assert {sum(counts.values()) for counts in receipt.pop("histograms").values()} == {3}
     assert receipt == {
         "shard": SHARD,
         "examples": 3,
@@ -101,6 +100,8 @@ def test_the_receipt_is_the_truth_about_both_files(tmp_path: Path) -> None:
         "sha256": hashlib.sha256(shard).hexdigest(),
         "index_bytes": len(index),
         "index_sha256": hashlib.sha256(index).hexdigest(),
+        "samples_bytes": len(table),
+        "samples_sha256": hashlib.sha256(table).hexdigest(),
         "source_bytes": 60,
         "resized": 3,
         "max_height": max(lengths),
@@ -127,8 +128,55 @@ def test_the_same_members_give_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
 
     assert write(tmp_path) == write(tmp_path / "again")
-    for name in ("shard", "index"):
+    for name in ("shard", "index", "samples"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """Returns the table as Python's csv reads it."""
+    with open(folder / "samples", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_the_table_has_a_line_for_each_record_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path, transform=bad(2))
+    for member, row in zip((MEMBERS[0], MEMBERS[2]), rows(tmp_path), strict=True):
+        data = read(member)
+        stored = transform(data)
+        assert row == {
+            "key": member.key,
+            "class_index": str(member.class_index),
+            "bytes": str(len(stored.encoded)),
+            "width": str(stored.width),
+            "height": str(stored.height),
+            "sha256": sha256(stored.encoded),
+            "action": "shrunk",
+            "reason": "",
+            "source_bytes": str(len(data)),
+            "source_width": str(stored.width),
+            "source_height": str(stored.height),
+            "source_sha256": sha256(data),
+        }
+
+
+def test_the_table_says_what_was_done_to_an_image(tmp_path: Path) -> None:
+    def some(data: bytes) -> PreparedImage:
+        if data.endswith(b"_1.JPEG"):
+            return PreparedImage(data, 3, 4, resized=False, repair=None)
+        made = transform(data)._replace(source_size=(5, 7))
+        return made._replace(repair="cmyk") if data.endswith(b"_2.JPEG") else made
+
+    write(tmp_path, transform=some)
+    kept, repaired, shrunk = rows(tmp_path)
+    assert [row["action"] for row in (kept, repaired, shrunk)] == ["kept", "repaired", "shrunk"]
+    assert [row["reason"] for row in (kept, repaired, shrunk)] == ["", "cmyk", ""]
+    assert kept["sha256"] == kept["source_sha256"] == sha256(read(MEMBERS[0]))
+    sides = {(row["source_width"], row["source_height"]) for row in (repaired, shrunk)}
+    assert sides == {("7", "5")}
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -191,8 +239,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["shard", "index"])
-def test_neither_file_is_finished_before_the_disk_holds_it(
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["table", "shard", "index"])
+def test_no_file_is_finished_before_the_disk_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(os, "fsync", failing(errno.EIO, after=number))

@@ -1,0 +1,76 @@
+"""`adopt` gives tables of samples to sets that have none, and changes no image."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.dataset import manifest
+from tests.kit import command
+from tests.kit.dataset import Reference, contents
+from tests.kit.faults import flip_bit
+
+
+@pytest.fixture
+def old(reference: Reference, tmp_path: Path) -> Path:
+    """A set of ours as it was before there were tables."""
+    out = tmp_path / "old"
+    shutil.copytree(reference.out, out)
+    shutil.rmtree(out / "samples")
+    there = manifest.loads((out / "dataset.json").read_bytes(), "old")
+    nothing = {"samples_bytes": 0, "samples_sha256": ""}
+    splits = {
+        name: dataclasses.replace(
+            split,
+            samples_root="",
+            shards=[dataclasses.replace(shard, **nothing) for shard in split.shards],
+        )
+        for name, split in there.splits.items()
+    }
+    (out / "dataset.json").write_bytes(dataclasses.replace(there, splits=splits).dumps())
+    return out
+
+
+def test_a_set_without_tables_is_sound_and_verify_says_that_it_has_none(old: Path) -> None:
+    for level in ("manifest", "crc", "decode"):
+        result = command.run("verify", old, "--level", level)
+        assert result.code == 0, result
+        assert "no tables of samples" in result.out
+
+
+def test_adopt_adds_them_and_changes_nothing_else(reference: Reference, old: Path) -> None:
+    before = contents(old)
+    result = command.run("adopt", old)
+    assert result.code == 0, result
+    assert "it has tables of samples now" in result.out
+
+    after = contents(old)
+    assert {name for name in after if before.get(name) != after[name]} == {
+        "dataset.json",
+        *(name for name in reference.contents if name.startswith("samples/")),
+    }
+    assert command.run("verify", old, "--level", "decode").code == 0
+    made, original = (
+        manifest.loads(data, "set")
+        for data in (after["dataset.json"], reference.contents["dataset.json"])
+    )
+    for name, split in made.splits.items():
+        assert split.samples_root == original.splits[name].samples_root
+    assert made.config == original.config
+
+    again = command.run("adopt", old)
+    assert again.code == 0, again
+    assert "nothing to do" in again.out
+    assert contents(old) == after
+
+
+def test_a_damaged_set_gets_none(old: Path) -> None:
+    flip_bit(old / "train-00001-of-00008", 5000)
+    before = contents(old)
+    result = command.run("adopt", old)
+    assert result.code == 3, result
+    assert "train-00001-of-00008" in result.complaints
+    assert contents(old) == before

@@ -21,6 +21,7 @@ VERBS = {
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
+    "diff": "which images differ between two data sets: missing ones, labels, bytes",
     "show": "look into one shard, or find images of a data set",
     "export": "a split as MXNet's RecordIO, its images as they are",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",

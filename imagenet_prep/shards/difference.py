@@ -7,6 +7,7 @@ are sorted on the disk, a side each, and held against each other a range of keys
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -156,12 +157,14 @@ def _between(
         place = places[at][entry]
         shard = sides[at].shards(split)[int(place[:_SHARD_DIGITS])].name
         record = int(place[_SHARD_DIGITS:])
-        of_key = found.setdefault(key, [None, None])
-        if of_key[at] is not None:
+        after = bisect.bisect_right(entries[at], entry + place)
+        beside = entries[at][max(after - 2, 0) : after + 1]
+        if sum(each.startswith(key + b"\0") for each in beside) > 1:
             raise DataDamagedError(
                 f"{sides[at].place.where(naming.samples_name(shard))}: line {record + 2:,} has a "
                 f"key that is in another line of {split} as well. Run imagenet-prep verify."
             )
+        of_key = found.setdefault(key, [None, None])
         of_key[at] = Stored(classes[int(label)], int(width), int(height), sha256, shard, record)
     for key, (a, b) in found.items():
         yield Difference(split, key.decode(), a, b)

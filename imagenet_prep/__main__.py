@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 import imagenet_prep
-from imagenet_prep.core import errors, program, terminal
+from imagenet_prep.core import errors, program, terminal, usage
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
@@ -22,7 +22,7 @@ VERBS = {
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
     "diff": "which images differ between two data sets: missing ones, labels, bytes",
-    "show": "look into one shard, or find images of a data set",
+    "show": "look into a data set, find its images, or look into one of its shards",
     "export": "a split as MXNet's RecordIO, its images as they are",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "a ResNet or a small net on a prepared data set, one process or many",
@@ -66,7 +66,8 @@ def _without_verb(arguments: list[str]) -> int:
         print(f"imagenet-prep {imagenet_prep.__version__}")
         return errors.EXIT_DONE
     print(f"{_usage()}\n", file=sys.stderr)
-    terminal.say(f"unknown verb {arguments[0]!r}, see the list")
+    meant = usage.meant_by(arguments[0], VERBS)
+    terminal.say(f"unknown verb {arguments[0]!r}, see the list.{meant}")
     return errors.UsageError.exit_code
 
 

@@ -24,8 +24,9 @@ from imagenet_prep.core.errors import (
     some,
 )
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest
@@ -52,11 +53,8 @@ _STALE = dict.fromkeys(
 class Config(WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
-    folder: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
-        help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
-        positional=True,
-        metavar="DIR|URL",
+    folder: str = data_set(
+        help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/"
     )
     out: str | None = flag(
         None,
@@ -176,7 +174,7 @@ def _refusal(config: Config, found: TfrecordSet, seen: ExistingSet) -> ImagenetP
     if seen.problems:
         shown = "; ".join(seen.problems[:_SHOWN])
         return DataDamagedError(
-            f"{where}: {len(seen.problems):,} problems, all of them listed above: {shown}"
+            f"{where}: {counted(len(seen.problems), 'problem')}, all of them listed above: {shown}"
             f"{'; ...' if len(seen.problems) > _SHOWN else ''}. Nothing was changed. Fetch what is "
             "damaged again."
         )
@@ -217,12 +215,15 @@ def _findings(found: TfrecordSet, seen: ExistingSet) -> list[str]:
         findings.append("records: TensorFlow Datasets' keys, not those of the slim schema")
     else:
         findings += [
-            f"{key}: {kind} in {n:,} of {seen.examples:,} records{_STALE.get((key, kind), '')}"
+            f"{key}: {kind} in {n:,} of {counted(seen.examples, 'record')}"
+            + _STALE.get((key, kind), "")
             for key, kinds in sorted(seen.lack_counts.items())
             for kind, n in kinds.items()
         ]
     if seen.not_rgb:
-        findings.append(f"{seen.not_rgb:,} images are grey or CMYK, not RGB as their records say")
+        findings.append(
+            f"grey or CMYK, not RGB as their records say: {counted(seen.not_rgb, 'image')}"
+        )
     findings += [f"damaged: {problem}" for problem in seen.problems]
     return findings
 
@@ -277,7 +278,8 @@ def _render(summary: Json) -> str:
             "imagenet-prep verify proves it."
         )
     lines = [
-        f"{name}: {s['examples']:,} examples in {s['shards']} shards, {human_bytes(s['bytes'])}"
+        f"{name}: {counted(s['examples'], 'example')} in {counted(s['shards'], 'shard')}, "
+        f"{human_bytes(s['bytes'])}"
         for name, s in summary["splits"].items()
     ]
     lines += [f"found: {finding}" for finding in summary["findings"]]

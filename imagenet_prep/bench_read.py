@@ -16,6 +16,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Settings, flag, parse
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.read.reader import Reader
@@ -33,7 +34,7 @@ _WARM_UP_STEPS = 5
 class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
-    dataset: str = flag(help="folder of the data set", positional=True)
+    dataset: str = data_set(place=None, help="folder of the data set")
     split: str = flag("train", choices=schema.SPLITS, help="the split that is read")
     backend: str = flag(
         "auto",

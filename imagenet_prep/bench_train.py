@@ -28,6 +28,7 @@ from imagenet_prep.core.flags import (
     parse,
     with_absolute,
 )
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.hosts import process
 from imagenet_prep.hosts.hosts_file import where_ranks_run
@@ -79,7 +80,7 @@ class Config(Settings):
         metavar="DIR",
     )
     json: bool = flag(False, help="print the figures as JSON")
-    command: tuple[str, ...] = after_dashes()
+    command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
         """Refuses numbers of ranks that are none, or that do not grow."""
@@ -275,7 +276,9 @@ def _run(
         ).returncode
         if code:
             kind = errors.by_exit_code(code)
-            raise kind(f"the run of {ranks} ranks ended with exit code {code}, see above.")
+            raise kind(
+                f"the run of {counted(ranks, 'rank')} ended with exit code {code}, see above."
+            )
         log = str(log_dir / LOG)
         found = process.run(process.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
         if found.code:

@@ -11,8 +11,9 @@ from pathlib import Path
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, Settings, flag, parse
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.flag import data_set
 
 EXAMPLES = """\
   imagenet-prep export /data/imagenet-480 --split train --out /data/mxnet/train
@@ -26,7 +27,7 @@ _EVERY = 1000
 class Config(Settings):
     """Settings of one export; see the help of each flag."""
 
-    dataset: str = flag(place=Place.FOLDER, help="folder of the data set", positional=True)
+    dataset: str = data_set(place=Place.FOLDER, help="folder of the data set")
     out: str = flag(
         place=Place.FOLDER,
         help="path of the files without their endings: PREFIX.rec, PREFIX.idx and PREFIX.lst",
@@ -123,7 +124,7 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(summary, indent=1))
     else:
         print(
-            f"{config.out}.rec: {summary['examples']:,} examples of {config.split}, "
+            f"{config.out}.rec: {counted(summary['examples'], 'example')} of {config.split}, "
             f"{human_bytes(summary['bytes'])}; .idx and .lst beside it"
         )
     return 0

@@ -22,7 +22,7 @@ from imagenet_prep.core.errors import (
     by_name,
 )
 from imagenet_prep.core.flags import parse
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import manifest, naming, placement
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
@@ -282,9 +282,9 @@ def _sentences(config: Config, replica: Json) -> list[str]:
     if replica["problems"]:
         return [f"{where}: {problem}" for problem in replica["problems"]]
     if config.check:
-        return [f"{where}: whole: {replica['files']} files, {size}"]
+        return [f"{where}: whole: {counted(replica['files'], 'file')}, {size}"]
     moved = human_bytes(replica["moved_bytes"])
-    return [f"{where}: whole: {replica['files']} files, {size}; {moved} moved"]
+    return [f"{where}: whole: {counted(replica['files'], 'file')}, {size}; {moved} moved"]
 
 
 def _judge(config: Config, replicas: Sequence[Json]) -> None:
@@ -292,11 +292,11 @@ def _judge(config: Config, replicas: Sequence[Json]) -> None:
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}
         kind = by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
-        raise kind(f"{len(failed)} of {len(replicas)} replicas failed, as listed above.")
+        raise kind(f"{len(failed)} of {counted(len(replicas), 'replica')} failed, as listed above.")
     wrong = [replica for replica in replicas if replica["problems"]]
     if not wrong or not config.check:
         return
-    places = f"{len(wrong)} of {len(replicas)} replicas"
+    places = f"{len(wrong)} of {counted(len(replicas), 'replica')}"
     problems = [problem for replica in wrong for problem in replica["problems"]]
     if all(problem.is_missing for problem in problems):
         raise IncompleteError(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.core.flags import Place, Settings, absolute, flag, parse
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.flag import data_set, without_manifest
 from imagenet_prep.dataset.schema import LEVELS
 
 if TYPE_CHECKING:
@@ -37,18 +38,14 @@ _PACKAGES = ("jinja2", "matplotlib", "skimage")
 class Config(Settings):
     """Settings of one report; see the help of each flag."""
 
-    dataset: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, or s3://bucket/prefix",
-        positional=True,
-        metavar="DIR|URL",
-    )
+    dataset: str = data_set()
     other: str | None = flag(
         None,
         place=Place.FOLDER_OR_BUCKET,
         help="the other data set, with --compare",
         positional=True,
-        metavar="DIR|URL",
+        metavar="OTHER",
+        read=without_manifest,
     )
     compare: bool = flag(False, help="show two data sets side by side")
     out: str | None = flag(
@@ -160,7 +157,8 @@ def _page(config: Config, store: Store) -> str:
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
     if facts.problems:
-        print(f"damaged: {len(facts.problems)} problems, at the top of the report", file=sys.stderr)
+        problems = counted(len(facts.problems), "problem")
+        print(f"damaged: {problems}, at the top of the report", file=sys.stderr)
     return page.report(
         facts,
         tiles,

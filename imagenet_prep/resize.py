@@ -16,8 +16,9 @@ from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, flag, parse, with_absolute
-from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
 from imagenet_prep.shards.summary import render
@@ -41,11 +42,9 @@ _TUTORIAL_FLAGS = (
 class Config(RunFlags):
     """Settings of one run; see the help of each flag."""
 
-    input_dir: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
+    input_dir: str = data_set(
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
-        metavar="DIR|URL",
-        aliases=("-i",),
+        names=("-i", "--input-dir"),
     )
     output_dir: str = flag(
         place=Place.FOLDER_OR_BUCKET,
@@ -229,7 +228,7 @@ def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     if "workers" in summary:
         lines = [
-            f"{name}: {s['shards']} shards, {human_bytes(s['source_bytes'])}, "
+            f"{name}: {counted(s['shards'], 'shard')}, {human_bytes(s['source_bytes'])}, "
             f"{s['first_file']} ... -> {s['first_shard']} ..."
             for name, s in summary["splits"].items()
         ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Settings, after_dashes, flag, parse
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.hosts_file import Host, read_hosts
 from imagenet_prep.hosts.process import Ending, command_on, run_all
@@ -39,7 +40,7 @@ class Config(Settings):
         "known_hosts; a key that has changed is never replaced",
     )
     yes: bool = flag(False, help="with --show-keys: add the new keys without asking")
-    command: tuple[str, ...] = after_dashes()
+    command: tuple[str, ...] = after_dashes("the command goes")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and --yes alone."""
@@ -122,7 +123,7 @@ def run(argv: Sequence[str]) -> int:
     failed = [host.address for host, ending in outcomes if ending.code != 0]
     if failed:
         raise ImagenetPrepError(
-            f"failed on {len(failed)} of {len(outcomes)} hosts: {', '.join(failed)}"
+            f"failed on {len(failed)} of {counted(len(outcomes), 'host')}: {', '.join(failed)}"
         )
     return 0
 

@@ -1,4 +1,4 @@
-"""`imagenet-prep show`: looks into one shard, with nothing else; or for images of a set."""
+"""`imagenet-prep show`: looks into a data set, or into one shard, with nothing but the shard."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, flag, parse
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.os_errors import storage_errors
 
 EXAMPLES = """\
+  imagenet-prep show /data/imagenet-480
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
   imagenet-prep show s3://bucket/imagenet-480/train-00000-of-01024 --json --limit 5
   imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg
@@ -30,10 +32,9 @@ EXAMPLES = """\
 class Config(Settings):
     """Settings of one look; see the help of each flag."""
 
-    shard: str = flag(
+    dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
-        help="a TFRecord file, or s3://bucket/key; with --keys, --key or --class a data set",
-        positional=True,
+        help="a data set, or one TFRecord file; a path, or s3://bucket/prefix",
     )
     limit: int | None = flag(None, least=0, help="show only the first N records or images")
     image: int | None = flag(
@@ -75,11 +76,11 @@ class Config(Settings):
             raise ValueError("--out needs --image or --key, which say what to write")
         if self.image is not None and self.out is None:
             raise ValueError("--image needs --out, the file to write")
-        if self.splits is not None and not self.looks_into_set:
+        if self.splits is not None and not self.finds_images:
             raise ValueError("--splits is for --keys, --key and --class, which look into a set")
 
     @property
-    def looks_into_set(self) -> bool:
+    def finds_images(self) -> bool:
         """Whether images of a data set are asked for, and not a shard."""
         return self.keys or self.key is not None or self.class_ is not None
 
@@ -130,15 +131,17 @@ def run(argv: Sequence[str]) -> int:
         Config,
         argv,
         verb="show",
-        description="Look into one shard: its records, or one of its images. Or look for images of "
-        "a data set, by key\nor by class.",
+        description="Look into a data set: what it is, or its images by key or by class. Or into "
+        "one shard:\nits records, or one of its images.",
         examples=EXAMPLES,
     )
-    if config.looks_into_set:
-        return _show_set(config)
+    if config.finds_images:
+        return _show_images(config)
+    if (manifest := _manifest_of(config.dataset)) is not None:
+        return _show_set(config, manifest)
     if config.image is not None and config.out is not None:
-        return _write_image(config.shard, config.image, Path(config.out))
-    for row in itertools.islice(records(config.shard), config.limit):
+        return _write_image(config.dataset, config.image, Path(config.out))
+    for row in itertools.islice(records(config.dataset), config.limit):
         image = row.pop("encoded")
         if config.json:
             print(json.dumps({**row, "encoded_bytes": len(image)}, ensure_ascii=False))
@@ -147,25 +150,53 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _show_set(config: Config) -> int:
+def _manifest_of(place: str) -> str | None:
+    """Returns where the manifest of the data set at a place lies; None: it is one file."""
+    from imagenet_prep.dataset import naming
+    from imagenet_prep.storage.store import open_store
+
+    if "://" not in place:
+        path = Path(place).expanduser()
+        return str(path / naming.MANIFEST) if path.is_dir() else None
+    store = open_store(place)
+    return store.where(naming.MANIFEST) if store.size(naming.MANIFEST) is not None else None
+
+
+def _show_set(config: Config, path: str) -> int:
+    from imagenet_prep import verify
+    from imagenet_prep.shards import summary
+    from imagenet_prep.storage.store import open_store
+
+    if config.image is not None or config.limit is not None:
+        raise UsageError(f"{config.dataset} is a data set: --image and --limit are for one shard")
+    manifest = verify.load(open_store(config.dataset))
+    found = summary.of_set(path, manifest)
+    if config.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(summary.render_set(manifest, found))
+    return 0
+
+
+def _show_images(config: Config) -> int:
     """Shows keys, or images, of a data set."""
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.storage.store import open_store
     from imagenet_prep.verify import load
 
-    there = load(open_store(config.shard)).splits
+    there = load(open_store(config.dataset)).splits
     if absent := set(config.splits or ()) - there.keys():
         raise UsageError(
-            f"{config.shard}: no split {some(sorted(absent))}; there are: {', '.join(there)}"
+            f"{config.dataset}: no split {some(sorted(absent))}; there are: {', '.join(there)}"
         )
-    catalogue = Catalogue(config.shard, config.splits or tuple(there))
+    catalogue = Catalogue(config.dataset, config.splits or tuple(there))
     if config.key is None:
         found = catalogue.entries(config.class_)
     elif entries := catalogue.find(config.key):
         found = iter(entries)
     else:
         raise UsageError(
-            f"{config.shard}: no image has the key {config.key}. Keys are CLASS/NAME or NAME; "
+            f"{config.dataset}: no image has the key {config.key}. Keys are CLASS/NAME or NAME; "
             "--keys lists them all."
         )
     for entry in itertools.islice(found, config.limit):

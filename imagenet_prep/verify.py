@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
-from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, parse, with_absolute
+from imagenet_prep.core.flags import WorkerFlags, after_dashes, flag, parse, with_absolute
 from imagenet_prep.dataset import naming, schema, settings
+from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
@@ -37,11 +38,7 @@ EXAMPLES = """\
 class Config(WorkerFlags):
     """Settings of one check; see the help of each flag."""
 
-    dataset: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, or s3://bucket/prefix",
-        positional=True,
-    )
+    dataset: str = data_set()
     level: str = flag(
         "crc",
         choices=tuple(schema.LEVELS),
@@ -54,7 +51,7 @@ class Config(WorkerFlags):
         "higher one, and none was touched since; what rots on the disk is not seen",
     )
     json: bool = flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = after_dashes()
+    beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
     def __post_init__(self) -> None:
         """Refuses impossible numbers."""
@@ -257,7 +254,8 @@ def _check_class_counts(manifest: Manifest, receipts: Sequence[_Checked]) -> lis
             if receipt.shard in shards:
                 counts.update(receipt.examples_per_class)
         problems += [
-            f"{name}: class {index} has {counts[index]} examples, the manifest says {expected}"
+            f"{name}: class {index} has {terminal.counted(counts[index], 'example')}, the manifest "
+            f"says {expected}"
             for index, expected in enumerate(split.examples_per_class)
             if counts[index] != expected
         ]
@@ -298,14 +296,15 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(result, indent=1))
     elif problems:
         print("\n".join(map(terminal.printable, problems)))
-    what = f"{result['examples']:,} examples in {result['shards']} shards"
+    counted = terminal.counted
+    what = f"{counted(result['examples'], 'example')} in {counted(result['shards'], 'shard')}"
     if result["part"]:
         what += f" ({result['part']})"
     if problems:
         from imagenet_prep.storage.store import open_store
 
         raise DataDamagedError(
-            f"{len(problems)} problems in {what} of {config.dataset}, listed above. "
+            f"{counted(len(problems), 'problem')} in {what} of {config.dataset}, listed above. "
             + (
                 "Run the replicate command that made it, with --repair."
                 if result["part"]
@@ -320,14 +319,13 @@ def run(argv: Sequence[str]) -> int:
                 "writes them"
             )
         if result["excluded"]:
-            print(
-                f"excluded: {result['excluded']:,} images, which prepare left out as it was asked"
-            )
+            excluded = counted(result["excluded"], "image")
+            print(f"excluded: {excluded}, which prepare left out as it was asked")
         if result["oriented"]:
+            oriented = counted(result["oriented"], "image")
             print(
-                f"EXIF orientation: {result['oriented']:,} images have a tag that is not 1, so "
-                "decoders differ in how they show them; prepare and resize --orientation set it "
-                "right"
+                f"EXIF orientation: {oriented} with a tag that is not 1, so decoders differ in how "
+                "they show them; prepare and resize --orientation set it right"
             )
         if result["unchanged_since"]:
             print(f"nothing was touched since it was proven at {result['unchanged_since']}")

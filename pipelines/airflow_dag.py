@@ -6,7 +6,8 @@ Copy this file into Airflow's DAG folder. It needs nothing but Airflow there; `i
 an environment of its own on the workers, and the variable IMAGENET_PREP_COMMAND names it.
 
 Every task may be cleared or run again at any time: it does what is left. Exit codes 2 (usage) and
-3 (damaged data) fail at once, since trying again cannot help; anything else is retried.
+3 (damaged data) fail at once, since trying again cannot help; for 75 (another run writes there) the
+task waits and asks again, within its time-out; anything else is retried.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -34,6 +36,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 POOL = os.environ.get("IMAGENET_PREP_POOL", "default_pool")
 
 _FINAL = {2, 3}
+# Another run holds the output. A wait is no failure, so it costs none of the retries.
+_BUSY = 75
+_BUSY_S = float(os.environ.get("IMAGENET_PREP_AIRFLOW_BUSY_S", "60"))
 # How long a command may take to save what it has, e.g. a checkpoint of every rank.
 _GRACE_S = 120
 # The program itself reads no larger one.
@@ -261,8 +266,21 @@ def run(*arguments: str) -> None:
     program = os.environ.get("IMAGENET_PREP_COMMAND", "imagenet-prep")
     if shutil.which(program) is None:
         raise AirflowFailException(f"{program}: no such program. {_NO_PROGRAM}")
-    log.info("%s", shlex.join([program, *arguments]))
     said: deque[str] = deque(maxlen=100)
+    while (code := _once(program, arguments, said)) == _BUSY:
+        log.info("it is asked again in %g s", _BUSY_S)
+        time.sleep(_BUSY_S)
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise AirflowException(f"imagenet-prep {arguments[0]}: ended by {name}; out of memory?")
+    if code:
+        failure = AirflowFailException if code in _FINAL else AirflowException
+        raise failure(f"{_message(said)} (exit code {code})")
+
+
+def _once(program: str, arguments: Sequence[str], said: deque[str]) -> int:
+    """Runs a command to its end, and returns its exit code; `said` gets what it prints."""
+    log.info("%s", shlex.join([program, *arguments]))
     process = subprocess.Popen(
         # Airflow kills tasks without a warning; the command is then asked to end by the kernel.
         ["setpriv", "--pdeathsig=TERM", program, *arguments],
@@ -283,15 +301,9 @@ def run(*arguments: str) -> None:
         for line in process.stdout:
             said.append(line.rstrip())
             log.info("%s", said[-1])
-        code = process.wait()
+        return process.wait()
     finally:
         _end(process)
-    if code < 0:
-        name = signal.Signals(-code).name
-        raise AirflowException(f"imagenet-prep {arguments[0]}: ended by {name}; out of memory?")
-    if code:
-        failure = AirflowFailException if code in _FINAL else AirflowException
-        raise failure(f"{_message(said)} (exit code {code})")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Settings, absolute, after_dashes, flag, parse
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts.hosts_file import Host, where_ranks_run
 from imagenet_prep.launching import detached, fit, mpi, variables, work
 from imagenet_prep.launching.crew import Crew
@@ -143,7 +144,7 @@ class Config(Settings):
         "wait for its end",
         metavar="DIR",
     )
-    command: tuple[str, ...] = after_dashes()
+    command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and flags that contradict each other."""
@@ -231,8 +232,8 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
             left -= used[-1].slots
     if left:
         raise UsageError(
-            f"-np {ranks}: the hosts have {ranks - left} slots. Add hosts, or raise slots= where "
-            "there are more GPUs."
+            f"-np {ranks}: the hosts have {counted(ranks - left, 'slot')}. Add hosts, or raise "
+            "slots= where there are more GPUs."
         )
     return used
 

@@ -16,7 +16,7 @@ from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.flags import parse, with_absolute
-from imagenet_prep.core.terminal import human_bytes, printable
+from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset.ignored import in_words
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.summary import render
@@ -103,8 +103,8 @@ def _render(summary: Json) -> str:
     """Returns the summary for a person."""
     if "free_bytes" in summary:
         lines = [
-            f"{name}: {s['examples']:,} images, {human_bytes(s['source_bytes'])} -> "
-            f"{s['shards']} shards, about {human_bytes(s['estimated_bytes'])}"
+            f"{name}: {counted(s['examples'], 'image')}, {human_bytes(s['source_bytes'])} -> "
+            f"{counted(s['shards'], 'shard')}, about {human_bytes(s['estimated_bytes'])}"
             for name, s in summary["splits"].items()
         ]
         if summary["unpacked_bytes"]:

@@ -83,6 +83,8 @@ class Config(Settings):
     )
     data: tuple[str, ...] = flag(
         (),
+        positional=True,
+        aliases=("--data-dir", "--data"),
         help="the data set: s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
         "with train --synthetic or --data-dir s3://…. In several places, one for each channel: "
         "train=WHERE,validation=WHERE,eval=WHERE",
@@ -135,7 +137,7 @@ class Config(Settings):
         False, help="the same, and each line that the job prints; Ctrl-C leaves the job running"
     )
     dry_run: bool = flag(False, help="print the request, submit nothing")
-    command: tuple[str, ...] = after_dashes()
+    command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
     def __post_init__(self) -> None:
         """Refuses what SageMaker would refuse, before it costs anything."""

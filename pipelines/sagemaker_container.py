@@ -20,6 +20,7 @@ from pathlib import Path
 from imagenet_prep.core import canonical, children, program, regular_file, signals
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, parse, refuse_logins
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.launching import variables, work
@@ -62,7 +63,7 @@ class Config(Settings):
     processes: int = flag(
         0, least=0, help="ranks on each host; 0: one for each GPU, or one without a GPU"
     )
-    command: tuple[str, ...] = after_dashes()
+    command: tuple[str, ...] = after_dashes("what every rank runs goes")
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,11 @@ def run_container(config: Config) -> int:
     ranks = config.processes or facts.gpus or 1
     hosts = [Host(name, ranks) for name in job.hosts]
     shown = command[2:] if config.command else command[4:]
-    print(f"{job.host} of {len(hosts)} hosts, {ranks} ranks each: {' '.join(shown)}", flush=True)
+    print(
+        f"{job.host} of {counted(len(hosts), 'host')}, {counted(ranks, 'rank')} each: "
+        f"{' '.join(shown)}",
+        flush=True,
+    )
     environment["SM_NUM_GPUS"] = str(facts.gpus)
     if len(hosts) == 1 and ranks == 1:
         return _run(command, [environment])

@@ -18,7 +18,7 @@ class Place(enum.Enum):
     FILE = "a file of this machine"
     BUCKET = "s3://bucket/prefix"
     FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
-    FILE_OR_OBJECT = "a file or s3://bucket/key"
+    FILE_OR_OBJECT = "a folder or file of this machine, or s3://bucket/key"
     ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
 
     def check(self, name: str, text: str) -> None:

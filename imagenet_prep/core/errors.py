@@ -7,7 +7,7 @@
     │   └── ManifestError        dataset.json itself
     ├── IncompleteError      4   work is left; run the same command again to resume
     │   └── JobLostError         a cluster gave up on a job, or lost what it had in hand
-    ├── BusyError            1   another run holds the output
+    ├── BusyError            75  another run holds the output: wait for its end
     └── StoreError           1   reading or writing storage failed
     BadImageError                one image; the codec's caller decides what becomes of it
 
@@ -63,7 +63,10 @@ class JobLostError(IncompleteError):
 
 
 class BusyError(ImagenetPrepError):
-    """Another run is writing to the same output."""
+    """Another run is writing to the same output; once it has ended, this one may begin."""
+
+    # Of sysexits.h, as 70 is: a failure that passes.
+    exit_code = 75
 
 
 class StoreError(ImagenetPrepError):
@@ -98,7 +101,7 @@ def by_exit_code(
     code: int | None, other: type[ImagenetPrepError] = ImagenetPrepError
 ) -> type[ImagenetPrepError]:
     """Returns the error that has the exit code of a process; `other` where none has it."""
-    kinds = (UsageError, DataDamagedError, IncompleteError)
+    kinds = (UsageError, DataDamagedError, IncompleteError, BusyError)
     return next((kind for kind in kinds if kind.exit_code == code), other)
 
 

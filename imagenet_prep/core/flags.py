@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from imagenet_prep.core import address, errors
 from imagenet_prep.core.address import Place as Place
+from imagenet_prep.core.usage import AfterDashes, Parser, meant_by
 
 Config = TypeVar("Config")
 
@@ -33,8 +34,9 @@ class Flag:
       help: one sentence; the default is added to it.
       choices: the only values allowed; of a tuple, the only words, at least one of them.
       metavar: how the help calls the value; by default N for whole numbers and X for others.
-      positional: given by place instead of by name.
+      positional: given by place; and, if it has aliases, by each of these names as well.
       aliases: other spellings, e.g. ("-r", "--size").
+      read: makes of what was typed what is meant.
       least: the smallest number allowed.
       above: the number must be larger than this one.
       most: the largest number allowed.
@@ -49,6 +51,7 @@ class Flag:
     metavar: str | None = None
     positional: bool = False
     aliases: Sequence[str] = ()
+    read: Callable[[str], str] | None = None
     least: int | None = None
     above: int | None = None
     most: int | None = None
@@ -61,6 +64,10 @@ class Flag:
         """Raises ValueError where a value is not what was asked for; None is always right."""
         if isinstance(value, str) and self.place is not None:
             self.place.check(name, value)
+        elif isinstance(value, str) and self.choices is not None:
+            if value not in self.choices:
+                wanted = f"{name} {value}: expected one of {', '.join(self.choices)}."
+                raise ValueError(wanted + meant_by(value, self.choices))
         elif isinstance(value, tuple) and self.choices is not None:
             if not value or set(value) - set(self.choices):
                 words = f"{name} {','.join(value)}".rstrip()
@@ -89,9 +96,14 @@ def flag(default: Any = dataclasses.MISSING, **how: Any) -> Any:
     return dataclasses.field(default=default, metadata={"flag": Flag(**how)})
 
 
-def after_dashes() -> Any:
-    """Returns a dataclass field for all words after --, which are no flags of this verb."""
-    return dataclasses.field(default=(), metadata={"after_dashes": True})
+def after_dashes(what: str, *, are_flags: bool = False) -> Any:
+    """Returns a dataclass field for all words after --, which are no flags of this verb.
+
+    Args:
+      what: these words, as a message says it that misses the --, e.g. "the command goes".
+      are_flags: they begin with a flag.
+    """
+    return dataclasses.field(default=(), metadata={"after_dashes": AfterDashes(what, are_flags)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,81 +165,188 @@ def parse(
     description: str,
     examples: str,
 ) -> Config:
-    """Returns the config that `argv` asks for; argparse ends the process on bad usage.
+    """Returns the config that `argv` asks for; --help prints the help and ends the process.
 
     Types come from the annotations: bool fields are switches, tuples are comma-separated.
-    Exit code 2 and the reason on stderr for unknown flags, bad values, and for a
-    ValueError raised by the config's __post_init__.
 
     Raises:
-      UsageError: a word holds an address with a password in it.
+      UsageError: a flag is unknown, a value is bad or missing, the config's __post_init__ has
+        raised ValueError, or a word holds an address with a password in it.
     """
     refuse_logins(argv)
-    parser = argparse.ArgumentParser(
-        prog=f"imagenet-prep {verb}",
-        description=description,
-        epilog=f"Examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    words, more = list(argv), {}
-    underscored: dict[str, str] = {}
-    hints = typing.get_type_hints(config)
+    words = list(argv)
     # A verb's own flags first, then those that it shares with others.
-    fields = dataclasses.fields(config)  # type: ignore[arg-type]
-    for field in sorted(fields, key=lambda each: each.kw_only is True):
-        if spec := field.metadata.get("flag"):
-            for spelling in _add_flag(parser, field, spec, hints[field.name]):
-                underscored[f"--{spelling[2:].replace('-', '_')}"] = spelling
-        elif "after_dashes" in field.metadata and "--" in words:
-            place = words.index("--")
-            more = {field.name: tuple(words[place + 1 :])}
-            words = words[:place]
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        words[place] = underscored.get(name, name) + equals + value
-    values = vars(parser.parse_args(words))
+    fields = sorted(dataclasses.fields(config), key=lambda each: each.kw_only is True)  # type: ignore[arg-type]
+    last = next((each for each in fields if "after_dashes" in each.metadata), None)
+    after: AfterDashes | None = last.metadata["after_dashes"] if last else None
+    more: dict[str, Any] = {}
+    if last and "--" in words:
+        place = words.index("--")
+        more, after = {last.name: tuple(words[place + 1 :])}, None
+        words = words[:place]
+    asks = next((place for place, word in enumerate(words) if word in ("-h", "--help")), None)
+    line = _CommandLine(config, fields, verb, description, examples)
+    values, unknown = line.values(words[:asks])
+    # The -h of `df -h` does not ask for our help.
+    forgot = after is not None and not after.are_flags and after.expected(*unknown[:1])
+    if asks is not None and not forgot:
+        line.print_help()
+        raise SystemExit(errors.EXIT_DONE)
+    if unknown:
+        raise line.parser.unknown(words, unknown[0], line.spellings, after)
+    line.check_all_given(values)
     try:
         return config(**values, **more)
     except ValueError as error:
-        parser.error(str(error))
+        line.parser.error(str(error))
 
 
-def _add_flag(
-    parser: argparse.ArgumentParser, field: dataclasses.Field[Any], spec: Flag, hint: Any
-) -> list[str]:
-    """Adds a flag; returns its long spellings."""
-    required = field.default is dataclasses.MISSING
-    options: dict[str, Any] = {"help": spec.help.replace("%", "%%")}
-    kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
-    base = kinds[0] if isinstance(hint, types.UnionType) else hint
-    if base is bool:
-        options["action"] = "store_true"
-    else:
-        options["metavar"] = spec.metavar or _METAVARS.get(base)
-        is_tuple = typing.get_origin(base) is tuple
-        options["type"] = _comma_separated if is_tuple else base
-        if not is_tuple:
-            options["choices"] = spec.choices
-        if field.default not in (dataclasses.MISSING, None, (), ""):
-            shown = ",".join(field.default) if is_tuple else field.default
-            options["help"] += f" (default: {shown})"
-    if not required:
-        options["default"] = field.default
-    if spec.positional:
-        if not required:
-            options["nargs"] = "?"
-        parser.add_argument(field.name, **options)
-        return []
-    names = (*spec.aliases, _spelled(field.name, spec))
-    parser.add_argument(*names, dest=field.name, required=required, **options)
-    return [each for each in names if each.startswith("--")]
+class _CommandLine:
+    """The flags of a config, as argparse knows them."""
+
+    def __init__(
+        self,
+        config: type[Any],
+        fields: Sequence[dataclasses.Field[Any]],
+        verb: str,
+        description: str,
+        examples: str,
+    ) -> None:
+        self.parser = Parser(
+            prog=f"imagenet-prep {verb}",
+            description=description,
+            epilog=f"Examples:\n{examples}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            exit_on_error=False,
+        )
+        hints = typing.get_type_hints(config)
+        self._fields = [field for field in fields if "flag" in field.metadata]
+        self._required: list[argparse.Action] = []
+        self._readers: dict[str, Callable[[str], Any]] = {}
+        self._switches: set[str] = set()
+        self.spellings: list[str] = []
+        for field in self._fields:
+            self._add(field, field.metadata["flag"], hints[field.name])
+
+    def _add(self, field: dataclasses.Field[Any], spec: Flag, hint: Any) -> None:
+        text = spec.help.replace("%", "%%")
+        options: dict[str, Any] = {"default": argparse.SUPPRESS}
+        kinds = [k for k in typing.get_args(hint) if k is not types.NoneType]
+        base = kinds[0] if isinstance(hint, types.UnionType) else hint
+        if base is bool:
+            options["action"] = "store_true"
+        else:
+            is_tuple = typing.get_origin(base) is tuple
+            choices = None if is_tuple else spec.choices
+            metavar = f"{{{','.join(choices)}}}" if choices else _METAVARS.get(base)
+            options["metavar"] = spec.metavar or metavar
+            options["type"] = (
+                _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
+            )
+            if field.default not in (dataclasses.MISSING, None, (), ""):
+                shown = ",".join(field.default) if is_tuple else field.default
+                text += f" (default: {shown})"
+        names = spec.aliases if spec.positional else (*spec.aliases, _spelled(field.name, spec))
+        actions = []
+        if spec.positional:
+            # Read later: argparse would read its mark for "not given" as well.
+            self._readers[_place_of(field)] = options["type"]
+            action = self.parser.add_argument(
+                _place_of(field),
+                nargs="?",
+                metavar=options["metavar"] or field.name,
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+            actions.append(action)
+            text = "the same, by name"
+        if names:
+            options["dest"] = field.name
+            action = self.parser.add_argument(*names, help=text, **options)
+            actions += [] if spec.positional else [action]
+            self._switches |= {*names} if base is bool else set()
+            self.spellings += names
+        if field.default is dataclasses.MISSING:
+            self._required += actions
+
+    def print_help(self) -> None:
+        """Prints the help, in which what must be given has no brackets."""
+        # Not before: argparse would miss a flag that is mistyped before it says so.
+        for action in self._required:
+            action.required, action.nargs = True, None
+        self.parser.print_help()
+
+    def values(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """Returns the value of each field that is given, and the words that nothing knows."""
+        underscored = {
+            each.replace("-", "_").replace("__", "--", 1): each for each in self.spellings
+        }
+        typed = []
+        for word in words:
+            name, equals, value = word.partition("=")
+            name = underscored.get(name, name)
+            if equals and name in self._switches:
+                self.parser.error(f"{word}: {name} is a switch, and takes no value")
+            typed.append(name + equals + value)
+        try:
+            found, unknown = self.parser.parse_known_intermixed_args(typed)
+        except argparse.ArgumentError as error:
+            self.parser.error(f"{error.argument_name}: {error.message}")
+        values = vars(found)
+        # Words go to the places in their order, but not to those that were given by name.
+        places = [field for field in self._fields if field.metadata["flag"].positional]
+        given = [
+            read(values.pop(place)) for place, read in self._readers.items() if place in values
+        ]
+        free = [field.name for field in places if field.name not in values]
+        if len(given) > len(free):
+            named = next(field for field in places if field.name in values)
+            by = _spelled(named.name, named.metadata["flag"])
+            self.parser.error(f"{given[-1]}: there is {by} already: leave one out")
+        return values | dict(zip(free, given, strict=False)), unknown
+
+    def check_all_given(self, values: Mapping[str, Any]) -> None:
+        """Raises UsageError where a flag without a default is not among the values."""
+        missing = []
+        for field in self._fields:
+            if field.default is dataclasses.MISSING and field.name not in values:
+                spec: Flag = field.metadata["flag"]
+                place = spec.metavar if spec.positional else None
+                missing.append(place or _spelled(field.name, spec))
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            self.parser.error(f"{' and '.join(missing)} {verb} missing")
+
+
+def _place_of(field: dataclasses.Field[Any]) -> str:
+    """Returns the name under which argparse holds what was given by place, not by name."""
+    return f"place of {field.name}"
 
 
 def _spelled(name: str, spec: Flag) -> str:
-    """Returns how a message names a flag: --short-side, or DATASET for one given by place."""
+    """Returns how a message names a flag: --short-side, or HOSTS for one given only by place."""
+    if spec.positional:
+        return spec.aliases[-1] if spec.aliases else name.upper()
     # A word of Python's, such as class, ends with _ as a field.
-    return name.upper() if spec.positional else f"--{name.rstrip('_').replace('_', '-')}"
+    return f"--{name.rstrip('_').replace('_', '-')}"
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {int: _whole, float: _number}
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:

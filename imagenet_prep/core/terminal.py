@@ -54,6 +54,11 @@ def say(text: object) -> None:
     print(f"imagenet-prep: {text}", file=sys.stderr, flush=True)
 
 
+def counted(count: int, noun: str, several: str = "") -> str:
+    """Returns how many of something there are: "1 shard", "1,024 shards", "2 classes"."""
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
 def human_bytes(count: float) -> str:
     """Returns a size in powers of 1000, e.g. "147.9 GB"."""
     for unit in ("B", "kB", "MB"):

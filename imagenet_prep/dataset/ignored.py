@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from imagenet_prep.core.terminal import counted
+
 _MAX_ENDING = 12
 _MAX_ENDINGS = 20
 _NO_ENDING, _OTHERS = "without an ending", "others"
@@ -41,7 +43,7 @@ def in_words(ignored: Mapping[str, int]) -> str:
     advice = ""
     if not ignored.keys().isdisjoint(_UNREADABLE):
         advice = " (HEIC, AVIF and JPEG XL are not read: convert such photographs to JPEG)"
-    return f"{total:,} file{'s' * (total != 1)}: {each}{advice}"
+    return f"{counted(total, 'file')}: {each}{advice}"
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

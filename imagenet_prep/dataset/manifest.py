@@ -211,6 +211,12 @@ class Manifest:
         """Whether each shard has a table of samples, and each split a root."""
         return all(split.samples_root for split in self.splits.values())
 
+    @property
+    def claims_ilsvrc2012(self) -> bool:
+        """Whether classes or archives are called ILSVRC2012's, whose counts are known."""
+        names = (source.name for source in self.sources)
+        return self.classes.official or any(name.startswith("ILSVRC2012") for name in names)
+
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files, and every file of the shards of some splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from imagenet_prep.core import records, regular_file
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Manifest, Shard
@@ -100,7 +101,8 @@ class Placement:
         if world.size != self.nodes * world.local_size:
             raise UsageError(
                 f"{where}: {self.nodes} hosts with equally many ranks must read it together, but "
-                f"there are {world.size} ranks, {world.local_size} on this host. Start them on all "
+                f"there {'is' if world.size == 1 else 'are'} {counted(world.size, 'rank')}, "
+                f"{world.local_size} on this host. Start them on all "
                 "hosts, or replicate to the hosts that are there."
             )
         if world.cross_rank != self.node:

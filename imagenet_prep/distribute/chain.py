@@ -23,6 +23,7 @@ from imagenet_prep.core.errors import (
     StoreError,
     by_name,
 )
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.hosts.channel import Frame
 from imagenet_prep.hosts.messages import BrokenError, Cause
@@ -213,7 +214,7 @@ class Chain:
 
     def _lacks(self, peer: Peer, files: int) -> None:
         if files > len(peer.sizes):
-            raise BrokenError(f"it lacks {files:,} files of {len(peer.sizes):,}")
+            raise BrokenError(f"it lacks {counted(files, 'file')} of {len(peer.sizes):,}")
         peer.become(State.LIVE)
         peer.was_live, peer.lacking = True, files
         self._actions.progress(peer, 0)
@@ -233,7 +234,7 @@ class Chain:
 
     def _whole(self, peer: Peer) -> None:
         if peer.lacking:
-            raise BrokenError(f"it is whole, and lacks {peer.lacking:,} files")
+            raise BrokenError(f"it is whole, and lacks {counted(peer.lacking, 'file')}")
         peer.become(State.WHOLE)
         peer.error = None
         self._actions.stop(peer)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 _HOSTS = "hosts:"
@@ -17,11 +18,7 @@ _HOSTS = "hosts:"
 class Config(Settings):
     """Settings of one run; see the help of each flag."""
 
-    dataset: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, or s3://bucket/prefix",
-        positional=True,
-    )
+    dataset: str = data_set()
     to: str = flag(
         place=Place.FOLDER_OR_BUCKET,
         help="where to: a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, the same PATH on "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.chain import MAX_WRONG
@@ -55,7 +56,9 @@ class Line:
           BrokenError: the number is wrong.
         """
         if self.all_named or files != len(self._lacking):
-            raise BrokenError(f"it lacks {files:,} files and has named {len(self._lacking):,}")
+            raise BrokenError(
+                f"it lacks {counted(files, 'file')} and has named {len(self._lacking):,}"
+            )
         self.all_named = True
 
     def offer(self, names: Iterable[str]) -> None:
@@ -124,4 +127,4 @@ class Line:
         """
         left = len(self._lacking) + len(self._going)
         if not self.all_named or left:
-            raise BrokenError(f"it is whole, and lacks {left:,} files")
+            raise BrokenError(f"it is whole, and lacks {counted(left, 'file')}")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import children, records
 from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import Ending, command_on, run_all
@@ -67,11 +68,10 @@ def check(used: Sequence[Host], work: Work, *, timeout_s: float, interface: str 
         network, problems = _network(used, [a for a in answers if isinstance(a, Answer)], interface)
     if network is None:
         raise ImagenetPrepError(
-            f"{len(problems)} problems on {len(used)} hosts, nothing was started:\n  "
-            + "\n  ".join(problems)
+            f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
+            "started:\n  " + "\n  ".join(problems)
         )
-    hosts = f"{len(used)} host{'s' * (len(used) > 1)}"
-    print(f"{hosts} fit, {ranks} rank{'s' * (ranks > 1)}", flush=True)
+    print(f"{counted(len(used), 'host')} fit, {counted(ranks, 'rank')}", flush=True)
     return network
 
 
@@ -107,7 +107,8 @@ def _unfit(host: Host, answer: Answer, ranks: int, work: Work) -> list[str]:
     if ranks > 1 and not (work.is_own or work.by_servers) and answer.versions["horovod"] == "none":
         found.append("no Horovod: run `imagenet-prep install-horovod` there")
     if answer.gpus and answer.gpus < host.slots:
-        found.append(f"{answer.gpus} GPUs for {host.slots} ranks: write slots={answer.gpus}")
+        what = f"{counted(answer.gpus, 'GPU')} for {counted(host.slots, 'rank')}"
+        found.append(f"{what}: write slots={answer.gpus}")
     return found
 
 

@@ -38,7 +38,7 @@ class RunFlags(WorkerFlags):
     )
     dry_run: bool = flag(False, help="print what was found and what would be made; write nothing")
     json: bool = flag(False, help="print the result as JSON")
-    beam_args: tuple[str, ...] = after_dashes()
+    beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
     def __post_init__(self) -> None:
         """Refuses values that are not allowed, and --report without a data set."""

@@ -68,6 +68,8 @@ def report(
         data={"tiles": [_facts_of(tile) for tile in tiles], "classes": classes},
         facts=facts,
         manifest=manifest,
+        # Photographs of one's own have no official counts.
+        is_subset=manifest.subset and manifest.claims_ilsvrc2012,
         tiles=tiles,
         tile_side=104,
         pairs=any(tile.before for tile in tiles),

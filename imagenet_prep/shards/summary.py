@@ -1,14 +1,47 @@
-"""The summary that a run prints at its end, as JSON and as text."""
+"""What a data set is, in some lines, and what a run has done; as JSON and as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.terminal import human_bytes, printable
+from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import ignored, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.shards.writer import WrittenShard
+
+# So many archives are named by `show`.
+_MOST_SOURCES = 8
+
+
+def of_set(path: str, committed: Manifest) -> Json:
+    """Returns what a manifest says of its data set, without its lists.
+
+    Args:
+      path: of the manifest.
+      committed: the manifest.
+    """
+    return {
+        "manifest": path,
+        "digest": committed.digest,
+        "splits": {
+            name: {
+                "examples": split.examples,
+                "shards": len(split.shards),
+                "bytes": split.num_bytes,
+                "resized": split.resized,
+            }
+            for name, split in committed.splits.items()
+        },
+        "classes": committed.classes.count,
+        "claims_ilsvrc2012": committed.claims_ilsvrc2012,
+        "subset": committed.subset,
+        **({"edition": committed.edition} if committed.edition else {}),
+        "repaired": committed.repaired,
+        "quarantined": committed.quarantined,
+        "excluded": settings.num_excluded(committed.config),
+        "ignored": ignored.together(source.ignored for source in committed.sources),
+    }
 
 
 def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], seconds: float) -> Json:
@@ -22,23 +55,7 @@ def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], secon
     """
     written = sum(receipt.examples for receipt in new)
     return {
-        "manifest": path,
-        "digest": committed.digest,
-        "splits": {
-            name: {
-                "examples": split.examples,
-                "shards": len(split.shards),
-                "bytes": split.num_bytes,
-                "resized": split.resized,
-            }
-            for name, split in committed.splits.items()
-        },
-        "subset": committed.subset,
-        **({"edition": committed.edition} if committed.edition else {}),
-        "repaired": committed.repaired,
-        "quarantined": committed.quarantined,
-        "excluded": settings.num_excluded(committed.config),
-        "ignored": ignored.together(source.ignored for source in committed.sources),
+        **of_set(path, committed),
         "written_examples": written,
         "written_bytes": sum(receipt.num_bytes for receipt in new),
         "read_bytes": sum(receipt.source_bytes for receipt in new),
@@ -49,8 +66,57 @@ def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], secon
 
 def render(summary: Json, notes: Sequence[str] = ()) -> str:
     """Returns a result for a person; `notes` are more lines of the verb."""
+    lines = _lines_of_set(summary)
+    if summary["written_examples"]:
+        lines.append(
+            f"this run: {counted(summary['written_examples'], 'image')} in "
+            f"{summary['seconds']:,.1f} s, {summary['images_per_s']:,.0f} images/s, "
+            f"{human_bytes(summary['read_bytes'])} in, "
+            f"{human_bytes(summary['written_bytes'])} out"
+        )
+    else:
+        lines.append("this run: nothing was left to do")
+    lines += notes
+    lines += _last_lines(summary)
+    if "report" in summary:
+        lines.append(f"report: {summary['report']}")
+    return "\n".join(lines)
+
+
+def render_set(committed: Manifest, summary: Json) -> str:
+    """Returns what a data set is for a person who looks at it for the first time."""
+    lines = _lines_of_set(summary)
+    whose = "ILSVRC2012's" if committed.classes.official else "of its own"
+    lines.append(f"classes: {committed.classes.count:,}, {whose}")
+    made = committed.producer
+    libraries = "".join(f", {name} {is_}" for name, is_ in sorted(made.libraries.items()))
+    lines.append(printable(f"made by: {made.name} {made.version}{libraries}"))
+    chosen = ", ".join(f"{name} {value}" for name, value in _chosen(committed.config))
+    lines.append(printable(f"settings: {chosen}"))
+    for source in committed.sources[:_MOST_SOURCES]:
+        md5 = f", md5 {source.md5}" if source.md5 else ""
+        size, images = human_bytes(source.num_bytes), counted(source.members, "image")
+        lines.append(printable(f"from: {source.name}: {size}, {images}{md5}"))
+    if (more := len(committed.sources) - _MOST_SOURCES) > 0:
+        lines.append(f"from: {more:,} more")
+    return "\n".join([*lines, *_last_lines(summary)])
+
+
+def _chosen(config: settings.Config) -> list[tuple[str, object]]:
+    """Returns the settings of a manifest that were chosen, one after the other."""
+    of_splits = config.get("splits")
+    nested = [*of_splits.items()] if isinstance(of_splits, dict) else []
+    flat = [(name, value) for name, value in config.items() if name != "splits"]
+    flat += [(f"{split} {name}", value) for split, each in nested for name, value in each.items()]
+    # A seed of 0 is a choice; 0 == False.
+    return [
+        (name, value) for name, value in flat if value is not False and value not in (None, [], "")
+    ]
+
+
+def _lines_of_set(summary: Json) -> list[str]:
     lines = [
-        f"{name}: {s['examples']:,} examples in {s['shards']} shards, "
+        f"{name}: {counted(s['examples'], 'example')} in {counted(s['shards'], 'shard')}, "
         f"{human_bytes(s['bytes'])}, {s['resized']:,} resized"
         for name, s in summary["splits"].items()
     ]
@@ -62,21 +128,12 @@ def render(summary: Json, notes: Sequence[str] = ()) -> str:
         lines.append(f"excluded: {summary['excluded']:,}")
     if summary["ignored"]:
         lines.append(f"ignored: {printable(ignored.in_words(summary['ignored']))}")
-    if summary["written_examples"]:
-        lines.append(
-            f"this run: {summary['written_examples']:,} images in {summary['seconds']:,.1f} s, "
-            f"{summary['images_per_s']:,.0f} images/s, "
-            f"{human_bytes(summary['read_bytes'])} in, "
-            f"{human_bytes(summary['written_bytes'])} out"
-        )
-    else:
-        lines.append("this run: nothing was left to do")
-    lines += notes
-    if "edition" in summary:
-        lines.append(f"edition: {summary['edition']}")
-    if summary["subset"]:
+    return lines
+
+
+def _last_lines(summary: Json) -> list[str]:
+    lines = [f"edition: {summary['edition']}"] if "edition" in summary else []
+    # Photographs of one's own have no official counts.
+    if summary["subset"] and summary["claims_ilsvrc2012"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")
-    lines.append(f"manifest: {summary['manifest']} ({summary['digest'][:16]})")
-    if "report" in summary:
-        lines.append(f"report: {summary['report']}")
-    return "\n".join(lines)
+    return [*lines, f"manifest: {summary['manifest']} ({summary['digest'][:16]})"]

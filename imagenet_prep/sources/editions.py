@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from imagenet_prep.core.errors import some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources.labels import ClassList
 
@@ -50,13 +51,15 @@ class Edition:
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
                 other = f"{self.name} has {self.num_classes:,}"
-            return [f"the class list has {len(classes.wnids)} classes and {other}"]
+            return [
+                f"the class list has {counted(len(classes.wnids), 'class', 'classes')} and {other}"
+            ]
         if split not in self.examples:
             return [f"{split} is no split of {self.name}"]
         problems = []
         total, expected = sum(num_per_class), self.examples[split]
         if total != expected:
-            problems.append(f"{split} has {total:,} images, expected {expected:,}")
+            problems.append(f"{split} has {counted(total, 'image')}, expected {expected:,}")
         if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
             problems.append(f"{split} misses {some(absent)}")
         low, high = self.class_range.get(split, (1, total))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.sources import labels, pages, source
 from imagenet_prep.sources.source import IndexTask, PackedImage
@@ -79,7 +80,7 @@ class Parquet(source.Packed):
         problems = []
         if self.absent[split]:
             there = len(self.index_tasks(split))
-            problems.append(f"{split} has {there} of {there + self.absent[split]} files")
+            problems.append(f"{split} has {there} of {counted(there + self.absent[split], 'file')}")
         return problems + super().count_problems(split, num_per_class)
 
     def _image(self, task: IndexTask, where: str, row: int, label: Any, image: Any) -> PackedImage:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
@@ -74,7 +75,7 @@ class ImageList:
             where = f"{path}: line {len(starts) + 1:,}"
             number, label, name = _row(line, where)
             if len(starts) == _MAX_IMAGES:
-                raise SourceError(f"{where}: expected {_MAX_IMAGES:,} images at most.")
+                raise SourceError(f"{where}: expected {counted(_MAX_IMAGES, 'image')} at most.")
             numbers.append(number)
             starts.append(start)
             sizes.append(len(line))
@@ -172,7 +173,9 @@ class RecordIO(source.Stored):
         except ValueError as error:
             raise SourceError(f"{where}: {error}") from error
         if index >= len(self.classes.wnids):
-            raise SourceError(f"{where}: label {index}, of {len(self.classes.wnids):,} classes")
+            raise SourceError(
+                f"{where}: label {index}, of {counted(len(self.classes.wnids), 'class', 'classes')}"
+            )
         path: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:
             path = self.lists[task.part].name(record.number)

@@ -18,6 +18,7 @@ import numpy as np
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
 
 # The position of the reader, or an error's message: a few hundred bytes.
@@ -170,7 +171,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
     """
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(
-            f"local rank {local_rank}: {os.uname().nodename} has {gpus} GPUs. "
+            f"local rank {local_rank}: {os.uname().nodename} has {counted(gpus, 'GPU')}. "
             f"Write slots={gpus} into the hosts file, or start fewer ranks."
         )
 
@@ -197,9 +198,9 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     found = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     if found.size != world.size:
         raise UsageError(
-            f"the launcher says {world.size} ranks, Horovod found {found.size}. It was built "
-            "without support for this launcher: build it by `imagenet-prep install-horovod` with "
-            "--mpi, or launch without --mpi."
+            f"the launcher says {counted(world.size, 'rank')}, Horovod found {found.size}. It was "
+            "built without support for this launcher: build it by `imagenet-prep install-horovod` "
+            "with --mpi, or launch without --mpi."
         )
     return hvd, found
 

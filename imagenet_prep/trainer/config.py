@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.flags import Place, Settings, flag
+from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
 
 # MXNet has these models: those of Gluon's model zoo, and a small net of our own.
@@ -46,7 +47,9 @@ class Config(Settings):
     SageMaker guide.
     """
 
-    data_dir: str | None = flag(None, help="the data set: a folder, s3:// or http(s)://")
+    data_dir: str | None = data_set(
+        None, place=None, help="the data set: a folder, s3:// or http(s)://"
+    )
     framework: str = flag(
         "tensorflow", choices=FRAMEWORKS, help="what trains; mxnet has an environment of its own"
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
@@ -115,7 +116,7 @@ class Log:
         """Prints and writes what the images say that neither training nor tuning has seen."""
         self.say(
             f"test accuracy {score.top1:.2%}, loss {score.loss:.4f}: "
-            f"{score.examples:,} images of the validation split"
+            f"{counted(score.examples, 'image')} of the validation split"
         )
         self._keep("test", {"accuracy": score.top1, "loss": score.loss, "images": score.examples})
 

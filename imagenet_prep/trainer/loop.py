@@ -16,6 +16,7 @@ from typing import Any
 from imagenet_prep.core import errors, records, signals
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
@@ -160,12 +161,14 @@ class _Training:
         plan, world = self._plan, self._comm.world
         epochs = self._config.num_epochs or plan.epoch(plan.total_steps)
         self._log.say(
-            f"{world.size} rank{'s' * (world.size > 1)} x {self._config.batch_size} images = "
-            f"{plan.global_batch:,} a step; {plan.num_examples:,} images, "
-            f"{plan.num_classes:,} classes, {plan.steps_per_epoch:,} steps an epoch\n"
-            f"{epochs:g} epochs = {plan.total_steps:,} steps; {plan.optimizer}, "
+            f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
+            f"{plan.global_batch:,} a step; {counted(plan.num_examples, 'image')}, "
+            f"{counted(plan.num_classes, 'class', 'classes')}, "
+            f"{counted(plan.steps_per_epoch, 'step')} an epoch\n"
+            f"{epochs:g} epoch{'s' * (epochs != 1)} = {counted(plan.total_steps, 'step')}; "
+            f"{plan.optimizer}, "
             f"{plan.schedule.kind} from {plan.schedule.peak:g} after "
-            f"{plan.schedule.warmup_steps:,} steps of warm-up, "
+            f"{counted(plan.schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
         )
         if self._test is not None and self._last_split == schema.HOLDOUT:
@@ -254,8 +257,9 @@ class _Training:
         if other := recipe.difference(there, self._plan, only_model=evaluates):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             raise UsageError(
-                f"{self._folder}{source} holds a run with {other}. Choose another --log-dir, or "
-                "the same settings to resume."
+                f"{self._folder}{source} holds a run with {other}. Give the same settings to "
+                "resume it, another --log-dir to keep it, or --clear-log to remove it and begin "
+                "anew."
             )
 
     def _train(self, asked: Callable[[], bool]) -> Score | None:

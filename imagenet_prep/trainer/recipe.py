@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.trainer.config import RECIPES, Config
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
@@ -126,9 +127,32 @@ def difference(there: Json, run: Run, *, only_model: bool) -> str | None:
     here: Json = json.loads(json.dumps(run.facts()))
     model = ("framework", "model", "num_classes", "image_size")
     for key in model if only_model else [*model, *here, *there]:
-        if there.get(key) != here.get(key):
-            return f"{key} {there.get(key)!r}, this one has {here.get(key)!r}"
+        one, other = there.get(key), here.get(key)
+        if one != other and isinstance(one, dict) and isinstance(other, dict):
+            # The rate first: all else of a schedule follows from it, or from the number of steps.
+            for part in ("peak", *other, *one):
+                if one.get(part) != other.get(part):
+                    return _in_words(part, one.get(part), other.get(part))
+        elif one != other:
+            return _in_words(key, one, other)
     return None
+
+
+# What a person calls numbers of a run that have other names in `Run` and `Schedule`.
+_WORDS = {
+    "peak": "learning rate",
+    "kind": "schedule",
+    "global_batch": "batch of all ranks",
+    "num_examples": "images of the train split",
+    "num_classes": "number of classes",
+    "total_steps": "number of steps",
+    "increased_aug": "changed colours",
+}
+
+
+def _in_words(name: str, there: object, here: object) -> str:
+    """Returns for example "learning rate 0.1, this one has 0.05"."""
+    return f"{_WORDS.get(name, name.replace('_', ' '))} {there}, this one has {here}"
 
 
 def settled(config: Config) -> Config:
@@ -189,8 +213,9 @@ def resolve(
     steps_per_epoch = num_examples // batch
     if not steps_per_epoch:
         raise UsageError(
-            f"{num_examples:,} images, fewer than one step of {world_size} ranks with "
-            f"{config.batch_size} each. Choose a smaller --batch-size or fewer ranks."
+            f"{counted(num_examples, 'image')}, fewer than one step of "
+            f"{counted(world_size, 'rank')} with {config.batch_size} each. Choose a smaller "
+            "--batch-size or fewer ranks."
         )
     chosen = _chosen(config, batch, world_size)
     optimizer = chosen["optimizer"]
@@ -243,12 +268,12 @@ def _chosen(config: Config, batch: int, world_size: int) -> Json:
     if config.lr is None and config.optimizer not in (None, *has_rate):
         raise UsageError(
             f"--optimizer {config.optimizer}: recipe {config.recipe} has no learning rate for it "
-            f"on {world_size} ranks. Give --lr."
+            f"on {counted(world_size, 'rank')}. Give --lr."
         )
     if config.framework == "mxnet" and recipe["optimizer"] != "sgd" and config.optimizer is None:
         raise UsageError(
             f"--framework mxnet has no {recipe['optimizer']}, the optimizer of recipe "
-            f"{config.recipe} on {world_size} ranks: give --optimizer sgd and its --lr"
+            f"{config.recipe} on {counted(world_size, 'rank')}: give --optimizer sgd and its --lr"
         )
     # A flag that was not given is None, and a switch is False.
     given = {name: getattr(config, name) for name in recipe if name != "warmup_epochs"}

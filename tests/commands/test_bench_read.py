@@ -48,7 +48,7 @@ def test_a_person_reads_what_to_do(scenes: Path, backend: str) -> None:
         (("nowhere",), 2, "no dataset.json"),
         (("nowhere", "--seconds", "0"), 2, "--seconds 0.0: expected more than 0"),
         (("nowhere", "--threads", "-1"), 2, "--threads -1: expected at least 0"),
-        (("nowhere", "--backend", "ffcv"), 2, "invalid choice"),
+        (("nowhere", "--backend", "ffcv"), 2, "--backend ffcv: expected one of"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

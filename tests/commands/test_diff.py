@@ -203,7 +203,10 @@ def test_sets_on_a_web_server_are_compared(one: Path, other: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "line": (lambda data: data.replace(b",kept,", b",kept").replace(b"image_6.", b"im\n"), "line"),
     "number": (lambda data: data.replace(b"image_6.JPEG,1,", b"image_6.JPEG,9,"), "line 4 has cla"),
-    "twice": (lambda data: data.replace(b"image_6.JPEG,1,", b"image_21.JPEG,1,"), "has a key that is in another line of train as well"),
+    "twice": (
+        lambda data: data.replace(b"image_6.JPEG,1,", b"image_21.JPEG,1,"),
+        "has a key that is in another line of train as well",
+    ),
     "header": (lambda data: data[1:], "line 1 is not the header"),
     "cut": (lambda data: data[: data.rindex(b"\r\n", 0, -2) + 2], "9 lines, expected 10"),
 }

@@ -164,6 +164,40 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(prepared: Path) -> None:
     assert (process.wait(command.PATIENCE_S), err) == (141, b"")
 
 
+@pytest.mark.parametrize("name", ["", "/dataset.json"])
+def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
+    result = command.run("show", f"{reference.out}{name}")
+
+    manifest = json.loads(reference.contents["dataset.json"])
+    split = manifest["splits"]["train"]
+    assert (result.code, result.err) == (0, "")
+    lines = dict(line.split(": ", 1) for line in result.out.splitlines())
+    assert lines["train"].startswith(f"{split['examples']} examples in 8 shards, ")
+    assert lines["classes"] == "8, of its own"
+    assert lines["made by"].startswith("imagenet-prep ")
+    assert "quality 90" in lines["settings"]
+    assert lines["manifest"] == f"{reference.out}/dataset.json ({manifest['digest'][:16]})"
+    assert "subset" in lines, "counts are not ILSVRC2012's, as whose archives these came"
+    first = manifest["sources"][0]
+    assert f"from: {first['name']}: " in result.out
+
+
+def test_a_set_is_shown_as_json(reference: Reference) -> None:
+    result = command.run("show", "--json", "--data-dir", reference.out)
+
+    manifest = json.loads(reference.contents["dataset.json"])
+    shown = json.loads(result.out)
+    assert (shown["digest"], shown["subset"]) == (manifest["digest"], True)
+    assert shown["splits"]["train"]["examples"] == manifest["splits"]["train"]["examples"]
+
+
+def test_what_is_for_a_shard_is_refused_of_a_set(reference: Reference, tmp_path: Path) -> None:
+    for flags in (("--limit", "3"), ("--image", "1", "--out", tmp_path / "1.jpg")):
+        result = command.run("show", reference.out, *flags)
+        assert (result.code, result.out) == (2, "")
+        assert f"{reference.out} is a data set" in result.err
+
+
 def keys_of(out: Path, split: str) -> list[str]:
     """Returns the keys of a split, in the order of its records."""
     pictures = [image for name in sorted(out.glob(f"{split}-*")) for image in records(name)]

@@ -105,7 +105,7 @@ def test_an_unknown_verb_lists_the_known_ones() -> None:
     result = command.run("prepair")
 
     assert (result.code, result.out) == (2, "")
-    assert "'prepair'" in result.err
+    assert result.err.endswith("unknown verb 'prepair', see the list. Did you mean prepare?\n")
     assert "prepare" in result.err
     assert "verify" in result.err
 

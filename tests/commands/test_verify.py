@@ -361,7 +361,8 @@ def test_impossible_requests_are_refused(prepared: Path, flags: tuple[str, ...])
     result = command.run("verify", *([prepared] if flags else []), *flags)
 
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("usage: imagenet-prep verify")
+    assert result.err.startswith("imagenet-prep: ")
+    assert result.err.endswith(". Help: imagenet-prep verify --help\n")
 
 
 def test_verify_leaves_a_damaged_data_set_as_it_is(prepared: Path) -> None:

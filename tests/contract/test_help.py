@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import os
 import re
 import subprocess
@@ -11,7 +13,7 @@ import time
 import pytest
 
 import imagenet_prep
-from imagenet_prep.__main__ import VERBS, main
+from imagenet_prep.__main__ import _MODULES, VERBS, main
 from imagenet_prep.core import errors, program
 from tests.kit.command import PATIENCE_S
 
@@ -86,8 +88,26 @@ def test_unknown_flag_is_a_usage_error(verb: str) -> None:
 
     assert refused.returncode == 2
     assert refused.stdout == ""
-    assert "usage: imagenet-prep" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("imagenet-prep: --no-such-flag: ")
+    assert f"imagenet-prep {verb} " in line
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_a_mistyped_flag_is_one_line_with_the_right_one(verb: str) -> None:
+    config = importlib.import_module(_MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}"))
+    flags = {each.name: each.metadata.get("flag") for each in dataclasses.fields(config.Config)}
+    names = [name for name, flag in flags.items() if flag is not None and not flag.positional]
+    flag = f"--{max(names, key=len).rstrip('_').replace('_', '-')}"
+    typed = flag[:-2] + flag[-1]
+    refused = run(verb, typed)
+
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert line == (
+        f"imagenet-prep: {typed}: {verb} has no such flag. Did you mean {flag}? "
+        f"Help: imagenet-prep {verb} --help"
+    )
 
 
 def test_unknown_verb_is_a_usage_error_with_the_list_of_verbs() -> None:
@@ -95,7 +115,7 @@ def test_unknown_verb_is_a_usage_error_with_the_list_of_verbs() -> None:
 
     assert refused.returncode == 2
     assert refused.stdout == ""
-    assert "no-such-verb" in refused.stderr
+    assert refused.stderr.endswith("unknown verb 'no-such-verb', see the list.\n")
     for verb in VERBS:
         assert re.search(rf"^ +{verb} ", refused.stderr, re.MULTILINE)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import flags, terminal
+from imagenet_prep.core import errors, flags, terminal
 from tests.kit.command import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ class Settings(Shared):
     ratio: float = flags.flag(0.5, above=0, below=1, help="how much")
     speed: float = flags.flag(0.0, help="how fast")
     internal: tuple[str, ...] = ()
-    more: tuple[str, ...] = flags.after_dashes()
+    more: tuple[str, ...] = flags.after_dashes("the command goes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,16 +67,15 @@ def ended(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Returns what is said on stderr to a command line that must end with exit code 2."""
-    with pytest.raises(SystemExit) as ending:
+def refused(*argv: str) -> str:
+    """Returns what is said to a command line that must end with exit code 2."""
+    with pytest.raises(errors.UsageError) as ending:
         parse(*argv)
-    out, err = capsys.readouterr()
+    said = str(ending.value)
 
-    assert ending.value.code == 2
-    assert out == ""
-    assert err.startswith("usage: imagenet-prep try ")
-    return err
+    assert "\n" not in said
+    assert said.endswith(". Help: imagenet-prep try --help") or "? Help:" in said
+    return said
 
 
 def test_defaults_are_those_of_the_dataclass() -> None:
@@ -106,15 +105,33 @@ def test_a_flag_sets_the_field_of_its_name(argv: list[str], field: str, expected
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["here"], "the following arguments are required: --source"),
-        (["--source", "there"], "the following arguments are required: folder"),
-        (["here", "--source", "there", "--shortside", "1"], "unrecognized arguments: --shortside"),
-        (["here", "--source", "there", "--short", "1"], "unrecognized arguments: --short"),
-        (["here", "--source", "there", "--internal", "x"], "unrecognized arguments: --internal"),
-        (["here", "--source", "there", "--short-side", "big"], "invalid int value: 'big'"),
-        (["here", "--source", "there", "--num-shards", "1.5"], "invalid int value: '1.5'"),
-        (["here", "--source", "there", "--level", "deep"], "invalid choice: 'deep'"),
-        (["here", "--source", "there", "--keep-original=no"], "--keep-original: ignored explicit"),
+        (["here"], "--source is missing"),
+        (["--source", "there"], "FOLDER is missing"),
+        (
+            ["here", "--source", "there", "--shortside", "1"],
+            "--shortside: try has no such flag. Did you mean --short-side?",
+        ),
+        (
+            ["here", "--source", "there", "--short", "1"],
+            "--short: try has no such flag. Did you mean --short-side?",
+        ),
+        (["here", "--source", "there", "--internal", "x"], "--internal: try has no such flag."),
+        (
+            ["here", "--source", "there", "--short-side", "big"],
+            "--short-side: expected a whole number, found 'big'",
+        ),
+        (
+            ["here", "--source", "there", "--num-shards", "1.5"],
+            "--num-shards: expected a whole number, found '1.5'",
+        ),
+        (
+            ["here", "--source", "there", "--level", "deep"],
+            "--level deep: expected one of crc, decode",
+        ),
+        (
+            ["here", "--source", "there", "--keep-original=no"],
+            "--keep-original=no: --keep-original is a switch, and takes no value",
+        ),
         (["here", "--source", "there", "--short-side", "0"], "--short-side 0: expected at least 1"),
         (
             ["here", "--source", "there", "--num-shards", "100"],
@@ -164,10 +181,84 @@ def test_a_flag_sets_the_field_of_its_name(argv: list[str], field: str, expected
         "value-error-of-the-config",
     ],
 )
-def test_bad_usage_ends_with_2_and_the_reason(
-    capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
-) -> None:
-    assert complaint in refused(capsys, *argv)
+def test_bad_usage_ends_with_2_and_the_reason(argv: list[str], complaint: str) -> None:
+    assert complaint in refused(*argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["here", "df", "-h"],
+            "df: the command goes after --. Type: imagenet-prep try here -- df -h",
+        ),
+        (
+            ["here", "--source", "there", "train", "--ratio-of", "a b"],
+            (
+                "train: the command goes after --. Type: "
+                "imagenet-prep try here --source there -- train --ratio-of 'a b'"
+            ),
+        ),
+    ],
+)
+def test_a_command_without_dashes_is_told_where_they_go(argv: list[str], said: str) -> None:
+    with pytest.raises(errors.UsageError, match=f"^{re.escape(said)}$"):
+        parse(*argv)
+
+
+@dataclass(frozen=True)
+class Beamed(flags.Settings):
+    """A verb that passes options on."""
+
+    dataset: str = flags.flag(help="where", positional=True, aliases=("--data-dir",), metavar="SET")
+    other: str | None = flags.flag(None, help="where else", positional=True)
+    deep: bool = flags.flag(False, help="look deep")
+    options: tuple[str, ...] = flags.after_dashes("Options go", are_flags=True)
+
+
+def beamed(*argv: str) -> Beamed:
+    return flags.parse(Beamed, argv, verb="try", description="Tries.", examples="  try")
+
+
+def test_an_option_without_dashes_is_told_where_they_go() -> None:
+    said = "--runner: try has no such flag. Options go after --. Help: imagenet-prep try --help"
+    with pytest.raises(errors.UsageError, match=f"^{re.escape(said)}$"):
+        beamed("a", "--runner=X")
+    with pytest.raises(errors.UsageError, match=r"^c: try expects no such word here\. Help: "):
+        beamed("a", "b", "c")
+    with pytest.raises(errors.UsageError, match=r"--deeq: .* Did you mean --deep\? Help: "):
+        beamed("a", "--deeq", "--runner=X")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "a b",
+        "--data-dir a b",
+        "b --data-dir a",
+        "a --deep b",
+        "--data_dir=a --deep b",
+        "--deep a b",
+    ],
+)
+def test_what_has_a_place_may_be_given_by_name(argv: str) -> None:
+    assert beamed(*argv.split()) == Beamed("a", "b", deep="--deep" in argv)
+
+
+def test_what_has_a_place_is_given_once() -> None:
+    with pytest.raises(errors.UsageError, match="c: there is --data-dir already: leave one out"):
+        beamed("b", "c", "--data-dir", "a")
+    with pytest.raises(errors.UsageError, match="SET is missing"):
+        beamed("--deep")
+
+
+def test_help_is_given_wherever_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["-h"], ["a", "--help"], ["--deep", "-h", "--no-such"], ["--no-such", "-h"]):
+        with pytest.raises(SystemExit) as ending:
+            beamed(*argv)
+        assert ending.value.code == 0
+        usage = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
+        assert usage == "usage: imagenet-prep try [-h] [--data-dir SET] [--deep] SET [other]"
 
 
 @dataclass(frozen=True)
@@ -257,7 +348,7 @@ def test_help_shows_defaults_and_ends_with_the_examples(
         ("raise errors.UsageError('no such thing')", 2, "imagenet-prep: no such thing\n"),
         ("raise errors.ManifestError('damaged')", 3, "imagenet-prep: damaged\n"),
         ("raise errors.IncompleteError('full')", 4, "imagenet-prep: full\n"),
-        ("raise errors.BusyError('taken')", 1, "imagenet-prep: taken\n"),
+        ("raise errors.BusyError('taken')", 75, "imagenet-prep: taken\n"),
         ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
         ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),

@@ -14,7 +14,7 @@ EXIT_CODES = {
     "ManifestError": 3,
     "IncompleteError": 4,
     "JobLostError": 4,
-    "BusyError": 1,
+    "BusyError": 75,
     "StoreError": 1,
 }
 

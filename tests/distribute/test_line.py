@@ -94,7 +94,7 @@ def test_it_is_whole_when_all_is_stored() -> None:
     line.offer(["a", "labels"])
     taken(line)
     line.stored("a")
-    with pytest.raises(BrokenError, match="lacks 1 files"):
+    with pytest.raises(BrokenError, match="lacks 1 file"):
         line.finish()
     line.stored("labels")
     line.finish()

@@ -157,7 +157,7 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
         ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 bytes of 1,000"),
         ([say("lacks", files=2)], "it lacks 2 files and has named 0"),
         ([*lacking(SHARD), say("stored", name=OTHER)], "which was not sent"),
-        ([*lacking(SHARD), say("whole")], "it is whole, and lacks 1 files"),
+        ([*lacking(SHARD), say("whole")], "it is whole, and lacks 1 file"),
     ],
 )
 def test_a_neighbour_that_lies_is_lost_and_killed(

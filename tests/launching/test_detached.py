@@ -77,7 +77,7 @@ def test_it_outlives_who_started_it_in_a_session_of_its_own(
     assert told.out.endswith("\n  checked\n")
     for running in detach(tmp_path):
         again = running.finish()
-        assert again.code == 1
+        assert again.code == BusyError.exit_code
         assert f"a launch runs there: pid {pid}" in again.err
 
 

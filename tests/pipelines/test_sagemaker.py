@@ -140,7 +140,10 @@ def test_a_file_system_is_mounted_read_only() -> None:
         (("--", "train"), "give either --data-dir or --synthetic"),
         (("--data", "s3://b/set", "--", "train", "--synthetic"), "give either --data"),
         (("--", "train", "--synthetic", "--log-dir", "x"), "--log-dir: SageMaker has folders"),
-        (("--", "train", "--synthetic", "--btch-size", "9"), "unrecognized arguments: --btch-size"),
+        (
+            ("--", "train", "--synthetic", "--btch-size", "9"),
+            "--btch-size: train has no such flag. Did you mean --batch-size?",
+        ),
         (("--tags", "team", "--", "train", "--synthetic"), "--tags team: expected KEY=VALUE"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_state_of_another_partition_is_refused(nodes: Nodes, colours: Path) ->
 @pytest.mark.parametrize(
     ("world", "said"),
     [
-        (World(), "3 hosts with equally many ranks must read it together, but there are 1 ranks"),
+        (World(), "3 hosts with equally many ranks must read it together, but there is 1 rank"),
         (World(0, 6, 0, 3), "here are 6 ranks, 3 on this host"),
         (World(0, 3, 0, 1), "this host is number 0 among those that train"),
         (World(5, 6, 1, 2), "this host is number 2 among those that train"),

@@ -62,7 +62,7 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
 
     assert blurred.classes.official
     assert blurred.count_problems("train", [1] + [0] * 999)[0] == (
-        "train has 1 images, expected 1,281,066"
+        "train has 1 image, expected 1,281,066"
     )
     # With another validation folder, it is still the blurred edition that is there in part.
     (tmp_path / "val_blurred").rename(tmp_path / "val")
@@ -72,5 +72,5 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
     ]
     assert processed.classes == ClassList(("n00015388",), ("animal, fauna",))
     assert processed.count_problems("validation", [1]) == [
-        "the class list has 1 classes and ImageNet-21K-P winter21 has 10,450"
+        "the class list has 1 class and ImageNet-21K-P winter21 has 10,450"
     ]

@@ -112,7 +112,7 @@ def test_a_label_without_a_class_and_a_damaged_record_are_named_with_their_byte(
 ) -> None:
     write(tmp_path / "synset.txt", b"n1 fish\n")
     write_recordio(tmp_path / "train.rec", [(0, "", b"a"), (1, "", b"b")], lists=False)
-    with pytest.raises(SourceError, match=r"train\.rec: byte 72: image 1: label 1, of 1 classes"):
+    with pytest.raises(SourceError, match=r"train\.rec: byte 72: image 1: label 1, of 1 class"):
         members(recordio.find(tmp_path, ["train"]))
 
     data = (tmp_path / "train.rec").read_bytes()
@@ -144,7 +144,7 @@ def test_a_list_of_too_many_images_is_refused(
 ) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
     monkeypatch.setattr(recordio, "_MAX_IMAGES", 1)
-    with pytest.raises(SourceError, match=r"train\.lst: line 2: expected 1 images at most"):
+    with pytest.raises(SourceError, match=r"train\.lst: line 2: expected 1 image at most"):
         recordio.find(tmp_path, ["train"])
 
 

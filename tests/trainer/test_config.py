@@ -124,11 +124,23 @@ def test_a_checkpoint_of_the_other_framework_is_refused_by_name(only_model: bool
     )
 
     assert recipe.difference(mxnets.facts(), ours, only_model=only_model) == (
-        "framework 'mxnet', this one has 'tensorflow'"
+        "framework mxnet, this one has tensorflow"
     )
     assert recipe.difference(ours.facts(), mxnets, only_model=only_model) == (
-        "framework 'tensorflow', this one has 'mxnet'"
+        "framework tensorflow, this one has mxnet"
     )
+
+
+def test_another_learning_rate_is_said_in_words() -> None:
+    first, second = (
+        recipe.resolve(Config(synthetic=True, model="tiny", lr=lr), 1, 1_281_167, 1000)
+        for lr in (0.5, 0.25)
+    )
+
+    assert recipe.difference(first.facts(), second, only_model=False) == (
+        "learning rate 0.5, this one has 0.25"
+    )
+    assert recipe.difference(first.facts(), second, only_model=True) is None
 
 
 def test_mxnet_has_no_optimizer_of_ours() -> None:

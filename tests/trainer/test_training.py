@@ -173,7 +173,7 @@ def test_a_finished_run_is_only_evaluated_again(train: Train, finished: Path) ->
     last = train(finished, evaluate=True, batch_size=11, lr=1.0, optimizer="adam")
     assert (last.examples, last.top1) == (again.examples, again.top1)
     assert rows(finished, "evaluation")[-1]["epoch"] == first["epoch"]
-    with pytest.raises(UsageError, match="holds a run with image_size 16, this one has 32"):
+    with pytest.raises(UsageError, match="holds a run with image size 16, this one has 32"):
         train(finished, evaluate=True, image_size=32)
 
 

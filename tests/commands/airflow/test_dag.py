@@ -283,6 +283,16 @@ def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake)
     assert not (fake.folder / "calls.jsonl").exists()
 
 
+def test_a_task_waits_for_another_run_and_keeps_its_retries(airflow: Airflow, fake: Fake) -> None:
+    airflow.env["IMAGENET_PREP_AIRFLOW_BUSY_S"] = "0.01"
+    fake.ends(prepare=[75, 75, 0])
+    ended = airflow.test(out=str(fake.out))
+
+    assert ended.state == "success", ended.log
+    assert ended.tasks["prepare"] == ("success", 1)
+    assert [call[0] for call in fake.calls].count("prepare") == 3
+
+
 def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:
     fake.ends(prepare=[4, 1, -signal.SIGKILL], verify=[70, 0], replicate=[3])
     ended = airflow.test(out=str(fake.out), replicate_to="/elsewhere")

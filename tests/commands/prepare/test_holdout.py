@@ -40,7 +40,7 @@ def held(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("held") / "out"
     result = prepare(cifar, out, "--holdout", "20", "--train-shards", "3")
     assert result.code == 0, result
-    assert "holdout: 20 examples in 1 shards" in result.out
+    assert "holdout: 20 examples in 1 shard," in result.out
     return out
 
 

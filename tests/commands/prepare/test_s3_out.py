@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.core.errors import BusyError, IncompleteError
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
 from tests.kit import command
@@ -267,7 +267,7 @@ def test_a_second_run_of_one_machine_is_refused_by_name(
         first.send(signal.SIGCONT)
         assert first.finish().code == 0
 
-    assert second.code == 1, second
+    assert second.code == BusyError.exit_code, second
     assert f"s3://{BUCKET}/busy is being written by another run (pid {first.pid} " in second.err
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import BusyError
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents
 from tests.kit.fake_hosts import Hosts
@@ -191,7 +192,7 @@ def test_two_runs_at_once_do_not_mix(hosts: Hosts, large: Path) -> None:
         busy = hosts.replica("ubuntu@node-4") / ".work" / "lock"
         command.wait_until(busy.exists, "the last host is being written to")
         second = hosts.run(large)
-        assert second.code == 1, second
+        assert second.code == BusyError.exit_code, second
         assert "is being written by another run" in second.out
         first.send(signal.SIGINT)
         assert first.finish().code == 130

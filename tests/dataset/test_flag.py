@@ -1,0 +1,80 @@
+"""One name for the data set: by place or as --data-dir, in every verb; by its manifest as well."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import parse
+from imagenet_prep.dataset.flag import without_manifest
+
+# What else a verb demands; "resize" has a name of the tutorial's as well.
+VERBS: dict[str, tuple[str, str, list[str]]] = {
+    "verify": ("imagenet_prep.verify", "dataset", []),
+    "show": ("imagenet_prep.show", "dataset", []),
+    "report": ("imagenet_prep.report", "dataset", []),
+    "export": ("imagenet_prep.export", "dataset", ["--out", "o"]),
+    "replicate": ("imagenet_prep.distribute.config", "dataset", ["--to", "o"]),
+    "adopt": ("imagenet_prep.adopt", "folder", []),
+    "resize": ("imagenet_prep.resize", "input_dir", ["-o", "o"]),
+    "bench-read": ("imagenet_prep.bench_read", "dataset", []),
+    "train": ("imagenet_prep.trainer.config", "data_dir", []),
+    "sagemaker": (
+        "pipelines.sagemaker",
+        "data",
+        ["--image", "i", "--role", "r", "--output", "s3://b/o", "--instance-type", "t"],
+    ),
+}
+
+
+def given(verb: str, *words: str) -> Any:
+    module, field, more = VERBS[verb]
+    config: ModuleType = importlib.import_module(module)
+    made = parse(config.Config, [*more, *words], verb=verb, description="", examples="")
+    value = getattr(made, field)
+    return value[0] if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("words", [["{}"], ["--data-dir", "{}"], ["--data_dir={}"]], ids=" ".join)
+def test_every_verb_knows_the_set_by_place_and_by_name(verb: str, words: list[str]) -> None:
+    where = "s3://b/set" if verb == "sagemaker" else "the set"
+
+    assert given(verb, *(word.format(where) for word in words)) == where
+
+
+@pytest.mark.parametrize("verb", VERBS.keys() - {"sagemaker"})
+def test_the_manifest_stands_for_the_set(verb: str) -> None:
+    assert given(verb, "/data/set/dataset.json") == "/data/set"
+    assert given(verb, "--data-dir", "/data/set/dataset.json") == "/data/set"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_set_is_given_once(verb: str) -> None:
+    where = "s3://b/set" if verb == "sagemaker" else "set"
+    with pytest.raises(UsageError, match="leave one out|belong together"):
+        given(verb, where, "--data-dir", where)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("dataset.json", "."),
+        ("/dataset.json", "/"),
+        ("s3://bucket/set/dataset.json", "s3://bucket/set"),
+        ("set", "set"),
+        ("set/", "set/"),
+        ("set/my-dataset.json", "set/my-dataset.json"),
+    ],
+)
+def test_only_the_manifests_own_name_is_left_out(typed: str, meant: str) -> None:
+    assert without_manifest(typed) == meant
+
+
+def test_the_tutorials_names_of_the_set_stay() -> None:
+    assert given("resize", "-i", "in") == given("resize", "--input_dir", "in") == "in"
+    assert given("sagemaker", "--data", "s3://b/set") == "s3://b/set"

@@ -1,0 +1,55 @@
+"""What a run prints at its end, and `show` of a data set: in plain words, one of a kind as one."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset.manifest import Classes, Manifest, Producer, Shard, Split
+from imagenet_prep.shards import summary
+
+
+def committed(*, official: bool) -> Manifest:
+    """Returns the manifest of one image in one shard, of ILSVRC2012's classes or others."""
+    shard = Shard("train-00000-of-00001", 1, 900, "0" * 64, 6, "1" * 64)
+    return Manifest(
+        schema_version=1,
+        producer=Producer("imagenet-prep", "0", {"codec": "planes-1"}),
+        config={"splits": ["train"], "seed": 0, "quality": 90},
+        config_digest="",
+        plan_digest="",
+        label_offset=1,
+        subset=True,
+        classes=Classes(1, "", official),
+        sources=[],
+        splits={"train": Split(1, 900, [1], 0, 5, 5, [shard])},
+        quarantined={},
+        repaired={},
+        files=[],
+    )
+
+
+def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
+    said, silent = (
+        summary.render(summary.summarise("x", committed(official=official), [], 1.0))
+        for official in (True, False)
+    )
+
+    assert "subset: counts are not ILSVRC2012's" in said
+    assert "ILSVRC2012" not in silent
+
+
+def test_one_of_a_kind_is_not_several() -> None:
+    made = committed(official=False)
+    shown = summary.render_set(made, summary.of_set("x", made))
+
+    assert "train: 1 example in 1 shard, 900 B, 0 resized" in shown
+    assert "settings: seed 0, quality 90" in shown
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 classes"), (1, "1 class"), (2, "2 classes"), (1000, "1,000 classes")]
+)
+def test_nouns_follow_their_number(count: int, said: str) -> None:
+    assert counted(count, "class", "classes") == said
+    assert counted(count, "shard") == said.replace("classes", "shards").replace("class", "shard")

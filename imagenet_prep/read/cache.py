@@ -24,7 +24,7 @@ from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read import cached
-from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, removable
+from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
@@ -67,7 +67,7 @@ class _Copy:
         self._store.write(naming.MANIFEST, content)
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and what lies beside it are in `root`.
+        """Returns a shard, open under a shared lock, once it and its index are in `root`.
 
         Args:
           shard: one of the data set.
@@ -75,7 +75,7 @@ class _Copy:
         """
         path = self.root / shard.name
         with storage_errors("fetch", path), only_one(self._store, shard.name):
-            self._bring(shard.files, near)
+            self._bring(together(shard), near)
             # This waits for nobody: an exclusive lock is only taken with the lock of the name.
             return HeldFile(path, fcntl.LOCK_SH)
 
@@ -125,7 +125,7 @@ class _Copy:
         taken = 0
         far: list[tuple[float, Shard]] = []
         for shard in self._all_shards:
-            for file in removable(shard):
+            for file in together(shard):
                 for name in (file.name, _temporary(file.name)):
                     taken += self._store.size(name) or 0
             if shard.name not in near:
@@ -142,7 +142,7 @@ class _Copy:
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for file in removable(shard):
+                for file in together(shard):
                     (self.root / file.name).unlink(missing_ok=True)
                 del alone
         except BlockingIOError:

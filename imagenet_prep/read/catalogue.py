@@ -9,6 +9,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.choice import Finder, class_indices
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.names import Names
@@ -66,6 +67,30 @@ class Catalogue:
                     if classes is None or class_index in classes:
                         yield Entry(split, number, class_index, records.wnids[class_index], key)
             records.close()
+
+    def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
+        """Yields the images that are, or whose source was, a file with this sha256 in hex.
+
+        Raises:
+          UsageError: the set has no tables of samples.
+          ImagenetPrepError: as for `Names.of`.
+        """
+        for split, records in self._splits.items():
+            if not records.manifest.has_samples:
+                raise UsageError(
+                    f"{records.root} has no tables of samples, so nothing says which files are in "
+                    "it. imagenet-prep adopt writes them, and leaves the images as they are."
+                )
+            names = Names(records)
+            for shard in records.placement.held(records.examples_per_shard):
+                for number, sample in names.having(shard, sha256):
+                    wnid = records.wnids[sample.class_index]
+                    yield Entry(split, number, sample.class_index, wnid, sample.key), sample
+
+    def place(self, entry: Entry) -> tuple[str, int]:
+        """Returns the shard that holds an image, and the number of its record."""
+        shard, record = self._splits[entry.split].place(entry.number)
+        return self._splits[entry.split].shards[shard].name, record
 
     def find(self, key: str) -> list[Entry]:
         """Returns the images with a key, CLASS/NAME or NAME alone: at most one of each split.

@@ -172,14 +172,14 @@ class FetchAhead:
             self._changed.notify_all()
 
 
-def removable(shard: Shard) -> tuple[File, File]:
-    """Returns what goes where room is made for others: the index and the shard.
+def together(shard: Shard) -> tuple[File, File]:
+    """Returns what a cache fetches and removes together: the index and the shard.
 
-    The table of samples stays: it is small, and somebody may be looking for keys in it.
+    The table of samples comes when keys are asked for, and stays: it is small.
     """
     return shard.index, shard.files[-1]
 
 
 def bytes_of(shard: Shard) -> int:
     """Returns how many bytes of a shard count towards the limit of a cache."""
-    return sum(file.num_bytes for file in removable(shard))
+    return sum(file.num_bytes for file in together(shard))

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 
@@ -49,16 +52,39 @@ class Names:
             return
         there = records.shards[shard]
         for record, (key, class_index, _) in enumerate(tables.heads(self._store, there)):
-            if class_index >= len(records.wnids):
-                raise DataDamagedError(
-                    f"{records.root}: the table of {there.name}, line {record + 2:,}, has class "
-                    f"{class_index:,}, and there are {len(records.wnids):,}"
-                )
+            self._demand_class(there, record, class_index)
             yield class_index, key
+
+    def _demand_class(self, shard: Shard, record: int, class_index: int) -> None:
+        if class_index >= (num_classes := len(self._records.wnids)):
+            raise DataDamagedError(
+                f"{self._store.where(naming.samples_name(shard.name))}: line {record + 2:,} has "
+                f"class {class_index:,}, and there are {num_classes:,}"
+            )
 
     def __iter__(self) -> Iterator[Name]:
         """Yields those of all examples, in the order of their records; raises as `of`."""
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
+
+    def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
+        """Yields number and sample of each example of a shard that is, or was, a certain file.
+
+        Args:
+          shard: with a table of samples.
+          sha256: of the file, in hex: as the image is stored, or as it was in the source.
+
+        Raises:
+          ImagenetPrepError: as for `of`.
+        """
+        there = self._records.shards[shard]
+        if not any(sha256.encode() in line for line in tables.lines(self._store, there)):
+            return
+        numbers = self._records.numbers_of(shard)
+        rows = list(tables.rows(self._store, there))  # to its end, where the table is proven
+        for record, sample in enumerate(rows):
+            if sha256 in (sample.sha256, sample.source_sha256):
+                self._demand_class(there, record, sample.class_index)
+                yield numbers[record], sample
 
     def at(self, number: int) -> Name:
         """Returns those of one example; raises as `of`."""

@@ -90,7 +90,7 @@ def test_what_differs_is_counted_named_and_listed(one: Path, other: Path, tmp_pa
     assert train["first_keys"]["other_size"] == [key(3)]
     assert found["splits"]["validation"]["equal"] is True
     assert (found["a"]["dataset"], found["a"]["examples"]) == (str(one), 32)
-    rows = list(csv.DictReader(io.StringIO(out.read_text("utf-8", newline=""))))
+    rows = list(csv.DictReader(io.StringIO(out.read_bytes().decode(), newline="")))
     said = {row["key"]: row["difference"] for row in rows}
     assert said == {
         key(7): "only_in_a",
@@ -205,7 +205,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "number": (lambda data: data.replace(b"image_6.JPEG,1,", b"image_6.JPEG,9,"), "line 4 has cla"),
     "twice": (
         lambda data: data.replace(b"image_6.JPEG,1,", b"image_21.JPEG,1,"),
-        "has a key that is in another line of train as well",
+        "has a key that is in another line",
     ),
     "header": (lambda data: data[1:], "line 1 is not the header"),
     "cut": (lambda data: data[: data.rindex(b"\r\n", 0, -2) + 2], "9 lines, expected 10"),

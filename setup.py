@@ -1,8 +1,8 @@
-"""Compiles the C of codec/ and read/ when the package is installed; see pyproject.toml, too.
+"""Compiles the C of codec/, read/ and shards/ when the package is installed; see pyproject.toml.
 
 The libraries are plain ones, which know nothing of Python: neither Python's headers nor libjpeg's
 are needed. Without a compiler the package is installed without them; the codec says so when it is
-used, and readers take longer.
+used, and readers and writers of shards take longer.
 
 This file is also the build backend: setuptools' own, which asks for the compiler that PyPI has,
 ziglang (100 MB), only where this machine has none.
@@ -92,6 +92,9 @@ PLANES = Extension(
     optional=True,
 )
 GATHER = Extension("imagenet_prep.read._gather", ["imagenet_prep/read/gather.c"], optional=True)
+DIGESTS = Extension(
+    "imagenet_prep.shards._digests", ["imagenet_prep/shards/digests.c"], optional=True
+)
 
 if __name__ == "__main__":
-    setup(ext_modules=[PLANES, GATHER], cmdclass={"build_ext": BuildLibraries})
+    setup(ext_modules=[PLANES, GATHER, DIGESTS], cmdclass={"build_ext": BuildLibraries})

@@ -1,11 +1,14 @@
 """The paper model of docs/scaling.md: a step of ResNet-50 on hosts with 8 GPUs each.
 
-python -m benchmarks.scaling      # prints the tables of docs/scaling.md
+python -m benchmarks.scaling             # prints the tables of docs/scaling.md
+python -m benchmarks.scaling --price 12  # what 90 epochs cost where a host of 8 GPUs costs $12
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+from collections.abc import Sequence
 
 WEIGHTS = 25_557_032
 LOCAL_BATCH = 256
@@ -20,6 +23,10 @@ FUSION_BYTES = 16 << 20  # HOROVOD_FUSION_THRESHOLD of train.sh
 
 # Lowest and highest speed in the tutorial's tables, without their first rows.
 PRINTED = {32: (18_631, 20_902), 256: (142_660, 144_808)}
+EPOCHS, IMAGES = 90, 1_281_167
+# Dollars an hour, on demand, in us-east-1: a p3.16xlarge; and for a server a c5.18xlarge, which has
+# its 25 Gbit/s and no GPU.
+PRICE, SERVER_PRICE = 24.48, 3.06
 # AWS's article on MXNet with Horovod: what is left of 64 GPUs' speed with parameter servers.
 ARTICLE = {64: 0.38}
 
@@ -57,14 +64,18 @@ def efficiency(gpus: int, exchange_s: float) -> float:
     return COMPUTE_S / (COMPUTE_S + reduction_s(min(gpus, GPUS_A_HOST), 4) + exchange_s)
 
 
+def exchanges_s(hosts: int) -> list[float]:
+    """Returns the seconds by a ring, by a server for each host, and by one server."""
+    total = WEIGHTS * 4.0
+    servers = [servers_s(hosts, each, total, NETWORK_BYTES_S) for each in (hosts, 1)]
+    return [ring_s(hosts, total, NETWORK_BYTES_S, LATENCY_S), *servers]
+
+
 def server_table() -> list[str]:
     """Returns the rows of the second table: a ring against one server, and one for each host."""
-    total = WEIGHTS * 4.0
     rows = []
     for gpus in (8, 16, 32, 64):
-        hosts = gpus // GPUS_A_HOST
-        kinds = [ring_s(hosts, total, NETWORK_BYTES_S, LATENCY_S)]
-        kinds += [servers_s(hosts, each, total, NETWORK_BYTES_S) for each in (hosts, 1)]
+        kinds = exchanges_s(gpus // GPUS_A_HOST)
         cells = [
             f"{gpus}",
             *(f"{1e3 * each:.0f} ms, {efficiency(gpus, each):.2f}" for each in kinds),
@@ -72,6 +83,26 @@ def server_table() -> list[str]:
         rows.append(
             f"| {' | '.join([*cells, f'{ARTICLE[gpus]:.2f}' if gpus in ARTICLE else '-'])} |"
         )
+    return rows
+
+
+def hours(gpus: int, exchange_s: float) -> float:
+    """Returns the hours of 90 epochs of ImageNet."""
+    images_s = gpus * LOCAL_BATCH / COMPUTE_S * efficiency(gpus, exchange_s)
+    return EPOCHS * IMAGES / images_s / 3600
+
+
+def dollar_table(price: float = PRICE, server_price: float = SERVER_PRICE) -> list[str]:
+    """Returns the rows of the third table: what 90 epochs cost by a ring, and by servers."""
+    rows = []
+    for gpus in (8, 16, 32, 64):
+        hosts = gpus // GPUS_A_HOST
+        cells = [f"{gpus}"]
+        for servers, exchange_s in zip((0, hosts, 1), exchanges_s(hosts), strict=True):
+            time = hours(gpus, exchange_s)
+            dollars = time * (hosts * price + servers * server_price)
+            cells.append(f"{time:.1f} h, ${dollars:,.0f}")
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
@@ -92,5 +123,42 @@ def table() -> list[str]:
     return rows
 
 
+def header(*names: str) -> list[str]:
+    """Returns the two lines above the rows of a table of numbers."""
+    return [f"| {' | '.join(names)} |", f"|{'---:|' * len(names)}"]
+
+
+_SPEED = header(
+    *("GPUs", "reduction, float32", "images/s, nothing hidden", "the tutorial printed"),
+    *("with `--fp16-compression`", "and 80 % hidden"),
+)
+_EXCHANGE = header(
+    "GPUs", "ring", "a server for each host", "one server", "the article, with servers"
+)
+_DOLLARS = header("GPUs", "ring", "a server for each host", "one server")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the three tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling",
+        description="The paper model of docs/scaling.md: ResNet-50 on hosts with 8 GPUs each. "
+        "Prints three tables: the speed of N GPUs; a ring against parameter servers, as time of an "
+        "exchange and share of the GPUs' speed that is left; and what 90 epochs cost by each.",
+    )
+    dollars = {"type": float, "metavar": "DOLLARS"}
+    parser.add_argument("--price", default=PRICE, help="of a host and hour", **dollars)
+    parser.add_argument(
+        "--server-price", default=SERVER_PRICE, help="of a parameter server's host", **dollars
+    )
+    asked = parser.parse_args(argv)
+    tables = (
+        [*_SPEED, *table()],
+        [*_EXCHANGE, *server_table()],
+        [*_DOLLARS, *dollar_table(asked.price, asked.server_price)],
+    )
+    print("\n\n".join("\n".join(each) for each in tables))
+
+
 if __name__ == "__main__":
-    print("\n".join([*table(), "", *server_table()]))
+    main()

@@ -14,7 +14,7 @@ from imagenet_prep.core import errors, program, terminal, usage
 
 VERBS = {
     "demo": "make a miniature ILSVRC2012 from real photographs and take it all the way",
-    "download": "get the archives of ILSVRC2012, resumable and proven",
+    "download": "get the archives of ILSVRC2012, CIFAR-10 or MNIST, resumable and proven",
     "prepare": "archives -> resized, sharded, proven TFRecords",
     "preprocess-imagenet": "step 1 of the 2018 tutorial, as it was typed: download and prepare",
     "verify": "prove that a data set is what its manifest says",

@@ -1,4 +1,4 @@
-"""`imagenet-prep download`: the archives of ILSVRC2012, resumable and proven."""
+"""`imagenet-prep download`: the archives of ILSVRC2012, CIFAR-10 and MNIST, resumable, proven."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ EXAMPLES = """\
   IMAGENET_PREP_COOKIES=~/cookies.txt imagenet-prep download --into /data/ilsvrc2012
   imagenet-prep download --into /data/ilsvrc2012 --what validation,devkit
   imagenet-prep download --into /data/ilsvrc2012 --base-url https://mirror.example.edu/ilsvrc
-  imagenet-prep download --into /data/ilsvrc2012 --base-url s3://bucket/ilsvrc --connections 16"""
+  imagenet-prep download --into /data/ilsvrc2012 --base-url s3://bucket/ilsvrc --connections 16
+  imagenet-prep download --into /data/cifar10 --what cifar10
+  imagenet-prep download --into /data/mnist --what mnist"""
 
 # Where image-net.org keeps them since 2019.
-DEFAULT_BASE_URL = "https://image-net.org/data/ILSVRC/2012"
-
+_IMAGENET = "https://image-net.org/data/ILSVRC/2012"
+# Sets that anybody may fetch, and where: CIFAR-10's authors, and the mirror of PyTorch for MNIST.
+_OTHERS = {
+    "cifar10": "https://www.cs.toronto.edu/~kriz",
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist",
+}
 ARCHIVES = {
-    "train": published.TRAIN,
-    "validation": published.VALIDATION,
-    "devkit": published.DEVKIT,
-    "bbox": published.TRAIN_BOXES,
+    "train": (published.TRAIN,),
+    "validation": (published.VALIDATION,),
+    "devkit": (published.DEVKIT,),
+    "bbox": (published.TRAIN_BOXES,),
+    "cifar10": (published.CIFAR10,),
+    "mnist": published.MNIST,
 }
 
 # Flags of the 2018 tutorial's preprocess_imagenet.py that have no meaning any more.
@@ -54,10 +62,11 @@ class Config(Settings):
         help=f"archives to get, separated by commas: {', '.join(ARCHIVES)}",
         metavar="NAMES",
     )
-    base_url: str = flag(
-        DEFAULT_BASE_URL,
+    base_url: str | None = flag(
+        None,
         place=Place.ANYWHERE,
-        help="where they lie: http(s)://…, s3://bucket/prefix, or a folder",
+        help="where they lie: http(s)://…, s3://bucket/prefix, or a folder (default: where they "
+        "are published)",
         metavar="URL",
     )
     allow_other: bool = flag(
@@ -69,6 +78,20 @@ class Config(Settings):
     timeout: int = flag(60, least=1, help="seconds without a byte that are a failure", metavar="S")
     dry_run: bool = flag(False, help="print names, sizes and free space; write nothing")
     json: bool = flag(False, help="print the result as JSON")
+
+    def __post_init__(self) -> None:
+        """Refuses values that are not allowed, and archives of two sets for one folder."""
+        super().__post_init__()
+        if len({_OTHERS.get(what) for what in self.what}) > 1:
+            raise ValueError(
+                f"--what {','.join(self.what)}: these are of different data sets. Give each set a "
+                "folder of its own, by one download each"
+            )
+
+    @property
+    def address(self) -> str:
+        """Where the archives lie."""
+        return self.base_url or _OTHERS.get(self.what[0], _IMAGENET)
 
 
 def download(config: Config) -> Json:
@@ -87,9 +110,9 @@ def download(config: Config) -> Json:
     archives = Archives(
         store=into,
         remote=store.open_remote(
-            config.base_url, connections=config.connections, timeout_s=config.timeout
+            config.address, connections=config.connections, timeout_s=config.timeout
         ),
-        archives=[archive for what, archive in ARCHIVES.items() if what in config.what],
+        archives=[each for what in ARCHIVES if what in config.what for each in ARCHIVES[what]],
         allow_other=config.allow_other,
         connections=config.connections,
         part_size=config.part_size,
@@ -115,8 +138,9 @@ def run(argv: Sequence[str]) -> int:
         Config,
         argv,
         verb="download",
-        description="Get the archives of ILSVRC2012, by many connections, resumable, proven by "
-        "md5.\nKilled or interrupted, run it again: nothing finished is fetched twice.\n"
+        description="Get the archives of ILSVRC2012, CIFAR-10 or MNIST, by many connections, "
+        "resumable, proven by md5.\nKilled or interrupted, run it again: nothing finished is "
+        "fetched twice.\n"
         f"Credentials: ~/.netrc, a cookies.txt named by {COOKIES_VARIABLE}, a bearer token "
         f"in\n{TOKEN_VARIABLE} (HOST=TOKEN); for s3:// the usual AWS_… variables and "
         "~/.aws.",

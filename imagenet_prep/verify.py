@@ -140,7 +140,10 @@ def _check_shards(
         place: Store = store if workers.remote else LocalStore(kept.enter_context(scratch.place()))
         work = functools.partial(_check_shard, expectation)
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work, _Checked)
-        receipts = engine.run(stage, shards, workers, title="verify", quiet=config.json)
+        images = sum(shard.examples for shard in shards)
+        receipts = engine.run(
+            stage, shards, workers, title="verify", images=images, quiet=config.json
+        )
         # They prove nothing later.
         place.remove_tree(stage.folder)
     return [receipt.content for receipt in receipts]

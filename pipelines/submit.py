@@ -66,4 +66,5 @@ def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed[Any] 
     while (inventory := ours.plan.found()) is None:
         yield None
     tasks = write_tasks(ours.job, inventory)
-    yield follow(ours.write(inventory), tasks, title="write", watch=output.watch)
+    images = sum(split.examples for split in inventory.plans)
+    yield follow(ours.write(inventory), tasks, title="write", images=images, watch=output.watch)

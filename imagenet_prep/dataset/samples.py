@@ -110,6 +110,11 @@ class Table:
         """Writes the line of the next record."""
         self._write(sample.line)
 
+    def extend(self, samples: Iterable[Sample]) -> None:
+        """Writes the lines of the next records."""
+        for sample in samples:
+            self.append(sample)
+
     @property
     def sha256(self) -> str:
         """Of the table so far, in hex."""

@@ -43,6 +43,7 @@ class Followed(Generic[AnyContent]):
         tasks: Sequence[Any],
         *,
         title: str,
+        images: int = 0,
         watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
         quiet: bool = False,
     ) -> None:
@@ -51,8 +52,14 @@ class Followed(Generic[AnyContent]):
         self._stage, self._tasks, self._watch = stage, tasks, watch
         for receipt in self.receipts.values():
             watch(receipt)
-        number = len(self.receipts)
-        self._progress = Progress(title, len(tasks), number, quiet=quiet or not self.left)
+        self._progress = Progress(
+            title,
+            len(tasks),
+            len(self.receipts),
+            images=images,
+            images_done=sum(_examples(each) for each in self.receipts.values()),
+            quiet=quiet or not self.left,
+        )
 
     @property
     def left(self) -> list[Any]:
@@ -63,8 +70,7 @@ class Followed(Generic[AnyContent]):
         """Looks again, and shows it; returns how many tasks are finished, and whether all are."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
-            content = receipt.content
-            self._progress.add(getattr(content, "num_bytes", 0), getattr(content, "examples", 0))
+            self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
             self._watch(receipt)
         self._progress.tick()
         return len(self.receipts), not self.left
@@ -74,12 +80,17 @@ class Followed(Generic[AnyContent]):
         self._progress.close()
 
 
+def _examples(receipt: Receipt[Any]) -> int:
+    return int(getattr(receipt.content, "examples", 0))
+
+
 def run(
     stage: Stage[AnyTask, AnyContent],
     tasks: Sequence[AnyTask],
     workers: Workers,
     *,
     title: str,
+    images: int = 0,
     watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
     quiet: bool = False,
 ) -> list[Receipt[AnyContent]]:
@@ -93,6 +104,7 @@ def run(
       tasks: names differ.
       workers: how much at once, and on what.
       title: for the progress.
+      images: how many all tasks make together, for the progress; 0: it counts tasks.
       watch: called in this process with each receipt, also with those of earlier runs;
         an ImagenetPrepError from it stops the run.
       quiet: show no progress.
@@ -101,7 +113,7 @@ def run(
       ImagenetPrepError: of the class and with the message of the first task that failed.
       IncompleteError: a worker was lost with its tasks.
     """
-    followed = Followed(stage, tasks, title=title, watch=watch, quiet=quiet)
+    followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
         if followed.left and workers.remote:
             _run_elsewhere(stage, followed, workers, title=title, quiet=quiet)

@@ -7,19 +7,40 @@ import sys
 import time
 from typing import Any
 
+from imagenet_prep.core.terminal import counted
+
 _LINE_EVERY_S = 30.0
 
 
 class Progress:
-    """Shows tasks done, images/s or MB/s, time left: a bar on a terminal, else a line each 30 s.
+    """Shows what is done, the rate, and what is left: a bar on a terminal, else a line each 30 s.
 
-    Reads receipts only, so it works the same for remote runners.
+    It counts images where it is known how many there are, else tasks. It reads receipts only, so it
+    works the same for remote runners.
     """
 
-    def __init__(self, title: str, total: int, done: int, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        done: int,
+        *,
+        images: int = 0,
+        images_done: int = 0,
+        quiet: bool = False,
+    ) -> None:
+        """Begins to count.
+
+        Args:
+          title: what is done.
+          total, done: tasks, all of them and those of earlier runs.
+          images, images_done: the same of images; 0: it is not known how many there are.
+          quiet: show nothing.
+        """
         self._title = title
-        self._total = total
-        self._done = self._first = done
+        self._unit = "image" if images else "task"
+        self._total, self._first = (images, images_done) if images else (total, done)
+        self._done = self._first
         self._examples = self._bytes = 0
         self._start = self._last_line = time.monotonic()
         self._bar: Any = None
@@ -29,17 +50,23 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                desc=title, total=total, initial=done, unit="task", dynamic_ncols=True, leave=False
+                desc=title,
+                total=self._total,
+                initial=self._first,
+                unit=self._unit,
+                dynamic_ncols=True,
+                leave=False,
             )
 
     def add(self, num_bytes: int = 0, examples: int = 0) -> None:
         """Counts one finished task, with what it has made or moved."""
-        self._done += 1
+        step = examples if self._unit == "image" else 1
+        self._done += step
         self._examples += examples
         self._bytes += num_bytes
         if self._bar is not None:
             self._bar.set_postfix_str(self._rate())
-            self._bar.update()
+            self._bar.update(step)
         self.tick()
 
     def tick(self) -> None:
@@ -47,14 +74,15 @@ class Progress:
         now = time.monotonic()
         if self._bar is None and not self._quiet and now - self._last_line >= _LINE_EVERY_S:
             self._last_line = now
-            new = self._done - self._first
-            left = (now - self._start) / new * (self._total - self._done) if new else None
-            eta = "unknown" if left is None else f"{left / 60:.1f} min"
-            print(
-                f"{self._title}: {self._done}/{self._total} tasks, {self._rate()}, {eta} left",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{self._title}: {self._line(now)}", file=sys.stderr, flush=True)
+
+    def _line(self, now: float) -> str:
+        done = f"{self._done:,} of {counted(self._total, self._unit)}, {self._rate()}"
+        left = counted(self._total - self._done, self._unit)
+        if not (new := self._done - self._first):
+            return f"{done}, {left} left"
+        minutes = (now - self._start) / new * (self._total - self._done) / 60
+        return f"{done}, {left} left, {_duration(minutes)}"
 
     def close(self) -> None:
         """Removes the bar."""
@@ -66,3 +94,7 @@ class Progress:
         if self._examples:
             return f"{self._examples / seconds:,.0f} images/s"
         return f"{self._bytes / seconds / 1e6:,.1f} MB/s" if self._bytes else "starting"
+
+
+def _duration(minutes: float) -> str:
+    return f"about {minutes:.0f} min" if minutes < 120 else f"about {minutes / 60:.1f} h"

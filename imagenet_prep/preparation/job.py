@@ -244,10 +244,9 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     announce_proven(job)
     begin(job, inventory, forecast, output)
     stage = write_stage(job, inventory, output.store, output.store.local)
-    tasks = write_tasks(job, inventory)
-    receipts = engine.run(
-        stage, tasks, job.workers, title="write", watch=output.watch, quiet=job.quiet
-    )
+    work = (stage, write_tasks(job, inventory), job.workers)
+    images, watch = sum(split.examples for split in inventory.plans), output.watch
+    receipts = engine.run(*work, title="write", images=images, watch=watch, quiet=job.quiet)
     commit(job, inventory, output, [receipt.content for receipt in receipts])
 
 

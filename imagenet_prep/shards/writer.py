@@ -23,9 +23,13 @@ from imagenet_prep.dataset.member import (
 )
 from imagenet_prep.dataset.orientation import turned_boxes
 from imagenet_prep.dataset.samples import Sample, Table
+from imagenet_prep.shards.digests import sha256
 from imagenet_prep.storage.large_file import LargeFile
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+
+# The sources of images that are hashed at once have about so many bytes together.
+_HASHED_TOGETHER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +115,17 @@ def write_shard(
         lines: list[str] = []
         origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
-            table = Table(samples_file)
+            table, waiting = Table(samples_file), _Waiting()
             for member, image, data in _stored(shard, images, transform, fail_on_bad_image, tally):
                 record = _record(member, image, classes[member.class_index], label_offset)
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
                 origins.add(member, image)
                 for part in record:
                     file.append(part)
-                table.append(_sample(member, image, data))
+                waiting.add(member, image, data)
+                if waiting.num_bytes >= _HASHED_TOGETHER_BYTES:
+                    table.extend(waiting.samples())
+            table.extend(waiting.samples())
         if not lines:
             raise _no_good_image(shard, tally.incidents)
         index = "".join(lines).encode()
@@ -169,12 +176,39 @@ def _stored(
         yield member, image, data
 
 
-def _sample(member: Member, image: PreparedImage, data: bytes) -> Sample:
+class _Waiting:
+    """Stored images whose lines are not yet in the table: several are hashed at once.
+
+    Attributes:
+      num_bytes: of their sources.
+    """
+
+    def __init__(self) -> None:
+        self._images: list[tuple[Member, PreparedImage, bytes]] = []
+        self.num_bytes = 0
+
+    def add(self, member: Member, image: PreparedImage, data: bytes) -> None:
+        """Takes the image of the next record, which was made from `data`."""
+        self._images.append((member, image, data))
+        self.num_bytes += len(data)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields what the table says of them; then none waits."""
+        images, self._images, self.num_bytes = self._images, [], 0
+        changed = [image.encoded for _, image, data in images if image.encoded is not data]
+        digests = sha256([*(data for *_, data in images), *changed])
+        stored = iter(digests[len(images) :])
+        for (member, image, data), source in zip(images, digests, strict=False):
+            digest = source if image.encoded is data else next(stored)
+            yield _sample(member, image, data, digest, source)
+
+
+def _sample(
+    member: Member, image: PreparedImage, data: bytes, sha256: str, source_sha256: str
+) -> Sample:
     """Returns what the table says of a stored image that was made from `data`."""
-    sha256 = source_sha256 = hashlib.sha256(image.encoded).hexdigest()
     action = samples.KEPT
     if image.encoded is not data:
-        source_sha256 = hashlib.sha256(data).hexdigest()
         action = samples.REPAIRED if image.repair else samples.SHRUNK
     height, width = image.source_size or (image.height, image.width)
     return Sample(

@@ -14,15 +14,14 @@ from typing import Any
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.sources import labels, pickles, source, tar
+from imagenet_prep.sources import labels, pickles, published, source, tar
 from imagenet_prep.sources.editions import Edition
 from imagenet_prep.sources.scan import scan
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
-ARCHIVE = "cifar-10-python.tar.gz"
+ARCHIVE = published.CIFAR10.name
 FOLDER = "cifar-10-batches-py"
-# As published at cs.toronto.edu/~kriz/cifar.html.
-ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
+ARCHIVE_MD5 = published.CIFAR10.md5
 
 BATCHES = {
     schema.TRAIN: tuple(f"data_batch_{number}" for number in range(1, 6)),

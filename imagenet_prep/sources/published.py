@@ -1,4 +1,4 @@
-"""The archives of ILSVRC2012, as image-net.org publishes them."""
+"""The archives of ILSVRC2012, CIFAR-10 and MNIST, as they are published."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Archive(NamedTuple):
 
     Attributes:
       name: of the file.
-      md5: from image-net.org's download page and torchvision's source.
+      md5: from the page that publishes it and torchvision's source.
       size: bytes, from Content-Length; None where published figures disagree.
     """
 
@@ -24,3 +24,13 @@ VALIDATION = Archive("ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622
 DEVKIT = Archive("ILSVRC2012_devkit_t12.tar.gz", "fa75699e90414af021442c21a62c3abf")
 TRAIN_BOXES = Archive("ILSVRC2012_bbox_train_v2.tar.gz", "9271167e2176350e65cfe4e546f14b17")
 VALIDATION_BOXES = Archive("ILSVRC2012_bbox_val_v3.tgz", "f4cd18b5ea29fe6bbea62ec9c20d80f0")
+
+# https://www.cs.toronto.edu/~kriz/cifar.html names the md5.
+CIFAR10 = Archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071)
+# yann.lecun.com, which named the sizes, gives them to nobody any more; the md5s are torchvision's.
+MNIST = (
+    Archive("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+    Archive("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+    Archive("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+    Archive("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+)

@@ -35,7 +35,8 @@ def test_a_tiny_benchmark_runs(tf: Any, tmp_path: Path, capfd: pytest.CaptureFix
 def test_the_paper_model_is_what_the_documents_print_and_near_the_tutorial() -> None:
     document = (REPOSITORY / "docs" / "scaling.md").read_text("utf-8")
 
-    assert all(row in document for row in scaling.table() + scaling.server_table())
+    rows = scaling.table() + scaling.server_table() + scaling.dollar_table()
+    assert [row for row in rows if row not in document] == []
     for gpus, (lowest, highest) in scaling.PRINTED.items():
         assert 0.95 * lowest < scaling.images_s(gpus, 4) < 1.07 * highest
 
@@ -45,10 +46,29 @@ def test_a_ring_among_one_costs_nothing_and_two_send_all_data_once_each_way() ->
     assert scaling.ring_s(2, 1e9, 1e9, 0.5) == pytest.approx(2 * (0.5 + 0.5))
 
 
+def test_the_tables_have_headers_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    scaling.main(["--price", "10", "--server-price", "0"])
+    tables = capsys.readouterr().out.split("\n\n")
+
+    assert [table.count("\n") for table in tables] == [5, 5, 5]
+    for table in tables:
+        header, line, *rows = table.splitlines()
+        assert header.startswith("| GPUs | ")
+        assert {row.count("|") for row in (header, line, *rows)} == {header.count("|")}
+    cheap, usual = scaling.dollar_table(10.0, 0.0)[-1], scaling.dollar_table()[-1]
+    assert cheap.split(",")[0] == usual.split(",")[0], "hours do not depend on prices"
+    with pytest.raises(SystemExit) as ended:
+        scaling.main(["--help"])
+    assert ended.value.code == 0
+    assert "a ring against parameter servers" in capsys.readouterr().out
+
+
 def test_one_parameter_server_costs_what_the_article_printed_and_n_as_much_as_a_long_ring() -> None:
     exchange = scaling.servers_s(8, 1, 4.0 * scaling.WEIGHTS, scaling.NETWORK_BYTES_S)
 
     assert scaling.efficiency(64, exchange) == pytest.approx(scaling.ARTICLE[64], abs=0.015)
+    ring, many, one = scaling.exchanges_s(8)
+    assert scaling.hours(64, ring) < scaling.hours(64, many) < scaling.hours(64, one)
     assert scaling.servers_s(8, 8, 1e9, 1e9) == 2
     assert scaling.servers_s(8, 1, 1e9, 1e9) == 8 * scaling.servers_s(8, 8, 1e9, 1e9)
     assert scaling.ring_s(1000, 1e9, 1e9, 0.0) == pytest.approx(2, rel=0.002)

@@ -108,10 +108,10 @@ def _shorten(official: dict[str, str]) -> None:
     large_file._LARGE_WRITE_BYTES = mmap.PAGESIZE
     incoming._SYNC_BYTES = 1 << 14
     retry._FIRST_DELAY_S = 0.005
-    for what, archive in list(download.ARCHIVES.items()):
+    for what, (archive, *more) in list(download.ARCHIVES.items()):
         if archive.name in official:
             known = archive._replace(md5=official[archive.name], size=None)
-            download.ARCHIVES[what] = known
+            download.ARCHIVES[what] = (known, *more)
 
 
 def md5(data: bytes) -> str:

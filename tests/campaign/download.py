@@ -13,7 +13,7 @@ from tests.campaign import commands
 from tests.campaign.story import Story, hold
 from tests.kit.http_server import SeededFaults, Server, serve
 
-TRAIN, DEVKIT = (ARCHIVES[what].name for what in ("train", "devkit"))
+TRAIN, DEVKIT = (ARCHIVES[what][0].name for what in ("train", "devkit"))
 # 20 ranges of 64 kB, and one that is smaller.
 _SIZES = {TRAIN: 20 * (1 << 16) + 4321, DEVKIT: 3000}
 _FLAGS = ("--what", "train,devkit", "--part-size", "1", "--connections", "4")

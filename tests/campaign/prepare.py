@@ -94,7 +94,7 @@ class Prepare:
             faults.cut(path, story.rng.randrange(0, path.stat().st_size))
         story.faults[f"{what} damaged"] += 1
         shard = path.name.removesuffix(".json")
-        damaged |= {shard, naming.index_name(shard)}
+        damaged |= {shard, *naming.beside(shard)}
 
     def _lose_a_worker(self, story: Story, out: Path, damaged: set[str]) -> None:
         before = self._finished(out)
@@ -136,7 +136,7 @@ class Prepare:
         without = [name for name in shards if name not in after]
         hold(not without, f"shards without a receipt: {without}")
         # What was mended must stay so.
-        damaged -= {name for shard in after for name in (shard, naming.index_name(shard))}
+        damaged -= {name for shard in after for name in (shard, *naming.beside(shard))}
 
 
 class PrepareToS3(Prepare):

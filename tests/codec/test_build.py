@@ -32,7 +32,7 @@ def setup(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def build(setup: ModuleType, folder: Path) -> Path:
     """Runs build_ext as an installation does; returns where the library lies then."""
     distribution = Distribution(
-        {"name": "imagenet-prep", "ext_modules": [setup.PLANES, setup.GATHER]}
+        {"name": "imagenet-prep", "ext_modules": [setup.PLANES, setup.GATHER, setup.DIGESTS]}
     )
     command = setup.BuildLibraries(distribution)
     command.build_lib = command.build_temp = str(folder)

@@ -49,7 +49,7 @@ def test_without_a_folder_of_archives_they_are_downloaded(
     assert typed(line) == 0
     archives = str(tmp_path / ".work" / "archives")
     assert brought == [download.Config(into=archives)]
-    assert brought[0].base_url == download.DEFAULT_BASE_URL
+    assert brought[0].address == "https://image-net.org/data/ILSVRC/2012"
     assert asked == [["--source", archives, "--out", str(tmp_path), "--keep-original"]]
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), err.count("image-net.org closed in 2019")) == ("", 1, 1)

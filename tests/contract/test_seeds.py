@@ -1,44 +1,180 @@
-"""docs/seeds.md: the commands by which its rows were seen working can still be typed."""
+"""docs/seeds.md: what its rows say is there, and the commands that take seconds work as typed."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 from imagenet_prep.__main__ import VERBS
 from tests.conftest import REPOSITORY
+from tests.kit import command
+from tests.kit.miniature import miniature_for_tests
 
 PAGE = (REPOSITORY / "docs" / "seeds.md").read_text("utf-8")
-ROWS = [
-    [cell.strip() for cell in line.strip("| ").split(" | ")]
+ROWS = {
+    int(cells[0]): cells
     for line in PAGE.splitlines()
     if re.match(r"\| \d+ \| ", line)
-]
+    for cells in [[cell.strip() for cell in line.strip("| ").split(" | ")]]
+}
+# The rows whose commands take seconds and need no framework, and what each prints or leaves.
+QUICK: dict[int, str] = {
+    3: "| 256 | 92 ms | 151,630 |",
+    11: "localhost",
+    19: "train: ",
+    20: "x",
+    21: "whole: ",
+    43: "localhost",
+    60: '"TrainingJobName"',
+    71: "$338",
+    73: "| 64 | 69 ms | 40,032 |",
+    74: "examples of train",
+}
+_SHORT = ("and", "the", "for", "not", "are", "each", "what", "with", "here", "own", "see", "all")
+
+
+class Named(NamedTuple):
+    """A test of a row: the file, whether it is long, and the words after -k."""
+
+    path: Path
+    is_long: bool
+    words: list[str]
+
+
+def commands(row: int) -> list[str]:
+    return re.findall(r"`([^`]+)`", ROWS[row][4])
+
+
+def named_tests(row: int) -> list[Named]:
+    found = (re.match(r"pytest (\S+)( -m long)?(?: -k (.+))?", each) for each in commands(row))
+    return [
+        Named(
+            REPOSITORY / "tests" / each[1],
+            bool(each[2]),
+            re.findall(r"\w+", (each[3] or "").replace(" or ", " ")),
+        )
+        for each in found
+        if each
+    ]
+
+
+def functions(test: Named) -> list[ast.FunctionDef]:
+    """Returns the tests of a file that pytest runs by default, or by `-m long`."""
+    body = ast.parse(test.path.read_text("utf-8")).body if test.path.is_file() else []
+    all_long = any(ast.unparse(each) == "pytestmark = pytest.mark.long" for each in body)
+    return [
+        each
+        for each in body
+        if isinstance(each, ast.FunctionDef)
+        and each.name.startswith("test_")
+        and ("pytest.mark.long" in map(ast.unparse, each.decorator_list) or all_long)
+        == test.is_long
+    ]
 
 
 def test_commands_are_verbs_and_tests_that_exist() -> None:
-    commands = [command for row in ROWS for command in re.findall(r"`([^`]+)`", row[4])]
-    programs = {"cfn-lint", "make", "pytest", "python", "timeout", *VERBS}
-    unknown = [command for command in commands if command.split()[0] not in programs]
-    tests = [re.match(r"pytest (\S+)( -m long)?(?: -k (.+))?", command) for command in commands]
+    programs = {"cfn-lint", "make", "pytest", "python", "timeout", "--help", *VERBS}
+    unknown = [each for row in ROWS for each in commands(row) if each.split()[0] not in programs]
     missing = []
-    for found in filter(None, tests):
-        names = _tests(REPOSITORY / "tests" / found[1], long=bool(found[2]))
-        words = re.findall(r"\w+", (found[3] or "").replace(" or ", " "))
-        if not all(any(word in name for name in names) for word in words or [""]):
-            missing.append(found[0])
+    for row in ROWS:
+        for test in named_tests(row):
+            names = [each.name for each in functions(test)]
+            if not all(any(word in name for name in names) for word in test.words or [""]):
+                missing.append((row, test.path.name))
 
     assert (unknown, missing) == ([], [])
 
 
-def _tests(path: Path, *, long: bool) -> list[str]:
-    """Returns the names of a file's tests that pytest runs by default, or by `-m long`."""
-    functions = ast.parse(path.read_text("utf-8")).body if path.is_file() else []
-    return [
-        each.name
-        for each in functions
-        if isinstance(each, ast.FunctionDef)
-        and each.name.startswith("test_")
-        and ("pytest.mark.long" in map(ast.unparse, each.decorator_list)) == long
+def test_rows_are_numbered_without_a_gap() -> None:
+    assert list(ROWS) == list(range(1, len(ROWS) + 1))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if named_tests(row)])
+def test_a_named_test_has_the_words_of_its_row(row: int) -> None:
+    """A test that tells of something else shows nothing of the row."""
+    told = " ".join(ROWS[row][2:4]).lower()
+    words = {each.rstrip("s") for each in re.findall(r"[a-z0-9]{3,}", told) if each not in _SHORT}
+    files = [test.path.read_text("utf-8").lower() for test in named_tests(row)]
+    chosen = [
+        f"{each.name} {ast.unparse(each)}".lower()
+        for test in named_tests(row)
+        for each in functions(test)
+        if not test.words or any(word in each.name for word in test.words)
     ]
+
+    assert chosen, "pytest would run no test"
+    in_file = {word for word in words if any(word in text for text in files)}
+    assert len(in_file) >= min(2, len(words)), f"the file has only {in_file} of {words}"
+    assert any(word in text for word in words for text in chosen), f"no test has one of {words}"
+
+
+@pytest.fixture(scope="module")
+def places(
+    shared_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[str]]:
+    """Returns the words of a command of the page, in which its names are places of this test."""
+    folder = tmp_path_factory.mktemp("seeds")
+    mini = miniature_for_tests(shared_cache, num_train=120, num_validation=32, size=(160, 120))
+    flags = ("--allow-subset", "--train-shards", "4", "--validation-shards", "1")
+    made = command.run(
+        *("prepare", "--source", mini.root, "--out", folder / "SET", "--short-side", "64", *flags)
+    )
+    assert made.code == 0, made
+    (folder / "hosts").write_text("localhost slots=2\n")
+    meaning = {
+        "ARCHIVES": str(mini.root),
+        "hosts": str(folder / "hosts"),
+        "SAGEMAKER": "--data s3://b/set --output s3://b/runs --instance-type ml.p3.16xlarge",
+        **{name: str(folder / name) for name in ("A", "B", "O", "SET", "PREFIX", "LOG")},
+    }
+
+    def words(typed: str) -> list[str]:
+        found = []
+        for word in shlex.split(typed):
+            first, slash, rest = word.partition("/")
+            if word in meaning:
+                # What stands for several words is no place.
+                found += shlex.split(meaning[word]) if word == "SAGEMAKER" else [meaning[word]]
+            elif first in meaning and slash:
+                found.append(f"{meaning[first]}/{rest}")
+            else:
+                found.append(word.replace("LOG &&", f"'{meaning['LOG']}' &&"))
+        return found
+
+    return words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", QUICK)
+def test_a_command_that_takes_seconds_works(
+    places: Callable[[str], list[str]], row: int, tmp_path: Path
+) -> None:
+    typed = [each for each in commands(row) if not each.startswith(("pytest", "make", "--"))]
+    assert typed
+    out = ""
+    for each in typed:
+        first, *words = places(each)
+        if first == "python":
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=REPOSITORY,
+                capture_output=True,
+                text=True,
+                timeout=command.PATIENCE_S,
+            )
+            assert done.returncode == 0, done
+            out += done.stdout
+        else:
+            finished = command.run(first, *words, cwd=tmp_path)
+            assert finished.code == 0, finished
+            out += finished.out
+
+    assert QUICK[row] in out, out

@@ -52,7 +52,7 @@ class Finished(NamedTuple):
     @property
     def complaints(self) -> str:
         """Stderr but for what the source was taken for, and how far a slow machine has got."""
-        progress = r"^\w+: \d+/\d+ tasks, .* left\n"
+        progress = r"^\w+: [\d,]+ of [\d,]+ (?:tasks?|images?), .* left.*\n"
         return re.sub(progress, "", re.sub(r"\Asource: .*\n", "", self.err), flags=re.MULTILINE)
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import example, schema, tfrecord
+from imagenet_prep.dataset import example, naming, schema, tfrecord
 from imagenet_prep.preparation import adoption
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
@@ -106,8 +106,10 @@ def test_a_set_becomes_a_data_set_where_it_lies(
     assert proven.code == 0, proven
     made = contents(source.root)
     assert {name: made[name] for name in NAMES} == before
-    assert set(made) == {*NAMES, *(f"index/{name}" for name in NAMES)} | SMALL_FILES
-    assert sorted(p.name for p in source.root.iterdir() if p.is_dir()) == [".work", "index"]
+    beside = {each for name in NAMES for each in naming.beside(name)}
+    assert set(made) == {*NAMES, *beside} | SMALL_FILES
+    folders = sorted(path.name for path in source.root.iterdir() if path.is_dir())
+    assert folders == [".work", "index", "samples"]
     manifest = json.loads(made["dataset.json"])
     grey = {} if layout == "aws-from-1" else {schema.COLORSPACE: "untrue"}
     assert manifest.get("lacks", {}) == LACKS[layout] | grey

@@ -13,6 +13,7 @@ import pytest
 
 from imagenet_prep import download
 from imagenet_prep.core.errors import BusyError, SourceError, StoreError, UsageError
+from imagenet_prep.sources import published
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.download.conftest import (
     DEVKIT,
@@ -90,6 +91,34 @@ def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
         assert archive["bytes"] == archive["fetched_bytes"] == len(data)
         assert archive["official"] is False
     assert [archive["fetched_bytes"] for archive in second.json["archives"]] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("what", "address"),
+    [
+        ("bbox", "https://image-net.org/data/ILSVRC/2012"),
+        ("cifar10", "https://www.cs.toronto.edu/~kriz"),
+        ("mnist", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+    ],
+)
+def test_each_set_has_an_address_of_its_own(what: str, address: str) -> None:
+    assert download.Config(into="x", what=(what,)).address == address
+    assert download.Config(into="x", what=(what,), base_url="s3://b/c").address == "s3://b/c"
+
+
+def test_the_four_files_of_mnist_are_proven_by_what_is_published(tmp_path: Path) -> None:
+    files = {archive.name: archive.name.encode() * 9 for archive in published.MNIST}
+    with serve(files) as server:
+        flags = ("--into", tmp_path, "--what", "mnist", "--base-url", server.url, "--json")
+        refused = command.run("download", *flags)
+        accepted = command.run("download", *flags, "--allow-other")
+
+    assert refused.code == 3, "neither size nor md5 is the published one"
+    assert published.MNIST[0].name in refused.err
+    assert accepted.code == 0, accepted
+    assert [each["name"] for each in accepted.json["archives"]] == list(files)
+    assert {each["official"] for each in accepted.json["archives"]} == {False}
+    assert archives(tmp_path) == files
 
 
 def test_official_archives_need_no_permission(
@@ -298,8 +327,10 @@ def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--what", "train,tests"], "train, validation, devkit, bbox"),
-        (["--what", ""], "train, validation, devkit, bbox"),
+        (["--what", "train,tests"], "train, validation, devkit, bbox, cifar10, mnist"),
+        (["--what", ""], "train, validation, devkit, bbox, cifar10, mnist"),
+        (["--what", "devkit,cifar10"], "of different data sets. Give each set a folder"),
+        (["--what", "mnist,cifar10"], "of different data sets"),
         (["--connections", "0"], "--connections 0: expected at least 1"),
         (["--part-size", "0"], "--part-size 0: expected at least 1"),
         (["--retries", "-1"], "--retries -1: expected at least 0"),

@@ -38,7 +38,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     shard = "train-00000-of-00004"
     assert before.keys() == after.keys()
     small = {"dataset.json", "dataset_info.json", "quarantine.jsonl"}
-    assert changed == {shard, f"index/{shard}"} | small
+    assert changed == {shard, f"index/{shard}", f"samples/{shard}.csv"} | small
     (line,) = map(json.loads, after["quarantine.jsonl"].splitlines())
     assert (line["key"], line["action"], line["reason"]) == (key, "excluded", "listed")
     assert split_records(out, "train") == split_records(whole, "train")[1:]

@@ -73,8 +73,10 @@ def test_the_folder_holds_exactly_the_files_of_the_design(reference: Reference) 
     }
 
     top = {path.name for path in reference.out.iterdir()}
-    assert top == SMALL_FILES | shards | {"index", ".work"}
+    assert top == SMALL_FILES | shards | {"index", "samples", ".work"}
     assert {path.name for path in (reference.out / "index").iterdir()} == shards
+    tables = {path.name for path in (reference.out / "samples").iterdir()}
+    assert tables == {f"{name}.csv" for name in shards}
     assert {name for name in top if name.startswith(("train", "valid"))} == shards
 
 
@@ -195,7 +197,9 @@ def test_manifest_has_the_digest_and_size_of_every_file(reference: Reference) ->
     for split in there["splits"].values():
         for shard in split["shards"]:
             stated[shard["name"]] = (shard["num_bytes"], shard["sha256"])
-            stated[f"index/{shard['name']}"] = (shard["index_bytes"], shard["index_sha256"])
+            for what, ending in (("index", ""), ("samples", ".csv")):
+                name = f"{what}/{shard['name']}{ending}"
+                stated[name] = (shard[f"{what}_bytes"], shard[f"{what}_sha256"])
 
     assert stated == {
         name: (len(data), hashlib.sha256(data).hexdigest())

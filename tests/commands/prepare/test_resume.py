@@ -65,6 +65,7 @@ def test_other_workers_are_no_other_settings(reference: Reference, prepared: Pat
         "train-00003-of-00008",
         "validation-00000-of-00003",
         "index/train-00005-of-00008",
+        "samples/train-00006-of-00008.csv",
         "labels.txt",
         "quarantine.jsonl",
         "features.json",

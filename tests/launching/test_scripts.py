@@ -1,0 +1,86 @@
+"""The two scripts of examples/: one number, as the scripts of the tutorial had it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import train
+from imagenet_prep.core.flags import parse
+from pipelines import launch
+from tests.conftest import REPOSITORY
+from tests.kit.command import PATIENCE_S
+
+_SAYS_ITS_WORDS = f"""#!{sys.executable}
+import json, sys
+print(json.dumps(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an `imagenet-prep` that says with which words it was called."""
+    program = tmp_path / "bin" / "imagenet-prep"
+    program.parent.mkdir()
+    program.write_text(_SAYS_ITS_WORDS)
+    program.chmod(0o755)
+    return tmp_path
+
+
+def run(folder: Path, script: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(REPOSITORY / "examples" / script), *words],
+        cwd=folder,
+        env={"PATH": f"{folder / 'bin'}:/usr/bin:/bin", **more},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.Config, train.Config]:
+    """Returns what the script's words ask `launch` and `train` for."""
+    assert done.returncode == 0, done.stderr
+    verb, *words = json.loads(done.stdout)
+    assert verb == "launch"
+    config = parse(launch.Config, words, verb="launch", description="", examples="")
+    assert config.command[0] == "train"
+    return config, train.parse(config.command[1:], {})
+
+
+def test_one_number_trains_on_this_machine(folder: Path) -> None:
+    launched, trained = asked(run(folder, "train.sh", "8"))
+
+    assert (launched.num_processes, launched.hosts) == (8, None)
+    assert (trained.data_dir, trained.recipe) == ("/data/imagenet-480", "tutorial")
+
+
+def test_a_hosts_file_and_another_data_set_are_used(folder: Path) -> None:
+    (folder / "hosts").write_text("localhost slots=2\n")
+    done = run(folder, "train.sh", "2", "--num-epochs", "1", "--lr", "0.5", DATA_DIR="/my set")
+    launched, trained = asked(done)
+
+    assert (launched.num_processes, launched.hosts) == (2, "hosts")
+    assert (trained.data_dir, trained.num_epochs, trained.lr) == ("/my set", 1.0, 0.5)
+
+
+@pytest.mark.parametrize("with_hosts", [True, False])
+def test_random_images_need_no_data_set(folder: Path, with_hosts: bool) -> None:
+    if with_hosts:
+        (folder / "hosts").write_text("localhost slots=4\n")
+    launched, trained = asked(run(folder, "train_synthetic.sh", "4"))
+
+    assert (launched.num_processes, launched.hosts) == (4, "hosts" if with_hosts else None)
+    assert (trained.synthetic, trained.data_dir, trained.clear_log) == (True, None, True)
+
+
+@pytest.mark.parametrize("script", ["train.sh", "train_synthetic.sh"])
+def test_without_a_number_the_script_says_what_it_needs(folder: Path, script: str) -> None:
+    done = run(folder, script)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "N is the number of GPUs" in done.stderr

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from imagenet_prep.shards import digests
+
+
+def expected(pieces: list[bytes]) -> list[str]:
+    return [hashlib.sha256(piece).hexdigest() for piece in pieces]
+
+
+# Around the ends of blocks, where the padding fits or does not.
+_sizes = st.sampled_from([0, 1, 54, 55, 56, 63, 64, 65, 119, 120, 127, 128, 129, 5000])
+
+
+@given(st.lists(_sizes | st.integers(0, 3000), max_size=7), st.randoms(use_true_random=False))
+@example([], None)
+def test_each_piece_has_the_digest_that_hashlib_gives(sizes: list[int], chance: object) -> None:
+    pieces = [chance.randbytes(size) for size in sizes]  # type: ignore[attr-defined]
+    assert digests.sha256(pieces) == expected(pieces)
+
+
+def test_a_machine_without_the_library_has_the_same_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_LIBRARY", tmp_path / "_digests.so")
+    digests._library.cache_clear()
+    try:
+        assert digests.sha256([b"a", b"", b"c" * 999]) == expected([b"a", b"", b"c" * 999])
+    finally:
+        digests._library.cache_clear()
+
+
+def test_a_processor_that_cannot_hash_two_has_the_same_digests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Older:
+        def sha256(self, *_: object) -> int:
+            return 0
+
+    monkeypatch.setattr(digests, "_library", Older)
+    assert digests.sha256([b"a", b"b"]) == expected([b"a", b"b"])

@@ -66,7 +66,8 @@ class Flag:
             self.place.check(name, value)
         elif isinstance(value, str) and self.choices is not None:
             if value not in self.choices:
-                wanted = f"{name} {value}: expected one of {', '.join(self.choices)}."
+                one_of = "one of " * (len(self.choices) > 1)
+                wanted = f"{name} {value}: expected {one_of}{', '.join(self.choices)}."
                 raise ValueError(wanted + meant_by(value, self.choices))
         elif isinstance(value, tuple) and self.choices is not None:
             if not value or set(value) - set(self.choices):
@@ -300,7 +301,8 @@ class _CommandLine:
             read(values.pop(place)) for place, read in self._readers.items() if place in values
         ]
         free = [field.name for field in places if field.name not in values]
-        if len(given) > len(free):
+        # What follows a mistyped flag is its value, so that the flag is what must be said.
+        if len(given) > len(free) and not unknown:
             named = next(field for field in places if field.name in values)
             by = _spelled(named.name, named.metadata["flag"])
             self.parser.error(f"{given[-1]}: there is {by} already: leave one out")

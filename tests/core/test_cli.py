@@ -248,6 +248,8 @@ def test_what_has_a_place_may_be_given_by_name(argv: str) -> None:
 def test_what_has_a_place_is_given_once() -> None:
     with pytest.raises(errors.UsageError, match="c: there is --data-dir already: leave one out"):
         beamed("b", "c", "--data-dir", "a")
+    with pytest.raises(errors.UsageError, match="--deeep: .* Did you mean --deep"):
+        beamed("--data-dir", "a", "b", "--deeep", "c")
     with pytest.raises(errors.UsageError, match="SET is missing"):
         beamed("--deep")
 

@@ -1,0 +1,132 @@
+"""Somebody with a folder of own photographs: a set, a reader, a network, in a few commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from imagenet_prep.read import make_dataset
+from tests.conftest import REPOSITORY
+from tests.e2e import photographs
+from tests.kit import command
+from tests.kit.dataset import split_records
+
+pytestmark = pytest.mark.slow
+
+# The commands of the README, as they stand there.
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for line in (REPOSITORY / "README.md")
+    .read_text("utf-8")
+    .partition("## Your own photographs")[2]
+    .split("```")[1]
+    .splitlines()
+    if line
+]
+
+
+class Walk(NamedTuple):
+    """Where everything lies, which files there were, and what `prepare` said."""
+
+    home: Path
+    files: dict[str, bytes]
+    said: command.Finished
+
+    @property
+    def out(self) -> Path:
+        return self.home / "set"
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    """The first command: the set, with a tenth held out."""
+    home = tmp_path_factory.mktemp("home of somebody")
+    files = photographs.make(home / "photographs")
+    return Walk(home, files, typed(home, "prepare"))
+
+
+def typed(home: Path, verb: str) -> command.Finished:
+    """Runs the README's command of a verb in a folder, and returns what it left."""
+    (words,) = [words for words in COMMANDS if words[0] == verb]
+    return command.run(*words, cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def key_of(name: str) -> str:
+    """Returns the key of a file: a class has no blanks in its name."""
+    wnid, _, rest = name.partition("/")
+    return f"{wnid.replace(' ', '_')}/{rest}"
+
+
+def test_every_file_is_in_the_set_in_the_quarantine_or_counted(walk: Walk) -> None:
+    assert walk.said.code == 0, walk.said
+    assert len(walk.files) == 120
+
+    manifest = json.loads((walk.out / "dataset.json").read_bytes())
+    lines = [json.loads(line) for line in (walk.out / "quarantine.jsonl").read_bytes().splitlines()]
+    left_out = {line["key"] for line in lines if line["action"] == "quarantined"}
+    ignored = sum(sum(source.get("ignored", {}).values()) for source in manifest["sources"])
+    keys = [
+        f"{record.wnid}/{record.filename}"
+        for split in manifest["splits"]
+        for record in split_records(walk.out, split)
+    ]
+    assert left_out == {key_of(name) for name in photographs.UNUSABLE}
+    assert ignored == len(photographs.NO_IMAGES)
+    assert len(set(keys)) == len(keys), "equal names are different photographs"
+    photographed = walk.files.keys() - photographs.NO_IMAGES.keys()
+    assert set(keys) | left_out == {key_of(name) for name in photographed}
+    assert len(keys) + len(left_out) + ignored == len(walk.files)
+    # A tenth of 113 is held out; of these, some may be unusable.
+    assert 11 - len(left_out) <= manifest["splits"]["holdout"]["examples"] <= 11
+
+
+def test_nothing_is_said_of_imagenet_to_whom_it_does_not_concern(walk: Walk) -> None:
+    shown = command.run("show", "set", cwd=walk.home)
+    page = typed(walk.home, "report")
+
+    assert (shown.code, page.code) == (0, 0), (shown, page)
+    assert "ILSVRC2012" not in walk.said.out + shown.out
+    html = (walk.out / "report.html").read_text("utf-8")
+    assert "counts are not" not in html
+    assert "as a subset" not in html
+
+
+def test_the_set_is_sound_and_its_photographs_lie_upright(walk: Walk) -> None:
+    checked = typed(walk.home, "verify")
+
+    assert checked.code == 0, checked
+    assert checked.out.startswith("sound: ")
+    assert "EXIF orientation" not in checked.out
+    sizes = {
+        record.filename: (record.width, record.height)
+        for split in ("train", "holdout")
+        for record in split_records(walk.out, split)
+    }
+    for value in range(1, 9):
+        upright = (80, 60) if value < 5 else (60, 80)
+        assert sizes[f"turned {value}.jpg"] == upright
+    assert min(sizes["large.jpg"]) == 480
+
+
+def test_a_reader_gives_each_photograph_once(walk: Walk) -> None:
+    manifest = json.loads((walk.out / "dataset.json").read_bytes())
+    reader: Any = make_dataset(walk.out, "train", 8, 32, training=False, backend="native")
+
+    seen = sum(int(batch["mask"].sum()) for batch in reader)
+    assert seen == manifest["splits"]["train"]["examples"]
+
+
+@pytest.mark.tf
+def test_a_small_network_trains_and_is_judged_by_what_was_held_out(walk: Walk, tf: Any) -> None:
+    trained = typed(walk.home, "train")
+
+    assert trained.code == 0, trained
+    assert "holdout" in trained.out
+    rows = [json.loads(line) for line in (walk.home / "run/train.jsonl").read_text().splitlines()]
+    (judged,) = [row for row in rows if row["kind"] == "evaluation"]
+    manifest = json.loads((walk.out / "dataset.json").read_bytes())
+    assert judged["examples"] == manifest["splits"]["holdout"]["examples"]

@@ -87,7 +87,7 @@ class BuildLibraries(build_ext):
 CODEC = Path(__file__).parent / "imagenet_prep" / "codec"
 PLANES = Extension(
     "imagenet_prep.codec._planes",
-    ["imagenet_prep/codec/planes.c", "imagenet_prep/codec/decoder.c"],
+    [f"imagenet_prep/codec/{name}.c" for name in ("planes", "decoder", "encoder")],
     depends=[f"imagenet_prep/codec/{header.name}" for header in sorted(CODEC.glob("*.h"))],
     optional=True,
 )

@@ -1,6 +1,6 @@
 """One core, one image after the other: what the codec costs, and what is left of the picture.
 
-A second table holds our own decoder against libjpeg.
+A second table holds our own decoder and encoder against libjpeg.
 
 python -m benchmarks.codec
 """
@@ -138,7 +138,7 @@ def measure_codec(
 
 
 def decoding() -> dict[str, Callable[[bytes], object]]:
-    """Returns what our decoder and libjpeg are measured with, by the name of its row.
+    """Returns what our C and libjpeg are measured with, by the name of its row.
 
     A look of one pixel, which weighs neighbours, needs all planes and does next to nothing with
     them. One of a quarter of the sides makes decoding halve them.
@@ -166,18 +166,18 @@ def decoding() -> dict[str, Callable[[bytes], object]]:
 
 
 @contextmanager
-def thread_of(decoder: str) -> Iterator[ThreadPoolExecutor]:
-    """Gives a thread whose images are decoded by "own" or by "libjpeg"."""
-    before = os.environ.get(planes.DECODER_VARIABLE)
-    os.environ[planes.DECODER_VARIABLE] = decoder
+def thread_of(jpeg: str) -> Iterator[ThreadPoolExecutor]:
+    """Gives a thread whose images are decoded and encoded by our "own" C or by "libjpeg"."""
+    before = os.environ.get(planes.JPEG_VARIABLE)
+    os.environ[planes.JPEG_VARIABLE] = jpeg
     with ThreadPoolExecutor(1) as thread:
         try:
             # A thread chooses with its first image, and keeps to it.
             thread.submit(planes.shrink, b"", 1, 1, QUALITY, 1).result()
         finally:
-            del os.environ[planes.DECODER_VARIABLE]
+            del os.environ[planes.JPEG_VARIABLE]
             if before is not None:
-                os.environ[planes.DECODER_VARIABLE] = before
+                os.environ[planes.JPEG_VARIABLE] = before
         yield thread
 
 

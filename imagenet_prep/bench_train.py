@@ -203,6 +203,7 @@ def short_run(
             log_dir=log_dir,
             eval_every=0.0,
             evaluate=False,
+            predictions=None,
             export=None,
             mirror=None,
             tensorboard_dir=None,

@@ -115,13 +115,12 @@ def opened(dataset: str) -> Side:
     from imagenet_prep import verify
     from imagenet_prep.dataset import placement
     from imagenet_prep.shards.difference import Side
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_readable
 
     place = open_readable(dataset)
     manifest = verify.load(place)
-    if isinstance(place, LocalStore):
-        part = placement.load(place.root, manifest)
+    if (folder := place.as_folder) is not None:
+        part = placement.load(folder.root, manifest)
         if part.nodes > 1:
             raise UsageError(f"{place.where()} is {part}: compare whole sets.")
     return Side(place, manifest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -12,21 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program
-from imagenet_prep.core.errors import ManifestError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
 from imagenet_prep.core.flags import Place, Settings, absolute, flag, parse
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set, without_manifest
 from imagenet_prep.dataset.schema import LEVELS
 
 if TYPE_CHECKING:
+    from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.reporting.facts import Facts
+    from imagenet_prep.reporting.mistakes import Mistakes
     from imagenet_prep.storage.store import Store
 
 EXAMPLES = """\
   imagenet-prep report /data/imagenet-480
   imagenet-prep report /data/imagenet-480 --level decode --out imagenet-480.html
   imagenet-prep report s3://bucket/imagenet-480 --out imagenet-480.html
+  imagenet-prep report /data/imagenet-480 --predictions said.csv
   imagenet-prep report --compare /data/imagenet-480 /data/imagenet-256 --out comparison.html"""
 
 _COMPARISON = "comparison.html"
@@ -69,6 +73,13 @@ class Config(Settings):
     )
     training: str | None = flag(
         None, help="figures of bench-train to show as well: its bench-train.json", metavar="FILE"
+    )
+    predictions: str | None = flag(
+        None,
+        help="what a network says of each image, as `train --evaluate --predictions` writes it: "
+        "show its surest mistakes, and which classes it takes for which",
+        metavar="FILE.csv",
+        without=("compare",),
     )
     seed: int = flag(0, help="decides which images are shown")
     workers: int = flag(0, least=0, help="shards verified at a time; 0 is one for each core")
@@ -156,6 +167,7 @@ def _page(config: Config, store: Store) -> str:
         return page.broken(store.where(), str(error), made_at)
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
+    mistakes = _mistakes(config, facts) if config.predictions is not None else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
         print(f"damaged: {problems}, at the top of the report", file=sys.stderr)
@@ -167,7 +179,41 @@ def _page(config: Config, store: Store) -> str:
         seed=config.seed,
         made_at=made_at,
         trained=trained,
+        mistakes=mistakes,
     )
+
+
+def _mistakes(config: Config, facts: Facts) -> Mistakes:
+    """Returns where a network is wrong; the images are looked for split by split."""
+    from imagenet_prep.dataset import predictions
+    from imagenet_prep.read.catalogue import Catalogue
+    from imagenet_prep.reporting import mistakes
+
+    place = absolute(config.dataset)
+    # Evaluations are of validation or holdout; of train, whose names take longest, at last.
+    order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
+
+    @functools.cache
+    def catalogue(split: str) -> Catalogue:
+        return Catalogue(place, (split,))
+
+    def image_of(key: str) -> ImageExample | None:
+        for split in order:
+            for entry in catalogue(split).find(key):
+                try:
+                    return catalogue(split).read(entry)[1]
+                except DataDamagedError as error:
+                    facts.problems.append(str(error))
+                    return None
+        return None
+
+    def words(class_index: int) -> str:
+        return " ".join(facts.class_name(class_index)).strip()
+
+    said = predictions.read(
+        Path(str(config.predictions)).expanduser(), facts.manifest.classes.count
+    )
+    return mistakes.find(said, words, image_of)
 
 
 def _comparison(config: Config, store: Store, other: Store) -> str:

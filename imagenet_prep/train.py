@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import flags, program
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.config import Config
 
 if TYPE_CHECKING:
@@ -62,10 +63,12 @@ def readers(config: Config) -> OpenReader:
 
     def open_reader(split: str, training: bool, world: World) -> BatchReader:
         from imagenet_prep.read import make_dataset
+        from imagenet_prep.read.config import DECODED
 
         assert config.data_dir is not None
         assert config.image_size is not None
-        return make_dataset(
+        tells = config.predictions is not None and not training
+        reader = make_dataset(
             config.data_dir,
             split,
             batch_size=config.batch_size,
@@ -82,7 +85,13 @@ def readers(config: Config) -> OpenReader:
             classes=config.classes,
             remap=config.remap,
             colour=training and recipe.increased_aug(config, world.size),
+            **({"fields": (*DECODED, "key")} if tells else {}),
         )
+        if tells and schema.FILENAME in reader.manifest.lacks:
+            raise UsageError(
+                f"{config.data_dir}: its records name no files, so --predictions has no keys"
+            )
+        return reader
 
     return open_reader
 

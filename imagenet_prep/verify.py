@@ -174,6 +174,8 @@ def load(store: Readable) -> Manifest:
     """Returns the manifest of the data set in `store`; raises as `verify` does."""
     from imagenet_prep.dataset import manifest
 
+    if store.as_folder is not None and not store.as_folder.root.is_dir():
+        raise UsageError(f"{store.where()}: there is no such folder")
     if store.size(naming.MANIFEST) is not None:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
     if naming.WORK in store.list_folder():

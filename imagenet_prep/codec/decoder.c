@@ -14,12 +14,10 @@
 
 #include "huffman.h"
 #include "segments.h"
+#include "stuffing.h"
 #include "transforms.h"
 
-enum {
-  COPIED = 32,                         /* bytes that vector code copies at once */
-  BEHIND_DATA = BATCH_BYTES + 2 * COPIED, /* room behind the data of an interval */
-};
+enum { BEHIND_DATA = BATCH_BYTES + 2 * COPIED }; /* room behind the data of an interval */
 
 struct decoder {
   enum simd simd;
@@ -55,27 +53,6 @@ typedef struct {
 } scan;
 
 /* ---- The data of an interval ---- */
-
-/* Copies up to the first 0xFF, and returns how many bytes come before it. Up to COPIED bytes more
- * may be written. */
-static size_t copy_up_to_ff(uint8_t *out, const uint8_t *in, size_t size, enum simd simd) {
-  size_t n = 0;
-#if defined(__x86_64__)
-  const __m128i ones = _mm_set1_epi8(-1);
-  for (; simd != PLAIN && size - n >= COPIED; n += COPIED) {
-    __m128i low = _mm_loadu_si128((const __m128i *)(in + n));
-    __m128i high = _mm_loadu_si128((const __m128i *)(in + n + 16));
-    _mm_storeu_si128((__m128i *)(out + n), low);
-    _mm_storeu_si128((__m128i *)(out + n + 16), high);
-    uint32_t found = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(low, ones)) |
-                     (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(high, ones)) << 16;
-    if (found) return n + (size_t)__builtin_ctz(found);
-  }
-#endif
-  (void)simd;
-  for (; n < size && in[n] != 0xFF; n++) out[n] = in[n];
-  return n;
-}
 
 enum { RST0 = 0xD0, RST7 = 0xD7, EOI = 0xD9 }; /* markers that end an interval */
 

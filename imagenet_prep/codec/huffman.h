@@ -252,14 +252,7 @@ static int make_table(code_table *t, const code_lengths *lengths, const code_tab
  * from 64 on come up where a look-up goes beyond the end of a block. What is written there lands
  * behind the block, where the next one's DC is written later. */
 enum { BEHIND = 64 };
-#define ZIGZAG_8(a, b, c, d, e, f, g, h) \
-  PLACE(a), PLACE(b), PLACE(c), PLACE(d), PLACE(e), PLACE(f), PLACE(g), PLACE(h)
-static const uint8_t zigzag_place[256] = {
-    ZIGZAG_8(0, 1, 8, 16, 9, 2, 3, 10),       ZIGZAG_8(17, 24, 32, 25, 18, 11, 4, 5),
-    ZIGZAG_8(12, 19, 26, 33, 40, 48, 41, 34), ZIGZAG_8(27, 20, 13, 6, 7, 14, 21, 28),
-    ZIGZAG_8(35, 42, 49, 56, 57, 50, 43, 36), ZIGZAG_8(29, 22, 15, 23, 30, 37, 44, 51),
-    ZIGZAG_8(58, 59, 52, 45, 38, 31, 39, 46), ZIGZAG_8(53, 60, 61, 54, 47, 55, 62, 63),
-    [64 ... 255] = BEHIND};
+static const uint8_t zigzag_place[256] = {ZIGZAG(PLACE), [64 ... 255] = BEHIND};
 
 /* A value that lies partly behind its look-up: the bits from its code on, and where it belongs,
  * counted in coefficients from the first block. */

@@ -1,5 +1,7 @@
 /* JPEG to smaller JPEG without leaving Y, Cb and Cr: decodes to planes, shrinks and encodes them.
- * decoder.c decodes what it takes, and libjpeg all the rest; both make the same planes.
+ * decoder.c decodes what it takes, and libjpeg all the rest; both make the same planes. libjpeg
+ * encodes the first picture of a quality, and encoder.c, where it has vector code for, the others as
+ * libjpeg would.
  *
  * Most of the work of shrinking pixels is done on colours that the source never had: it stores
  * Cb and Cr at half size, and so does the result. So no RGB is made, and chroma is never enlarged.
@@ -21,6 +23,7 @@
 #include <string.h>
 
 #include "decoder.h"
+#include "encoder.h"
 #include "filters.h"
 #include "libjpeg.h"
 #include "kernels.h"
@@ -48,7 +51,8 @@ typedef struct { int top, left, height, width; } window; /* in pixels of the who
 typedef struct {
   libjpeg api;
   enum simd simd;
-  decoder *own; /* NULL: libjpeg decodes everything */
+  decoder *decoder; /* NULL: libjpeg decodes everything */
+  encoder *encoder; /* NULL: libjpeg encodes everything */
   enum status status;
   char message[ERROR_TEXT_BYTES];
   jmp_buf escape;
@@ -113,7 +117,7 @@ static void release_all(workspace *w, size_t above) {
   release(&w->strip, above);
   release(&w->turned, above);
   release(&w->jpeg, above);
-  if (w->own) decoder_release(w->own, above);
+  if (w->decoder) decoder_release(w->decoder, above);
 }
 
 static ptrdiff_t round_up(ptrdiff_t n, ptrdiff_t to) { return (n + to - 1) / to * to; }
@@ -300,7 +304,7 @@ static void include_spans(mcu_window *window, const span *across, int mcu_width,
  * anew and has the words. */
 static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, const request *r,
                             planes_of_image *p) {
-  const jpeg_frame *f = w->own ? decoder_open(w->own, data, size) : NULL;
+  const jpeg_frame *f = w->decoder ? decoder_open(w->decoder, data, size) : NULL;
   if (!f || (int64_t)f->width * f->height > r->max_pixels) return 0;
   window part = part_of(r, f->height, f->width);
   int eighths = eighths_of(r, &part), halved = eighths == 4;
@@ -324,7 +328,7 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
   int rows = f->num_components == 1 ? f->max_v_samp : 1;
   reached.bottom = smaller((int)round_up(reached.bottom, rows), f->mcus_down);
   p->num_components = f->num_components;
-  enum answer answer = decoder_read(w->own, &reached, halved, starts, strides);
+  enum answer answer = decoder_read(w->decoder, &reached, halved, starts, strides);
   if (answer == SHORT_OF_MEMORY) give_up(w, NO_MEMORY, "out of memory");
   return answer == TAKEN;
 }
@@ -460,14 +464,20 @@ static void begin_output(struct compress *c) {
   w->destination.room = w->jpeg.size;
 }
 
+/* Makes the room for the file twice as large, or more. */
+static void grow_file(workspace *w, size_t more) {
+  size_t size = 2 * w->jpeg.size + more;
+  uint8_t *larger = realloc(w->jpeg.start, size);
+  if (!larger) give_up(w, NO_MEMORY, "out of memory");
+  w->jpeg = (buffer){larger, size};
+}
+
 static int grow_output(struct compress *c) {
   workspace *w = c->common.owner;
   size_t full = w->jpeg.size;
-  uint8_t *larger = realloc(w->jpeg.start, 2 * full);
-  if (!larger) give_up(w, NO_MEMORY, "out of memory");
-  w->jpeg = (buffer){larger, 2 * full};
-  w->destination.next = larger + full;
-  w->destination.room = full;
+  grow_file(w, 0);
+  w->destination.next = w->jpeg.start + full;
+  w->destination.room = w->jpeg.size - full;
   return 1;
 }
 
@@ -486,14 +496,9 @@ static void repeat_edges(const plane *p, int width, int height) {
     memcpy(p->samples + y * p->stride, p->samples + (p->height - 1) * p->stride, (size_t)width);
 }
 
-/* Encodes planes as 4:2:0 into w->jpeg. */
-static void encode(workspace *w, const plane *planes, int quality) {
+static void encode_by_libjpeg(workspace *w, const plane *planes, int quality) {
   struct compress *c = &w->out;
   int height = planes[0].height, width = planes[0].width;
-  for (int i = 0; i < 3; i++)
-    repeat_edges(&planes[i], (int)round_up(width, 16) / (i ? 2 : 1),
-                 (int)round_up(height, 16) / (i ? 2 : 1));
-  room(w, &w->jpeg, (size_t)height * (size_t)width / 2);
   w->api.create_compress(c, LIBJPEG_VERSION, sizeof *c);
   c->common.owner = w;
   c->destination = &w->destination;
@@ -517,6 +522,31 @@ static void encode(workspace *w, const plane *planes, int quality) {
   w->api.finish_compress(c);
 }
 
+static void encode_ourselves(workspace *w, const plane *planes) {
+  picture p = {.height = planes[0].height, .width = planes[0].width};
+  for (int i = 0; i < 3; i++) p.planes[i] = planes[i].samples, p.strides[i] = planes[i].stride;
+  size_t most = encoder_row_room(&p);
+  for (int row = 0; 16 * row < p.height; row++) {
+    if (w->jpeg.size - w->jpeg_bytes < most) grow_file(w, most);
+    w->jpeg_bytes += encoder_write_row(w->encoder, &p, row, w->jpeg.start + w->jpeg_bytes);
+  }
+}
+
+/* Encodes planes as 4:2:0 into w->jpeg. */
+static void encode(workspace *w, const plane *planes, int quality) {
+  int height = planes[0].height, width = planes[0].width;
+  for (int i = 0; i < 3; i++)
+    repeat_edges(&planes[i], (int)round_up(width, 16) / (i ? 2 : 1),
+                 (int)round_up(height, 16) / (i ? 2 : 1));
+  room(w, &w->jpeg, (size_t)height * (size_t)width / 2);
+  if (w->encoder && encoder_knows(w->encoder, quality)) {
+    encode_ourselves(w, planes);
+    return;
+  }
+  encode_by_libjpeg(w, planes, quality);
+  if (w->encoder) encoder_learn(w->encoder, quality, w->jpeg.start);
+}
+
 static plane no_chroma(workspace *w, int i, int height, int width) {
   plane p = new_plane(w, &w->shrunk[i], width, height);
   for (int y = 0; y < height; y++) memset(p.samples + y * p.stride, 128, (size_t)width);
@@ -529,14 +559,16 @@ EXPORT void planes_free(workspace *w) {
   if (!w) return;
   for (int i = 0; i < NUM_FILTERS; i++) forget_filter(&w->filters[i]);
   release_all(w, 0);
-  decoder_free(w->own);
+  decoder_free(w->decoder);
+  encoder_free(w->encoder);
   free(w);
 }
 
 /* Returns a workspace, or NULL where memory is short or the processor lacks `simd` (-1: the best
  * that it has). `functions` is a libjpeg, as far as the interface knows: pointers in that order.
- * Without `own`, libjpeg decodes everything; also for NEON, since decoder.c has no vector code for
- * it, and libjpeg's is faster than plain C. */
+ * Without `own`, libjpeg decodes and encodes everything; also for NEON, for which decoder.c and
+ * encoder.c have no vector code: libjpeg's is faster than plain C. The same goes for encoder.c and
+ * SSE2. */
 EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
   static const enum simd best[] = {AVX2, NEON, SSE2, PLAIN};
   for (int i = 0; simd < 0; i++)
@@ -546,8 +578,11 @@ EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
   if (!w) return NULL;
   w->api = *functions;
   w->simd = (enum simd)simd;
-  if (own && simd != NEON && !(w->own = decoder_new(w->simd))) {
-    free(w);
+  int decodes = own && simd != NEON, encodes = own && (simd == AVX2 || simd == PLAIN);
+  if (decodes) w->decoder = decoder_new(w->simd);
+  if (encodes) w->encoder = encoder_new(w->simd);
+  if ((decodes && !w->decoder) || (encodes && !w->encoder)) {
+    planes_free(w);
     return NULL;
   }
   w->progress.monitor = on_progress;
@@ -614,9 +649,9 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
 /* Returns DONE for a JPEG that is sound from its first byte to its last, without making pixels; and
  * DECLINED where that is not known: it may be sound all the same. */
 EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
-  if (!w->own || !decoder_open(w->own, data, size)) return DECLINED;
-  enum answer answer = decoder_prove(w->own);
-  decoder_release(w->own, KEPT_BYTES);
+  if (!w->decoder || !decoder_open(w->decoder, data, size)) return DECLINED;
+  enum answer answer = decoder_prove(w->decoder);
+  decoder_release(w->decoder, KEPT_BYTES);
   return answer == TAKEN ? DONE : answer == SHORT_OF_MEMORY ? NO_MEMORY : DECLINED;
 }
 

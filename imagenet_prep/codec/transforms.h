@@ -18,14 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "simd.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define FOR_AVX2 __attribute__((target("avx2,bmi,bmi2,movbe")))
-#endif
-
-#define INLINE static inline __attribute__((always_inline))
+#include "dct.h"
 
 /* ---- The order of coefficients in memory ---- */
 
@@ -73,31 +66,8 @@ static int within_limit(int value, excess *e) {
   return 0;
 }
 
-/* ---- Weights ---- */
+/* ---- Roundings ---- */
 
-/* Cosines and their sums times 2^13, rounded, as libjpeg rounds them. */
-enum {
-  F_0_298 = 2446,  F_0_390 = 3196,  F_0_541 = 4433,  F_0_765 = 6270,
-  F_0_899 = 7373,  F_1_175 = 9633,  F_1_501 = 12299, F_1_847 = 15137,
-  F_1_961 = 16069, F_2_053 = 16819, F_2_562 = 20995, F_3_072 = 25172,
-};
-/* What the inputs of a pass weigh. Outputs y and 7 - y are an even sum plus or minus an odd sum.
- * Inputs 0 and 4 weigh ONE in every even sum. EVENy_i is what input i adds to that of output y; for
- * outputs 2 and 3 it is subtracted from what outputs 1 and 0 have. ODDy_i is its weight in the odd
- * sum of output y. */
-enum {
-  ONE = 1 << 13,
-  EVEN0_2 = F_0_541 + F_0_765, EVEN0_6 = F_0_541,
-  EVEN1_2 = F_0_541,           EVEN1_6 = F_0_541 - F_1_847,
-  ODD0_1 = F_1_501 - F_0_899 + F_1_175 - F_0_390, ODD0_3 = F_1_175,
-  ODD0_5 = F_1_175 - F_0_390,                     ODD0_7 = F_1_175 - F_0_899,
-  ODD1_1 = F_1_175,           ODD1_3 = F_3_072 - F_2_562 + F_1_175 - F_1_961,
-  ODD1_5 = F_1_175 - F_2_562, ODD1_7 = F_1_175 - F_1_961,
-  ODD2_1 = F_1_175 - F_0_390, ODD2_3 = F_1_175 - F_2_562,
-  ODD2_5 = F_2_053 - F_2_562 + F_1_175 - F_0_390, ODD2_7 = F_1_175,
-  ODD3_1 = F_1_175 - F_0_899, ODD3_3 = F_1_175 - F_1_961,
-  ODD3_5 = F_1_175,           ODD3_7 = F_0_298 - F_0_899 + F_1_175 - F_1_961,
-};
 /* The first pass leaves two bits below the point, the second drops them and divides by 8. The
  * rounding of the second also adds the 128 that samples have and coefficients lack. */
 enum {
@@ -184,9 +154,6 @@ static void halve_plain(const int16_t *block, const quantisation *q, uint8_t *ou
 
 #if defined(__x86_64__)
 /* ---- Vector code ---- */
-
-/* A pair of weights, as multiply-add takes them. */
-#define PAIR(a, b) ((int)((uint32_t)(uint16_t)(a) | (uint32_t)(uint16_t)(b) << 16))
 
 /* Defines a pass over vectors of pairs of inputs, for vectors V whose functions begin with P.
  * Lane by lane it makes what pass_plain makes. */

@@ -16,16 +16,21 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 
 # Where CUDA lies, if not in NVIDIA's own package.
 _CUDA = "/usr/local/cuda"
 _CUDA_PACKAGE = "nvidia.cuda_nvcc"
 _XLA_FLAG = "--xla_gpu_cuda_data_dir"
+# The least level of messages that TensorFlow prints; see `connect` of the trainer.
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_FILTER = str(Path(__file__).with_name("without_chatter.py"))
 
 
 def guard() -> None:
@@ -52,7 +57,8 @@ class _Loader(SourceFileLoader):
     """Runs a library's module, and lets it look for its files, elsewhere."""
 
     def exec_module(self, module: ModuleType) -> None:
-        with _elsewhere():
+        talks = module.__name__ == "tensorflow"
+        with _elsewhere(), _without_chatter() if talks else contextlib.nullcontext():
             super().exec_module(module)
             _LIBRARIES[module.__name__]()
 
@@ -68,6 +74,30 @@ def _elsewhere() -> Iterator[None]:
     finally:
         os.fchdir(here)
         os.close(here)
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Lets a program filter what libraries write to standard error meanwhile.
+
+    TensorFlow writes two lines twice before it reads how much it is to say.
+    """
+    if os.environ.get(_LOG_LEVEL, "2") < "2":  # somebody wants to see it
+        yield
+        return
+    sys.stderr.flush()
+    own = os.dup(2)
+    # In a session of its own: Ctrl-C is for this process, which then closes its input.
+    words = [sys.executable, "-I", "-S", _FILTER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True) as program:
+        assert program.stdin is not None
+        try:
+            os.dup2(program.stdin.fileno(), 2)
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+            # It ends when nothing can write to it any more.
 
 
 def _load_kernels() -> None:

@@ -43,16 +43,12 @@ class Undecoded:
 
 
 def open_backend(config: ReadConfig, split: Split) -> Backend:
-    """Returns the backend that `config` names.
+    """Returns the backend that `config` names; imports its framework, which takes seconds.
 
     Args:
-      config: its world is set, and its backend is that of `choose_backend`.
+      config: `refuse_contradictions` has nothing against it.
       split: the split to read, for the height and width of its largest images.
-
-    Raises:
-      UsageError: the backend cannot do what was asked for.
     """
-    _refuse_contradictions(config)
     if "images" not in config.fields:
         return Undecoded()
     if config.backend == "native":
@@ -92,8 +88,8 @@ def _is_installed(backend: str) -> bool:
         return False  # The package around it is missing.
 
 
-def _refuse_contradictions(config: ReadConfig) -> None:
-    """Raises UsageError where the backend cannot do what was asked for."""
+def refuse_contradictions(config: ReadConfig) -> None:
+    """Raises UsageError where the backend, that of `choose_backend`, cannot do what is wanted."""
     backend = config.backend
     if config.out and backend != "native":
         raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")

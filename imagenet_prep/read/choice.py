@@ -41,18 +41,12 @@ class Choice:
         self._classes = class_indices(() if config.classes is None else config.classes, wnids)
         self._keys = None if config.keys is None else read_list(config.keys)
         self._excluded = None if config.exclude is None else read_list(config.exclude)
-        self._wnids = wnids
+        self._num_classes = len(wnids)
 
     @property
-    def class_numbers(self) -> list[int] | None:
-        """The index of each class in the class list, where batches number them anew; else None."""
-        return self._classes if self._config.remap else None
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The WNID of each class index of batches."""
-        numbers = self.class_numbers
-        return tuple(self._wnids if numbers is None else (self._wnids[each] for each in numbers))
+    def class_numbers(self) -> Sequence[int]:
+        """The number in the class list of each class index of batches."""
+        return self._classes if self._config.remap else range(self._num_classes)
 
     def asked(self) -> dict[str, Any]:
         """Returns what was asked for as JSON; lists as their digests; empty for everything."""

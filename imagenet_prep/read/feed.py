@@ -71,6 +71,7 @@ class Feed:
       world: this rank.
       config: what batches hold, and what they show. Training has random views and no padding;
         else views are central, and the last step is padded.
+      class_numbers: the number in the class list of each class index.
       skipped: one sentence for each damaged record that was masked, by example number.
     """
 
@@ -80,11 +81,12 @@ class Feed:
         order: Order,
         world: World,
         config: ReadConfig,
-        class_numbers: Sequence[int] | None = None,
+        class_numbers: Sequence[int],
     ) -> None:
         """Takes what to read; nothing is read yet.
 
-        `class_numbers` are the classes of the class list that are numbered anew, in this order.
+        `class_numbers` are the classes of the class list that are there, in the order of their
+        class indices.
         """
         self.records = records
         self.order = order
@@ -92,7 +94,8 @@ class Feed:
         self.config = config
         self.skipped: dict[int, str] = {}
         self._dense: npt.NDArray[np.int32] | None = None
-        if class_numbers is not None:
+        self.class_numbers = class_numbers
+        if len(class_numbers) < len(records.wnids):
             self._dense = np.zeros(len(records.wnids), np.int32)
             self._dense[list(class_numbers)] = range(len(class_numbers))
         # One thread is enough, since the kernel knows what comes next and reads it ahead. More

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,12 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.read.backend import Backend, choose_backend, open_backend
+from imagenet_prep.read.backend import (
+    Backend,
+    choose_backend,
+    open_backend,
+    refuse_contradictions,
+)
 from imagenet_prep.read.choice import Choice, Finder
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.diagnosis import Diagnosis
@@ -40,27 +45,32 @@ class Reader:
 
     Attributes:
       epoch: of the next batch, from 0.
-      classes: the WNID of each class index; without `remap` the class list of the data set.
       choice: what was chosen of the split, as JSON: what was asked for, lists as their digests, and
         the digest of the examples' numbers; empty for all of it.
     """
 
-    def __init__(
-        self, feed: Feed, backend: Backend, choice: dict[str, Any], classes: tuple[str, ...]
-    ) -> None:
+    def __init__(self, feed: Feed, choice: dict[str, Any]) -> None:
         """Use make_dataset."""
         self._feed = feed
-        self._backend = backend
         self.choice = choice
         self.epoch = 0
-        self.classes = classes
         self._examples_read = 0
         self._process = os.getpid()
 
     @property
     def num_classes(self) -> int:
         """Class indices are smaller than this."""
-        return len(self.classes)
+        return len(self.class_numbers)
+
+    @property
+    def class_numbers(self) -> Sequence[int]:
+        """The number of each class index in the class list; the same number without `remap`."""
+        return self._feed.class_numbers
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WNID of each class index."""
+        return tuple(self._feed.records.wnids[number] for number in self.class_numbers)
 
     @property
     def manifest(self) -> Manifest:
@@ -305,6 +315,12 @@ class Reader:
     def _finder(self) -> Finder:
         return Finder(self._feed.records)
 
+    @cached_property
+    def _backend(self) -> Backend:
+        """Imports a framework only when the first batch is wanted: others may set it up before."""
+        split = self._feed.records.split
+        return open_backend(self._feed.config, self.manifest.splits[split])
+
     def close(self) -> None:
         """Closes the shards that this process has opened."""
         if self._process == os.getpid():
@@ -345,6 +361,7 @@ def open_reader(config: ReadConfig) -> Reader:
     """Returns what `make_dataset` returns, for a whole configuration; raises as `make_dataset`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world, backend=choose_backend(config))
+    refuse_contradictions(config)
     records = open_records(config)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.wnids)
@@ -361,8 +378,7 @@ def open_reader(config: ReadConfig) -> Reader:
             f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
-    backend = open_backend(config, records.manifest.splits[config.split])
-    return Reader(feed, backend, asked, choice.classes)
+    return Reader(feed, asked)
 
 
 def open_records(config: ReadConfig) -> Records:

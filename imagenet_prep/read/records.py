@@ -81,6 +81,8 @@ class Records:
           StoreError: the system cannot read them.
         """
         path = root / naming.MANIFEST
+        if cache is None and not root.is_dir():
+            raise UsageError(f"{root}: there is no such folder")
         if not path.is_file():
             raise UsageError(
                 f"{root}: no {naming.MANIFEST}, so nothing says what its labels mean. Prepare the "

@@ -24,6 +24,7 @@ from imagenet_prep.dataset import schema, tfrecord
 from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.reporting.mistakes import Mistakes
 from imagenet_prep.reporting.sample import ShownIncident, Tile
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def report(
     seed: int,
     made_at: datetime,
     trained: Sequence[Any] = (),
+    mistakes: Mistakes | None = None,
 ) -> str:
     """Returns the report of a data set as HTML.
 
@@ -53,6 +55,7 @@ def report(
       level: at which it was checked just now.
       seed: that drew the tiles.
       made_at: now, in UTC.
+      mistakes: of a network whose predictions were given.
       trained: rows of `training.load`; without any, nothing is said of training.
     """
     manifest = facts.manifest
@@ -77,6 +80,7 @@ def report(
         incidents=incidents,
         plots=plots.of(facts),
         trained=plots.training(trained) if trained else None,
+        mistakes=mistakes,
         header=training.HEADER,
         rows=training.cells(trained),
         checked=f"Checked on {_time(made_at)} at level {level}: "
@@ -163,6 +167,7 @@ def _render(template: str, title: str, made_at: datetime, *, data: Json, **value
     environment.filters |= {
         "count": lambda value: f"{value:,}",
         "size": human_bytes,
+        "percent": lambda share: f"{share:.1%}",
         "reasons": _reasons,
         "words": lambda tile: f"{tile.image.wnid} {tile.image.text} {tile.image.filename}".lower(),
     }

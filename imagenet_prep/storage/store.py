@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 class Readable(Protocol):
     """Where a data set lies that is only read: files by names relative to it; safe for threads."""
 
+    @property
+    def as_folder(self) -> LocalStore | None:
+        """The folder that it is; None where it is none."""
+
     def where(self, name: str = "") -> str:
         """Returns how messages call the data set, or a file of it."""
 

@@ -27,6 +27,10 @@ class WebFolder:
         self._base = base.rstrip("/")
         self._http = Http(self._base, _TIMEOUT_S)
 
+    @property
+    def as_folder(self) -> None:
+        """As for `Readable`: it is none."""
+
     def where(self, name: str = "") -> str:
         """As for `Readable`."""
         return self._http.where(name) if name else self._base

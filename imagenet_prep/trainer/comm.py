@@ -36,6 +36,11 @@ class Comm:
 
     world = World()
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of what the ranks talk by, by name."""
+        return {}
+
     def totals(self, sums: Any) -> list[float]:
         """Returns the sums over the ranks of a few numbers."""
         return [float(each) for each in sums]
@@ -88,6 +93,13 @@ class Comm:
                 "network where nobody else can speak to the ranks."
             ) from error
 
+    def gather(self, array: Any, what: str) -> Any:  # noqa: ARG002 - for several ranks
+        """Returns [ranks, ...]: a NumPy array of float64 of every rank, all of one shape.
+
+        Whole numbers up to 16 million come exactly. What bears the same word has the same shape.
+        """
+        return array[None]
+
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - for several ranks
         """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
         return array
@@ -104,6 +116,11 @@ class Horovod(Comm):
         self._hvd, self.world = meet("tensorflow", world)
         compression = self._hvd.Compression
         self._compression = compression.fp16 if fp16_compression else compression.none
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Horovod's, and NCCL's where it was built with it."""
+        return horovod_versions(self._hvd)
 
     def tape(self, tape: Any) -> Any:
         """Returns Horovod's tape: each gradient is sent as soon as it is known."""
@@ -131,6 +148,12 @@ class Horovod(Comm):
     def broadcast(self, arrays: Sequence[Any], what: str) -> None:  # noqa: ARG002 - as they come
         """Sets each variable to what it is on rank 0."""
         self._hvd.broadcast_variables(arrays, root_rank=0)
+
+    def gather(self, array: Any, what: str) -> Any:
+        """Returns [ranks, ...]: a NumPy array of every rank."""
+        import tensorflow as tf
+
+        return self._hvd.allgather(tf.constant(array[None]), name=what).numpy()
 
     def from_first(self, name: str, array: Any) -> Any:
         """Returns what a NumPy array is on rank 0; it has the same shape on every rank."""
@@ -203,6 +226,17 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             "with --mpi, or launch without --mpi."
         )
     return hvd, found
+
+
+def horovod_versions(hvd: Any) -> dict[str, str]:
+    """Returns the versions of Horovod, and of NCCL where it was built with it."""
+    versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
+    if code := int(hvd.nccl_built()):
+        # 2.8 is 2800, and 2.18.3 is 21803: NCCL has changed how it counts with 2.9.
+        thousands = 1000 if code < 10_000 else 10_000
+        minor, patch = divmod(code % thousands, 100)
+        versions["NCCL"] = f"{code // thousands}.{minor}.{patch}"
+    return versions
 
 
 # Launchers report the process that ends first, with its exit code. So a rank that lost another one

@@ -243,6 +243,12 @@ class Config(Settings):
     )
     keep: int = flag(3, least=1, help="how many checkpoints are kept")
     evaluate: bool = flag(False, help="evaluate the last checkpoint and end", aliases=("--eval",))
+    predictions: str | None = flag(
+        None,
+        help="with --evaluate: write what the network says of each image, a line each: "
+        "key,class_index,top1,p1,... to top5,p5. `report --predictions` shows it",
+        metavar="FILE.csv",
+    )
     no_evaluation: bool = flag(
         False,
         help="do not evaluate; for a set that has neither validation nor holdout",
@@ -288,6 +294,8 @@ class Config(Settings):
             object.__setattr__(self, "recipe", _usual_recipe(self.framework))
         if self.synthetic == (self.data_dir is not None):
             raise ValueError("give either --data-dir or --synthetic")
+        if self.predictions is not None and not self.evaluate:
+            raise ValueError("--predictions is written by --evaluate: give that too")
         if self.remap and not self.classes:
             raise ValueError("--remap numbers the classes of --classes anew: give these too")
         if self.loss_scale is not None and self.precision != "float16" and not self.half_if_fast:
@@ -296,7 +304,7 @@ class Config(Settings):
             )
         if self.export is not None and Path(self.export).suffix not in ("", ".keras"):
             raise ValueError(f"--export {self.export}: expected FILE.keras, or a folder")
-        for name in ("log_dir", "tensorboard_dir", "export"):
+        for name in ("log_dir", "tensorboard_dir", "export", "predictions"):
             if "://" in (getattr(self, name) or ""):
                 raise ValueError(
                     f"--{name.replace('_', '-')} {getattr(self, name)}: expected a folder of this "

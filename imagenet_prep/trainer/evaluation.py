@@ -1,14 +1,13 @@
-"""Which splits a run is evaluated on; top-1, top-5 and loss of a split, over all ranks."""
+"""Top-1, top-5 and loss of a split: every example counted once, over all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
 
@@ -26,34 +25,6 @@ class Score(NamedTuple):
     top1: float
     top5: float
     loss: float
-
-
-class Splits(NamedTuple):
-    """The splits on which a run is evaluated; both may be the same.
-
-    Attributes:
-      watched: decides while training.
-      last: is for the end, and for `--evaluate`.
-    """
-
-    watched: str
-    last: str
-
-
-def splits(there: Collection[str], data_dir: str | None) -> Splits:
-    """Returns on which splits of a data set a run is evaluated.
-
-    Raises:
-      UsageError: there is none for it.
-    """
-    found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
-    if not found:
-        raise UsageError(
-            f"{data_dir}: it has only the split{'s' * (len(there) > 1)} {', '.join(there)}, and "
-            "nothing to evaluate on. Prepare it with --holdout 10%, which holds that share of "
-            "train out of it; or train with --no-evaluation."
-        )
-    return Splits(found[0], found[-1])
 
 
 def count(logits: Any, class_index: Any, mask: Any) -> Any:
@@ -79,7 +50,11 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
 
 
 def evaluate(
-    logits: Callable[[Any], Any], batches: Iterable[Batch], expected: int, comm: Comm
+    logits: Callable[[Any], Any],
+    batches: Iterable[Batch],
+    expected: int,
+    comm: Comm,
+    see: Callable[[Batch, Any], None] = lambda _, __: None,
 ) -> Score:
     """Returns the score of one pass over a split.
 
@@ -88,13 +63,16 @@ def evaluate(
       batches: of this rank, with padding masked; the same number on every rank.
       expected: examples of the split.
       comm: the ranks that share the split.
+      see: is shown each batch, and what the network says of it.
 
     Raises:
       DataDamagedError: another number of examples was counted.
     """
     sums = np.zeros(4)
     for batch in batches:
-        sums += count(logits(batch["images"]), batch["class_index"], batch["mask"])
+        said = logits(batch["images"])
+        sums += count(said, batch["class_index"], batch["mask"])
+        see(batch, said)
     examples, top1, top5, loss = comm.totals(sums)
     if int(examples) != expected:
         raise DataDamagedError(

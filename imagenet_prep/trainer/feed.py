@@ -1,15 +1,17 @@
-"""The interface of readers that the trainer uses, and a reader of noise."""
+"""The readers of a run: their interface, which splits they read, and a reader of noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
+from imagenet_prep.trainer.config import Config
 
 # ImageNet's numbers, so that a synthetic run has as many steps and weights as a real one.
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
@@ -28,6 +30,10 @@ class BatchReader(Protocol):
     @property
     def num_classes(self) -> int:
         """Class indices are smaller than this."""
+
+    @property
+    def class_numbers(self) -> Sequence[int]:
+        """The number of each class index in the class list of the data set."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -54,27 +60,93 @@ class BatchReader(Protocol):
 OpenReader = Callable[[str, bool, World], BatchReader]
 
 
+class Splits(NamedTuple):
+    """The splits on which a run is evaluated; both may be the same.
+
+    Attributes:
+      watched: decides while training.
+      last: is for the end, and for `--evaluate`.
+    """
+
+    watched: str
+    last: str
+
+
+def splits(there: Collection[str], data_dir: str | None) -> Splits:
+    """Returns on which splits of a data set a run is evaluated.
+
+    Raises:
+      UsageError: there is none for it.
+    """
+    found = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in there]
+    if not found:
+        raise UsageError(
+            f"{data_dir}: it has only the split{'s' * (len(there) > 1)} {', '.join(there)}, and "
+            "nothing to evaluate on. Prepare it with --holdout 10%, which holds that share of "
+            "train out of it; or train with --no-evaluation."
+        )
+    return Splits(found[0], found[-1])
+
+
+class Inputs:
+    """The readers of a run.
+
+    Attributes:
+      train: what is trained on.
+      watched: what decides while training; None where nothing is evaluated.
+      last: what the run is evaluated on at its end, and by `--evaluate`.
+      splits: the names of the splits of these two.
+    """
+
+    def __init__(self, config: Config, world: World, open_reader: OpenReader) -> None:
+        """Opens them; needs no framework.
+
+        Raises:
+          ImagenetPrepError: as `open_reader`; or the data set has nothing to evaluate on.
+        """
+        self.watched: BatchReader | None = None
+        self.last: BatchReader | None = None
+        self.splits: Splits | None = None
+        if config.synthetic:
+            assert config.image_size is not None
+            self.train: BatchReader = Noise(config.batch_size, config.image_size, world)
+            return
+        self.train = open_reader(schema.TRAIN, True, world)
+        if not config.no_evaluation:
+            self.splits = splits(self.train.splits, config.data_dir)
+            self.last = self.watched = open_reader(self.splits.last, False, world)
+            if self.splits.watched != self.splits.last:
+                self.watched = open_reader(self.splits.watched, False, world)
+
+    def close(self) -> None:
+        """Closes the data."""
+        for reader in {self.train, self.watched, self.last}:
+            if reader is not None:
+                reader.close()
+
+
 class Noise:
     """Yields the same batch of noise again and again, to measure training without input."""
 
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES
+    class_numbers = range(_NUM_CLASSES)
     splits = (schema.TRAIN,)
 
-    def __init__(
-        self, batch_size: int, image_size: int, world: World, hold: Callable[[Any], Any]
-    ) -> None:
-        """Draws the batch, of NumPy arrays; `hold` returns it as a framework holds it."""
+    def __init__(self, batch_size: int, image_size: int, world: World) -> None:
+        """Draws the batch, of NumPy arrays."""
         random = np.random.default_rng(world.rank)
         shape = (batch_size, image_size, image_size, 3)
-        self._batch = hold(
-            {
-                "images": random.standard_normal(shape, np.float32),
-                "class_index": random.integers(_NUM_CLASSES, size=batch_size, dtype=np.int32),
-                "mask": np.ones(batch_size, bool),
-            }
-        )
+        self._batch: Batch = {
+            "images": random.standard_normal(shape, np.float32),
+            "class_index": random.integers(_NUM_CLASSES, size=batch_size, dtype=np.int32),
+            "mask": np.ones(batch_size, bool),
+        }
         self._steps = _NUM_EXAMPLES // (batch_size * world.size)
+
+    def be_held(self, hold: Callable[[Batch], Batch]) -> None:
+        """Makes the batch what a framework holds, once and for all."""
+        self._batch = hold(self._batch)
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self._steps):

@@ -23,10 +23,12 @@ class Learner(Protocol):
     Attributes:
       comm: the other ranks.
       fast_half: whether the device computes faster in float16 than in float32.
+      versions: of the framework, and of what it needs; for the log.
     """
 
     comm: Comm
     fast_half: bool
+    versions: dict[str, str]
 
     def hold(self, batch: Batch) -> Batch:
         """Returns a batch of NumPy arrays, channels last, as the framework holds it."""
@@ -60,6 +62,11 @@ class Learner(Protocol):
 
     def export(self, path: Path) -> None:
         """Writes the model."""
+
+
+def serves() -> bool:
+    """Returns whether this process is a server of MXNet's, which has no ranks' work to do."""
+    return os.environ.get("DMLC_ROLE", "worker") != "worker"
 
 
 def connect(config: Config) -> Learner:

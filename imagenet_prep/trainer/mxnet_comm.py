@@ -15,7 +15,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, meet
+from imagenet_prep.trainer.comm import Comm, horovod_versions, meet
 
 # The numbers of one message. An object of rank 0 has a few hundred bytes, and the servers want
 # arrays of one name to have one shape.
@@ -63,6 +63,20 @@ class _Together(Comm):
         self.add_up([array], "totals")
         return super().totals(array.asnumpy())[: len(sums)]
 
+    def gather(self, array: Any, what: str) -> Any:
+        """Returns [ranks, ...]: a NumPy array of every rank.
+
+        There is only a sum, so each rank adds its own to zeros.
+        """
+        import mxnet as mx
+        import numpy as np
+
+        room = np.zeros((self.world.size, *array.shape))
+        room[self.world.rank] = array
+        held = mx.nd.array(room, dtype=self._dtype)
+        self.add_up([held], what)
+        return held.asnumpy()
+
     def from_first(self, name: str, array: Any) -> Any:  # noqa: ARG002 - pieces are alike
         """Returns what a NumPy array of small whole numbers is on rank 0."""
         import mxnet as mx
@@ -88,6 +102,11 @@ class Ring(_Together):
         import PIL.Image  # noqa: F401
 
         self._hvd, self.world = meet("mxnet", world)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Horovod's, and NCCL's where it was built with it."""
+        return horovod_versions(self._hvd)
 
     def add_up(self, arrays: Sequence[Any], what: str) -> None:
         """Sets each array to its sum over the ranks, as soon as it is known."""

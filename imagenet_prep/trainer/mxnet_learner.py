@@ -31,6 +31,7 @@ class MxnetLearner:
             self.comm = Servers(world, config.comm)
         elif world.size > 1:
             self.comm = Ring(world)
+        self.versions = {"MXNet": mx.__version__} | self.comm.versions
         gpus, local_rank = mx.context.num_gpus(), self.comm.world.local_rank
         check_gpus(local_rank, gpus)
         self.fast_half = gpus > 0

@@ -33,6 +33,7 @@ class TensorFlowLearner:
         if world.size > 1:
             self.comm = Horovod(world, fp16_compression=config.fp16_compression)
             world = self.comm.world
+        self.versions = {"TensorFlow": tf.__version__} | self.comm.versions
         gpus = tf.config.list_physical_devices("GPU")
         own_gpu = gpus[world.local_rank : world.local_rank + 1]
         details = [tf.config.experimental.get_device_details(gpu) for gpu in own_gpu]

@@ -121,7 +121,7 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     made = planes.shrink(data, 50, 60, 90, 1 << 20)
     assert planes.proves(data)
     planes.forget()
-    monkeypatch.setenv(planes.DECODER_VARIABLE, "libjpeg")
+    monkeypatch.setenv(planes.JPEG_VARIABLE, "libjpeg")
 
     assert not planes.proves(data)
     assert planes.shrink(data, 50, 60, 90, 1 << 20) == made

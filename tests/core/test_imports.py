@@ -47,6 +47,52 @@ def test_a_folder_that_is_gone_is_no_hindrance(tmp_path: Path) -> None:
     assert said(tmp_path, program)
 
 
+def test_a_library_that_talks_as_it_is_imported_is_heard_only_where_it_fails(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "libraries" / "tensorflow"
+    kernels = package / "python" / "framework" / "kernels.py"
+    kernels.parent.mkdir(parents=True)
+    kernels.write_text("def get_registered_kernels_for_op(name): pass\n")
+    lines = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795517597.071199    8150 port.cc:153] oneDNN custom operations are on.",
+        "W0000 00:00:1795517597.071199    8150 cuda/driver.cc:7] no driver",
+        "E0000 00:00:1795517597.071199    8150 port.cc:153] an error",
+        "and a text",
+    ]
+    text = "".join(f"{line}\n" for line in lines)
+    package.joinpath("__init__.py").write_text(f"import os\nos.write(2, {text.encode()!r})\n")
+    program = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom imagenet_prep.core import imports\n"
+        "imports.guard()\nimport tensorflow, os\nos.write(2, b'after\\n')"
+    )
+
+    def heard(**env: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program, str(package.parent)],
+            env={"PYTHONPATH": str(REPOSITORY), **env},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+        return done.stderr.splitlines()
+
+    assert heard() == [*lines[3:], "after"]
+    assert heard(TF_CPP_MIN_LOG_LEVEL="0") == [*lines, "after"]
+    package.joinpath("__init__.py").write_text(
+        "import os\nos.write(2, b'F0000 no AVX here\\n')\nos.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(package.parent)],
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stderr) == (-9, b"F0000 no AVX here\n")
+
+
 def test_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 30\n")
     program = (

@@ -17,6 +17,7 @@ class NumpyLearner:
     """One linear layer and its momentum; see `trainer.learner.Learner`."""
 
     fast_half = False
+    versions = {"NumPy": np.__version__}  # noqa: RUF012 - nobody changes it
 
     def __init__(self, config: Config) -> None:
         self.comm = Comm()

@@ -88,14 +88,16 @@ def rows(log_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
 
-def end_at_step(patch: pytest.MonkeyPatch, asked: int) -> None:
-    """Lets a run of this process receive SIGTERM as it logs a step; it must log each."""
+def end_at_step(
+    patch: pytest.MonkeyPatch, asked: int, signum: signal.Signals = signal.SIGTERM
+) -> None:
+    """Lets a run of this process receive a signal as it logs a step; it must log each."""
     log_step = log.Log.train
 
     def log_and_end(self: log.Log, step: int, *values: float) -> None:
         log_step(self, step, *values)
         if step == asked:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signum)
 
     patch.setattr(log.Log, "train", log_and_end)
 

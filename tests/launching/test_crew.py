@@ -29,7 +29,7 @@ from imagenet_prep.launching.fit import Network
 from imagenet_prep.launching.host import Order
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.launching.variables import travelling
-from imagenet_prep.trainer import loop
+from imagenet_prep.trainer.stop import Stop
 from tests.hostile import peers
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 
@@ -399,12 +399,13 @@ def test_a_second_wish_to_end_ends_one_process_at_once_and_none_of_several(alone
     before = signal.signal(signal.SIGTERM, interrupt)
     at_once = pytest.raises(KeyboardInterrupt) if alone else contextlib.nullcontext()
     try:
-        with loop._stop_asked(alone=alone) as asked:
-            assert not asked()
+        stop = Stop(alone=alone)
+        with stop.heard():
+            assert not stop.came
             signal.raise_signal(signal.SIGTERM)
             with at_once:
                 signal.raise_signal(signal.SIGTERM)
-            assert asked()
+            assert stop.came
     finally:
         signal.signal(signal.SIGTERM, before)
 

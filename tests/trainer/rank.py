@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError
+from imagenet_prep.train import readers
 from imagenet_prep.trainer import comm as comms
-from imagenet_prep.trainer import loop
+from imagenet_prep.trainer import loop, recipe
 from imagenet_prep.trainer.config import Config
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 from tests.kit.training import end_at_step
@@ -44,25 +45,10 @@ def gradients(comm: comms.Comm, file: str) -> None:
 
 def weights(learner: TensorFlowLearner, file: str, config: Config) -> list[float]:
     """Trains, saves this rank's variables as they are at the end; returns the last score."""
-    from imagenet_prep.read import make_dataset
-
-    training = loop._Training(
-        config,
-        learner,
-        lambda split, training, world: make_dataset(
-            config.data_dir,
-            split,
-            config.batch_size,
-            config.image_size,
-            training=training,
-            world=world,
-            backend="tfdata",
-        ),
-    )
-    try:
-        score = training.run()
-    finally:
-        training.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # One that has met the other rank already.
+        patch.setattr(loop, "connect", lambda _: learner)
+        score = loop.train(config, readers(recipe.settled(config)))
     values = {f"v{n:03d}": value for n, value in enumerate(learner.values())}
     np.savez(file.format(learner.comm.world.rank), **values)
     return score
@@ -82,12 +68,12 @@ def main(folder: Path, settings: dict[str, Any]) -> None:
     comm = learner.comm
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comm, "close", lambda: None)  # the ranks do not part, but go on below
-        if comm.world.rank == 1:
-            end_at_step(patch, 4)
-        with pytest.raises(IncompleteError) as ended:
+        with pytest.MonkeyPatch.context() as ending, pytest.raises(IncompleteError) as ended:
+            if comm.world.rank == 1:
+                end_at_step(ending, 4)
             weights(learner, "", config)
-    (folder / f"ended-{comm.world.rank}").write_text(str(ended.value))
-    score = weights(learner, str(folder / "weights-{}.npz"), config)
+        (folder / f"ended-{comm.world.rank}").write_text(str(ended.value))
+        score = weights(learner, str(folder / "weights-{}.npz"), config)
     (folder / f"score-{comm.world.rank}.json").write_text(json.dumps(score))
     gradients(comm, str(folder / "gradients-{}.npz"))
     gradients(

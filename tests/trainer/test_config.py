@@ -20,6 +20,7 @@ MXNET = {"framework": "mxnet", "synthetic": True}
         ({}, "--data-dir or --synthetic"),
         ({"data_dir": "x", "synthetic": True}, "--data-dir or --synthetic"),
         ({"synthetic": True, "evaluate": True}, "--synthetic and --evaluate"),
+        ({"data_dir": "x", "predictions": "said.csv"}, "--predictions is written by --evaluate"),
         ({"data_dir": "x", "remap": True}, "--remap numbers .*: give these too"),
         ({"data_dir": "x", "no_evaluation": True, "eval_every": 1.0}, "--no-evaluation"),
         ({"synthetic": True, "backend": "dali"}, "--backend"),

@@ -6,10 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.trainer import evaluation
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset.predictions import Prediction
+from imagenet_prep.trainer import feed
+from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.predicted import Predicted
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, make_shades, rows
 
@@ -28,7 +34,7 @@ Train = Callable[..., Any]
 def test_what_was_held_out_decides_and_validation_is_for_the_end(
     there: Sequence[str], watched: str, last: str
 ) -> None:
-    assert evaluation.splits(there, "set") == (watched, last)
+    assert feed.splits(there, "set") == (watched, last)
 
 
 def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(
@@ -76,5 +82,69 @@ def test_lists_and_classes_choose_what_is_trained_and_evaluated_on(
         assert each["examples"] == sum(of_validation.count(label) for label in (0, 3))
     assert (some["num_classes"], dense["num_classes"]) == (4, 2)
     # A checkpoint of other classes is another run's.
-    with pytest.raises(UsageError, match="num_classes"):
+    with pytest.raises(UsageError, match="number of classes"):
         train_by_numpy(tmp_path / "1", num_epochs=1.0, batch_size=4, **chosen)
+
+
+def test_predictions_say_something_of_every_image(
+    train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    file = tmp_path / "made" / "said.csv"
+
+    def said(name: str, **more: Any) -> list[Prediction]:
+        train_by_numpy(tmp_path / name, **more)
+        score = train_by_numpy(
+            tmp_path / name, evaluate=True, predictions=str(file), batch_size=5, **more
+        )
+        found = list(predictions.read(file, 4))
+        assert len(found) == score.examples
+        assert np.mean([not each.is_wrong for each in found]) == pytest.approx(score.top1)
+        for each in found:
+            assert list(each.shares) == sorted(each.shares, reverse=True)
+            assert sum(each.shares) == pytest.approx(1, abs=1e-4)
+        return found
+
+    whole = said("whole")
+    numbers = range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION)
+    # In the order of the records.
+    keys = [f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG" for n in numbers]
+    assert [each.key for each in whole] == keys
+    assert [each.class_index for each in whole] == [n % 4 for n in numbers]
+    assert {frozenset(each.classes) for each in whole} == {frozenset(range(4))}
+    # Class indices are those of the class list, however the network numbers its classes.
+    dense = said("dense", classes=("3", "0"), remap=True)
+    assert [each.class_index for each in dense] == [n % 4 for n in numbers if n % 4 in (0, 3)]
+    assert {frozenset(each.classes) for each in dense} == {frozenset((0, 3))}
+
+
+class _Two(Comm):
+    """Rank 0 of two; the other one's batch is this one's, its keys and labels turned round."""
+
+    world = World(0, 2)
+
+    def gather(self, array: Any, what: str) -> Any:
+        rows = array.reshape(3, -1)[::-1].reshape(array.shape)
+        assert what in ("predictions", "lengths", "keys-128")
+        return np.stack([array, rows])
+
+
+def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
+    predicted = Predicted(tmp_path / "said.csv", _Two(), (10, 11))
+    key = "ä" * 40
+    batch = {
+        "key": np.array([key.encode(), b"b", b""], object),
+        "class_index": np.array([0, 1, 0]),
+        "mask": np.array([True, True, False]),
+    }
+    predicted.see(batch, np.array([[2.0, 0.0], [np.nan, 0.0], [0.0, 1.0]]))
+    predicted.write()
+
+    found = list(predictions.read(tmp_path / "said.csv"))
+    assert [(each.key, each.class_index) for each in found] == [
+        *((key, 10), ("b", 11)),
+        *(("b", 11), (key, 10)),
+    ]
+    assert found[0].classes == (10, 11)
+    assert found[0].shares == pytest.approx((0.880797, 0.119203))
+    assert found[1].shares == (0, 0)

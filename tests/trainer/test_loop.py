@@ -5,6 +5,7 @@ from __future__ import annotations
 import calendar
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
-from imagenet_prep.trainer import checkpoint
+from imagenet_prep.trainer import checkpoint, log, loop
 from imagenet_prep.trainer.comm import Comm
-from tests.kit.training import arrays_of, assert_same_bits, end_at_step, rows
+from tests.kit.numpy_learner import NumpyLearner
+from tests.kit.training import NUM_VALIDATION, arrays_of, assert_same_bits, end_at_step, rows
 
 Train = Callable[..., Any]
 
@@ -109,9 +111,11 @@ def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> 
     assert checkpoint.steps(tmp_path / "run") == []
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+def test_a_signal_saves_and_the_same_command_goes_on(
     train: Train,
     tmp_path: Path,
+    signum: signal.Signals,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -119,11 +123,66 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     # The next step tells all ranks; the one after it is their last. Steps count from 0.
     for asked, saved in ((5, 8), (11, 14)):
         with monkeypatch.context() as patch:
-            end_at_step(patch, asked)
+            end_at_step(patch, asked, signum)
             with pytest.raises(IncompleteError, match=r"Run the same command again to resume"):
                 train(tmp_path / "run", **settings)
         assert checkpoint.steps(tmp_path / "run")[-1] == saved
     assert "resumed after step 8 from" in capsys.readouterr().out
+
+
+def test_a_second_ctrl_c_ends_at_once(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log_step = log.Log.train
+
+    def log_and_interrupt(self: log.Log, step: int, *values: float) -> None:
+        log_step(self, step, *values)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(log.Log, "train", log_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", display_every=1)
+
+    assert checkpoint.steps(tmp_path / "run") == []
+    assert capfd.readouterr().err.count("Ctrl-C again ends at once") == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_wish_to_end_breaks_an_evaluation_off(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = NumpyLearner.logits
+
+    def interrupted(self: NumpyLearner, images: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return logits(self, images)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NumpyLearner, "logits", interrupted)
+        with pytest.raises(IncompleteError, match="asked to stop: step 16 of 16 is saved"):
+            train(tmp_path / "run")
+    assert rows(tmp_path / "run", "evaluation") == []
+    assert train(tmp_path / "run").examples == NUM_VALIDATION
+
+
+def test_what_a_glance_can_refuse_is_refused_before_a_framework_starts(
+    train: Train, shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "run")
+
+    def connect(_: Any) -> Any:
+        pytest.fail("the framework was imported")
+
+    monkeypatch.setattr(loop, "connect", connect)
+    for settings, said in (
+        ({"data_dir": "nowhere"}, "^nowhere: there is no such folder$"),
+        ({"data_dir": str(tmp_path)}, "no dataset.json"),
+        ({"batch_size": 68}, "fewer than one step of"),
+        ({"lr": 0.1}, "run holds a run with .*--clear-log to remove it and begin anew"),
+        ({"log_dir": str(tmp_path / "new"), "evaluate": True}, "no checkpoint to evaluate"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            train(**{"log_dir": tmp_path / "run"} | settings)
 
 
 def test_the_log_is_written_through_no_link_and_into_no_pipe(train: Train, tmp_path: Path) -> None:

@@ -51,14 +51,16 @@ def test_a_run_learns_and_prints_the_tutorials_table(
     assert score.examples == NUM_VALIDATION
     assert score.top1 > 0.9
     lines = printed.splitlines()
-    assert lines[0] == "1 rank x 8 images = 8 a step; 67 images, 4 classes, 8 steps an epoch"
-    assert lines[2] == "  Step Epoch Speed   Loss  FinLoss   LR"
+    assert re.fullmatch(r"Python 3\.\d+\.\d+, TensorFlow \d+\.\d+\.\d+", lines[0])
+    assert lines[-3] == "Evaluating 22 images of validation"
+    assert lines[1] == "1 rank x 8 images = 8 a step; 67 images, 4 classes, 8 steps an epoch"
+    assert lines[3] == "  Step Epoch Speed   Loss  FinLoss   LR"
     row = re.compile(r" *\d+ +\d+\.\d +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} \d\.\d{5}")
     assert lines[-2] == "  step  epoch  top1    top5     loss   checkpoint_time(UTC)"
-    table = lines[3:-3]
+    table = lines[4:-4]
     assert [int(line.split()[0]) for line in table] == [0, 1, *range(4, 67, 4)]
     assert all(row.fullmatch(line) for line in table)
-    assert re.fullmatch(r"Finished in \d+\.\d+", lines[-3])
+    assert re.fullmatch(r"Finished in \d+\.\d+", lines[-4])
     assert lines[-1].split()[:2] == ["67", "8.0"]
 
 
@@ -299,7 +301,7 @@ def test_a_run_on_a_fraction_of_train_says_so_and_evaluates_on_everything(
     assert score.examples == NUM_VALIDATION
     assert 20 < start["num_examples"] < 50
     assert (start["choice"]["fraction"], start["choice"]["choice_seed"]) == (0.5, 0)
-    assert f" {start['num_examples']} images, 4 classes" in printed.splitlines()[0]
+    assert f" {start['num_examples']} images, 4 classes" in printed.splitlines()[1]
     assert "chosen of train: fraction 0.5\n" in printed
     with pytest.raises(UsageError, match="holds a run with|the state has choice"):
         train(tmp_path / "run", num_epochs=0.2, fraction=0.75)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from imagenet_prep import report as report_verb
 from imagenet_prep import resize, verify
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, predictions
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
 from pipelines import prepare
@@ -57,6 +57,31 @@ def test_the_page_tells_what_the_manifest_does(small: Demo) -> None:
     for line in (small.out / "quarantine.jsonl").read_text().splitlines():
         assert json.loads(line)["key"] in page
     assert str(small.out) in page
+
+
+def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
+    small: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Report
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
+    keys = command.run("show", small.out, "--keys", "--splits", "validation", "--limit", "2")
+    first, second = keys.out.split()
+    said = tmp_path / "said.csv"
+    more = ",,,,,,,,"
+    said.write_text(
+        f"{','.join(predictions.HEADER)}\n{first},0,1,0.875{more}\n{second},1,1,0.5{more}\n"
+        f"<b>/absent.JPEG,1,0,0.75{more}\n"
+    )
+    page = written(small.out, "--predictions", said)
+
+    section = page[page.index('id="mistakes"') : page.index('id="incidents"')]
+    assert "2 of 3 images are taken for another class than their label: top-1 33.3%" in section
+    assert section.count("<img") == 1
+    assert section.index("87.5%") < section.index("75.0%")
+    assert first in section
+    assert second not in section
+    assert "&lt;b&gt;/absent.JPEG" in section
+    assert '<th scope="col">taken for</th>' in section
+    assert 'id="mistakes"' not in written(small.out)
 
 
 def test_figures_of_training_are_shown_where_they_are_given(

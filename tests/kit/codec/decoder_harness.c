@@ -36,7 +36,7 @@ static int is_decoded(workspace *w, bytes b, const request *r, planes_of_image *
     if (end(w) == NO_MEMORY) fail("no memory");
     return 0;
   }
-  if (w->own) return decode_ourselves(w, b.data, b.size, r, p);
+  if (w->decoder) return decode_ourselves(w, b.data, b.size, r, p);
   decode_by_libjpeg(w, b.data, b.size, r, p);
   end(w);
   return 1;
@@ -69,7 +69,7 @@ static int is_taken(workspace *w, bytes b, const request *r) {
 /* Checks a file with one kind of vector code. Returns whether it is taken. */
 static int check(workspace *w, bytes b, int num_windows) {
   present = b;
-  const jpeg_frame *f = decoder_open(w->own, b.data, b.size);
+  const jpeg_frame *f = decoder_open(w->decoder, b.data, b.size);
   if (!f || (int64_t)f->width * f->height > most_pixels) return 0;
   int width = f->width, height = f->height;
   request whole = {NULL, height, width, 2, BICUBIC, most_pixels}, half = whole;

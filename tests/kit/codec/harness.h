@@ -42,7 +42,7 @@ static void get(FILE *stream, void *data, size_t size) {
   if (fread(data, 1, size, stream) != size) fail("short corpus");
 }
 
-static corpus read_corpus(const char *path) {
+__attribute__((unused)) static corpus read_corpus(const char *path) {
   FILE *stream = fopen(path, "rb");
   corpus c;
   if (!stream) fail("no corpus");

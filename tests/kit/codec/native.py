@@ -19,10 +19,12 @@ from imagenet_prep.codec.policy import Policy
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
-# What is compiled together; both harnesses include planes.c.
-_DECODER = REPOSITORY / "imagenet_prep" / "codec" / "decoder.c"
-HARNESS = (Path(__file__).with_name("harness.c"), _DECODER)
-DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), _DECODER)
+# What is compiled together; all harnesses include planes.c.
+_CODEC = REPOSITORY / "imagenet_prep" / "codec"
+_OTHERS = (_CODEC / "decoder.c", _CODEC / "encoder.c")
+HARNESS = (Path(__file__).with_name("harness.c"), *_OTHERS)
+DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), *_OTHERS)
+ENCODER_HARNESS = (Path(__file__).with_name("encoder_harness.c"), *_OTHERS)
 GCC = ("cc",)
 SANITIZED = ("cc", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -45,15 +47,15 @@ def build(
     """Compiles a harness into a folder."""
     program = folder / "harness"
     flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program))
-    command = [*compiler, *flags, *map(str, sources), "-ldl"]
+    command = [*compiler, *flags, *map(str, sources), "-ldl", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return program
 
 
-def run(*command: object) -> bytes:
+def run(*command: object, patience_s: float | None = PATIENCE_S) -> bytes:
     """Runs it and returns what it prints; AssertionError with what it says if it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, timeout=PATIENCE_S)
+    done = subprocess.run([*map(str, command)], capture_output=True, timeout=patience_s)
     assert done.returncode == 0, (done.returncode, done.stderr[-5000:].decode())
     return done.stdout
 

@@ -1,0 +1,217 @@
+/* Turns samples into coefficients, divided by the steps of a quantisation table: the DCT of libjpeg's
+ * "slow" integer method and its quotients. Plain C and AVX2 make the same. */
+#ifndef IMAGENET_PREP_FORWARD_H
+#define IMAGENET_PREP_FORWARD_H
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "dct.h"
+
+static const uint8_t place_in_block[64] = {
+#define AS_IT_IS(n) n
+    ZIGZAG(AS_IT_IS)};
+
+/* Divisors of a quantisation table, by place in a block. (n + half) / divisor, rounded down, is
+ * (n + half) * reciprocal / 2^16 * scale / 2^16, rounded down twice. */
+typedef struct { uint16_t halves[64], reciprocals[64], scales[64]; } divisors;
+
+/* A divisor, which is 8 times a step, is more than 2^shift and at most twice that. Its reciprocal is
+ * 2^(16 + shift) / divisor, rounded up, and has 16 bits. It is too large by less than 1, so a product
+ * with n < 2^14 is too large by less than 2^14, and its quotient by 2^(16 + shift) by less than
+ * 1 / divisor: this never reaches the next whole number. */
+static void make_divisors(divisors *d, const uint8_t *steps) {
+  for (int k = 0; k < 64; k++) {
+    unsigned divisor = 8u * steps[k], shift = 31 - (unsigned)__builtin_clz(divisor - 1);
+    int at = place_in_block[k];
+    d->halves[at] = (uint16_t)(divisor / 2);
+    d->reciprocals[at] = (uint16_t)(((1u << (16 + shift)) + divisor - 1) / divisor);
+    d->scales[at] = (uint16_t)(1u << (16 - shift));
+  }
+}
+
+/* Samples of two blocks, whose rows are `strides` apart. */
+typedef struct { const uint8_t *blocks[2]; ptrdiff_t strides[2]; } sample_pair;
+
+enum { SMALL = 64 /* values -32 ... 31 are small, and noted with 32 more */ };
+
+/* Two blocks of coefficients: by place; in zigzag with 32 more, as bytes, of which those that are
+ * not small are 64 or more; and which ones of these but the DC are not 0. */
+typedef struct {
+  int16_t values[2][64];
+  uint8_t bytes[2][64];
+  uint64_t which[2];
+} __attribute__((aligned(32))) block_pair;
+
+/* Which bytes of four vectors, of two rows each, become which of 16 bytes that follow each other in
+ * zigzag. A byte of another vector is 0, as the upper bit of a shuffle says, and or-ed to the others. */
+typedef struct { uint8_t of[4][4][16]; } shuffles;
+
+static void make_shuffles(shuffles *s) {
+  for (int k = 0; k < 64; k++)
+    for (int from = 0; from < 4; from++) {
+      int place = place_in_block[k];
+      s->of[k / 16][from][k % 16] = (uint8_t)(place / 16 == from ? place % 16 : 0x80);
+    }
+}
+
+typedef void make_pair(const sample_pair *from, const divisors *d, const shuffles *s,
+                       block_pair *to);
+
+/* The first pass leaves two bits below the point; the second drops them. Three more stay, and are
+ * dropped by the division. */
+enum { SHIFT1 = 13 - 2, SHIFT2 = 13 + 2 };
+
+static void pass_plain(const int in[8], int out[8], int shift) {
+  int sums[4], differences[4], round = 1 << (shift - 1);
+  for (int i = 0; i < 4; i++) sums[i] = in[i] + in[7 - i], differences[i] = in[i] - in[7 - i];
+  int plus0 = sums[0] + sums[3], plus1 = sums[1] + sums[2];
+  int minus0 = sums[0] - sums[3], minus1 = sums[1] - sums[2];
+  out[0] = ((plus0 + plus1) * ONE + round) >> shift;
+  out[4] = ((plus0 - plus1) * ONE + round) >> shift;
+  out[2] = (minus0 * EVEN0_2 + minus1 * EVEN1_2 + round) >> shift;
+  out[6] = (minus0 * EVEN0_6 + minus1 * EVEN1_6 + round) >> shift;
+#define ODD(i) \
+  out[i] = (differences[0] * ODD0_##i + differences[1] * ODD1_##i + differences[2] * ODD2_##i + \
+            differences[3] * ODD3_##i + round) >> shift
+  ODD(1), ODD(3), ODD(5), ODD(7);
+#undef ODD
+}
+
+static void make_block_plain(const uint8_t *samples, ptrdiff_t stride, const divisors *d,
+                             int16_t values[64]) {
+  int columns[8][8], in[8], out[8];
+  for (int y = 0; y < 8; y++) {
+    for (int x = 0; x < 8; x++) in[x] = samples[y * stride + x] - 128;
+    pass_plain(in, out, SHIFT1);
+    for (int x = 0; x < 8; x++) columns[x][y] = out[x];
+  }
+  for (int x = 0; x < 8; x++) {
+    pass_plain(columns[x], out, SHIFT2);
+    for (int y = 0; y < 8; y++) {
+      int at = 8 * y + x;
+      unsigned n = (unsigned)abs(out[y]) + d->halves[at];
+      int quotient = (int)((n * d->reciprocals[at] >> 16) * d->scales[at] >> 16);
+      values[at] = (int16_t)(out[y] < 0 ? -quotient : quotient);
+    }
+  }
+}
+
+static void make_pair_plain(const sample_pair *from, const divisors *d, const shuffles *s,
+                            block_pair *to) {
+  (void)s;
+  for (int i = 0; i < 2; i++) {
+    make_block_plain(from->blocks[i], from->strides[i], d, to->values[i]);
+    to->which[i] = 0;
+    for (int k = 0; k < 64; k++) {
+      int value = to->values[i][place_in_block[k]];
+      int is_small = value >= -SMALL / 2 && value < SMALL / 2;
+      to->bytes[i][k] = (uint8_t)(is_small ? value + SMALL / 2 : SMALL);
+      if (k) to->which[i] |= (uint64_t)(value != 0) << k;
+    }
+  }
+}
+
+#if defined(__x86_64__)
+/* Vectors of 16 numbers of 16 bits: eight of the first block, eight of the second. */
+
+/* Neighbours of `low` and `high`, which unpacking has made of two vectors, weighed and added up. */
+typedef struct { __m256i low, high; } wide_sums;
+
+FOR_AVX2 INLINE wide_sums weigh(__m256i a, __m256i b, int weights) {
+  __m256i pair = _mm256_set1_epi32(weights);
+  return (wide_sums){_mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), pair),
+                     _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), pair)};
+}
+
+FOR_AVX2 INLINE __m256i narrow(wide_sums s, int shift) {
+  const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
+  return _mm256_packs_epi32(_mm256_srai_epi32(_mm256_add_epi32(s.low, round), shift),
+                            _mm256_srai_epi32(_mm256_add_epi32(s.high, round), shift));
+}
+
+FOR_AVX2 INLINE __m256i narrow_sum(wide_sums s, wide_sums t, int shift) {
+  s.low = _mm256_add_epi32(s.low, t.low), s.high = _mm256_add_epi32(s.high, t.high);
+  return narrow(s, shift);
+}
+
+/* No sum leaves 16 bits: samples have 8, and each of two passes adds 3, the first one 2 more. */
+FOR_AVX2 INLINE void pass_avx2(__m256i v[8], int shift) {
+  __m256i sum0 = _mm256_add_epi16(v[0], v[7]), sum1 = _mm256_add_epi16(v[1], v[6]);
+  __m256i sum2 = _mm256_add_epi16(v[2], v[5]), sum3 = _mm256_add_epi16(v[3], v[4]);
+  __m256i d0 = _mm256_sub_epi16(v[0], v[7]), d1 = _mm256_sub_epi16(v[1], v[6]);
+  __m256i d2 = _mm256_sub_epi16(v[2], v[5]), d3 = _mm256_sub_epi16(v[3], v[4]);
+  __m256i plus0 = _mm256_add_epi16(sum0, sum3), plus1 = _mm256_add_epi16(sum1, sum2);
+  __m256i minus0 = _mm256_sub_epi16(sum0, sum3), minus1 = _mm256_sub_epi16(sum1, sum2);
+  v[0] = _mm256_add_epi16(plus0, plus1), v[4] = _mm256_sub_epi16(plus0, plus1);
+  /* ONE needs no multiplication. */
+  _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
+    v[i] = shift == SHIFT1 ? _mm256_slli_epi16(v[i], 2)
+                           : _mm256_srai_epi16(_mm256_add_epi16(v[i], _mm256_set1_epi16(2)), 2);
+  v[2] = narrow(weigh(minus0, minus1, PAIR(EVEN0_2, EVEN1_2)), shift);
+  v[6] = narrow(weigh(minus0, minus1, PAIR(EVEN0_6, EVEN1_6)), shift);
+#define ODD(i) \
+  v[i] = narrow_sum(weigh(d0, d1, PAIR(ODD0_##i, ODD1_##i)), \
+                    weigh(d2, d3, PAIR(ODD2_##i, ODD3_##i)), shift)
+  ODD(1), ODD(3), ODD(5), ODD(7);
+#undef ODD
+}
+
+FOR_AVX2 INLINE void transpose_avx2(__m256i v[8]) {
+  _Pragma("GCC unroll 3") for (int round = 0; round < 3; round++) {
+    __m256i zipped[8];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+      zipped[2 * i] = _mm256_unpacklo_epi16(v[i], v[i + 4]);
+      zipped[2 * i + 1] = _mm256_unpackhi_epi16(v[i], v[i + 4]);
+    }
+    _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) v[i] = zipped[i];
+  }
+}
+
+FOR_AVX2 INLINE __m256i load_twice(const void *p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(p));
+}
+
+FOR_AVX2 INLINE void store_halves(void *first, void *second, __m256i v) {
+  _mm_storeu_si128(first, _mm256_castsi256_si128(v));
+  _mm_storeu_si128(second, _mm256_extracti128_si256(v, 1));
+}
+
+FOR_AVX2 static void make_pair_avx2(const sample_pair *from, const divisors *d, const shuffles *s,
+                                    block_pair *to) {
+  __m256i v[8], rows[4];
+  _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++) {
+    __m128i first = _mm_loadl_epi64((const void *)(from->blocks[0] + y * from->strides[0]));
+    __m128i second = _mm_loadl_epi64((const void *)(from->blocks[1] + y * from->strides[1]));
+    __m128i both = _mm_xor_si128(_mm_unpacklo_epi64(first, second), _mm_set1_epi8(-128));
+    v[y] = _mm256_cvtepi8_epi16(both);
+  }
+  transpose_avx2(v);
+  pass_avx2(v, SHIFT1);
+  transpose_avx2(v);
+  pass_avx2(v, SHIFT2);
+  _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++) {
+    __m256i n = _mm256_add_epi16(_mm256_abs_epi16(v[y]), load_twice(d->halves + 8 * y));
+    n = _mm256_mulhi_epu16(n, load_twice(d->reciprocals + 8 * y));
+    v[y] = _mm256_sign_epi16(_mm256_mulhi_epu16(n, load_twice(d->scales + 8 * y)), v[y]);
+    store_halves(to->values[0] + 8 * y, to->values[1] + 8 * y, v[y]);
+  }
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    rows[i] = _mm256_packs_epi16(v[2 * i], v[2 * i + 1]);
+  to->which[0] = to->which[1] = 0;
+  _Pragma("GCC unroll 4") for (int k = 0; k < 64; k += 16) {
+    __m256i zero = _mm256_setzero_si256(), bytes = zero;
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+      __m256i some = _mm256_shuffle_epi8(rows[i], load_twice(s->of[k / 16][i]));
+      bytes = _mm256_or_si256(bytes, some);
+    }
+    uint32_t which = ~(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, zero));
+    if (!k) which &= ~0x10001u; /* DCs */
+    to->which[0] |= (uint64_t)(which & 0xFFFF) << k, to->which[1] |= (uint64_t)(which >> 16) << k;
+    bytes = _mm256_add_epi8(bytes, _mm256_set1_epi8(SMALL / 2));
+    store_halves(to->bytes[0] + k, to->bytes[1] + k, bytes);
+  }
+}
+#endif
+
+#endif

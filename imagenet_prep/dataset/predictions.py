@@ -1,0 +1,126 @@
+"""What a network says of each image of a split: a file of comma-separated values.
+
+    key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5
+    n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…
+
+One line an image, in the order of the records. Class indices count from 0, in the class list of
+the data set; `class_index` is the label. p is a share of 1. Where there are fewer than five
+classes, the last fields are empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from imagenet_prep.core import regular_file
+from imagenet_prep.core.errors import DataDamagedError, UsageError
+
+MOST = 5
+HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
+# A key is a file name with its class: a few hundred characters. A line has eleven numbers more.
+_MOST_CHARACTERS = 10_000
+
+
+class Prediction(NamedTuple):
+    """What a network says of one image.
+
+    Attributes:
+      key: of the image, see `dataset.keys`.
+      class_index: its label.
+      classes: up to five classes, the likeliest first.
+      shares: how likely each is.
+    """
+
+    key: str
+    class_index: int
+    classes: tuple[int, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the likeliest class is another one than the label."""
+        return self.classes[0] != self.class_index
+
+
+def write(stream: TextIO, predictions: Iterable[Prediction]) -> None:
+    """Writes the header and a line for each prediction."""
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(HEADER)
+    for each in predictions:
+        pairs = zip(each.classes, (f"{share:.6g}" for share in each.shares), strict=True)
+        fields = list(itertools.chain.from_iterable(pairs))
+        empty = [""] * (2 * MOST - len(fields))
+        writer.writerow([each.key, each.class_index, *fields, *empty])
+
+
+def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
+    """Yields the predictions of a file.
+
+    Args:
+      path: the file.
+      num_classes: class indices are smaller than this; None where that is not known.
+
+    Raises:
+      UsageError: the file cannot be opened, or is no file of predictions.
+      DataDamagedError: a line is not what `write` writes; its number is named.
+    """
+    try:
+        descriptor = regular_file.open_to_read(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be opened: {error.strerror}") from error
+    with open(descriptor, encoding="utf-8", newline="") as stream:
+        lines = csv.reader(_short_lines(stream, path), strict=True)
+        number = 1
+        try:
+            if next(lines, None) != list(HEADER):
+                raise UsageError(
+                    f"{path}: expected {','.join(HEADER)} as its first line. "
+                    "`imagenet-prep train --evaluate --predictions FILE` writes such a file."
+                )
+            for fields in lines:
+                number = lines.line_num
+                yield _parsed(fields, num_classes)
+        except (ValueError, csv.Error) as error:
+            raise DataDamagedError(
+                f"{path}: line {max(number, lines.line_num)} is not what imagenet-prep writes: "
+                f"{error}. Write it again by `imagenet-prep train --evaluate --predictions FILE`."
+            ) from None
+
+
+def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
+    """Yields lines; a file from elsewhere may have none that ends."""
+    while line := stream.readline(_MOST_CHARACTERS + 1):
+        if len(line) > _MOST_CHARACTERS:
+            raise DataDamagedError(f"{path}: a line has more than {_MOST_CHARACTERS:,} characters")
+        yield line
+
+
+def _parsed(fields: Sequence[str], num_classes: int | None) -> Prediction:
+    """Returns the prediction of a line.
+
+    Raises:
+      ValueError: it is none.
+    """
+    if len(fields) != len(HEADER):
+        raise ValueError(f"{len(fields)} fields, expected {len(HEADER)}")
+    key, label, *pairs = fields
+    said = [(top, share) for top, share in zip(pairs[::2], pairs[1::2], strict=True) if top]
+    if not key or not said:
+        raise ValueError("no key, or no class")
+    classes = tuple(_class_index(top, num_classes) for top, _ in said)
+    shares = tuple(float(share) for _, share in said)
+    if not all(0 <= share <= 1 and math.isfinite(share) for share in shares):
+        raise ValueError("a share is not from 0 to 1")
+    return Prediction(key, _class_index(label, num_classes), classes, shares)
+
+
+def _class_index(text: str, num_classes: int | None) -> int:
+    number = int(text) if text.isdecimal() and len(text) < 10 else -1
+    if number < 0 or (num_classes is not None and number >= num_classes):
+        raise ValueError(f"{text[:20]!r} is no class index")
+    return number

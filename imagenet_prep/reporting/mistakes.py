@@ -1,0 +1,110 @@
+"""Where a network is wrong: its surest mistakes as pictures, and which classes it takes for which.
+
+The predictions are what `imagenet-prep train --evaluate --predictions FILE` writes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.predictions import Prediction
+from imagenet_prep.reporting import pictures
+
+_MOST_PAIRS = 30
+_MOST_PICTURES = 48
+# Side in pixels and WebP quality.
+_PICTURE = (176, 72)
+
+
+class Mistake(NamedTuple):
+    """One image that a network takes for another class than its label says.
+
+    Attributes:
+      key: of the image.
+      label, taken_for: the two classes, in words.
+      share: how sure the network is, of 1.
+      picture: data URI; None where the image is not found, or cannot be decoded.
+    """
+
+    key: str
+    label: str
+    taken_for: str
+    share: float
+    picture: str | None
+
+
+class Pair(NamedTuple):
+    """Two classes of which the first is taken for the second.
+
+    Attributes:
+      label, taken_for: the two classes, in words.
+      images: how many of the first.
+      share: of all images of the first.
+    """
+
+    label: str
+    taken_for: str
+    images: int
+    share: float
+
+
+@dataclass
+class Mistakes:
+    """What the page says of a network.
+
+    Attributes:
+      images: of which something is said.
+      wrong: of which something wrong is said.
+      surest: the surest mistakes, the surest first.
+      pairs: the pairs of classes with the most mistakes, the most first.
+    """
+
+    images: int = 0
+    wrong: int = 0
+    surest: list[Mistake] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+
+
+def find(
+    said: Iterable[Prediction],
+    words: Callable[[int], str],
+    image_of: Callable[[str], ImageExample | None],
+) -> Mistakes:
+    """Returns what predictions show.
+
+    Args:
+      said: the predictions; no more than some are held at once.
+      words: names a class index.
+      image_of: returns the image with a key, or None where there is none.
+    """
+    found = Mistakes()
+    examples: Counter[int] = Counter()
+    taken: Counter[tuple[int, int]] = Counter()
+
+    def wrong() -> Iterable[tuple[float, int, Prediction]]:
+        for each in said:
+            found.images += 1
+            examples[each.class_index] += 1
+            if each.is_wrong:
+                found.wrong += 1
+                taken[each.class_index, each.classes[0]] += 1
+                # Of equal ones, those that come first.
+                yield each.shares[0], -found.images, each
+
+    for share, _, each in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda one: one[:2]):
+        image = image_of(each.key)
+        picture = None
+        if image is not None and (decoded := pictures.decode(image.encoded, 2 * _PICTURE[0])):
+            picture = pictures.thumbnail(decoded, *_PICTURE)
+        label, other = words(each.class_index), words(each.classes[0])
+        found.surest.append(Mistake(each.key, label, other, share, picture))
+    worst = sorted(taken.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
+    for (label_index, other_index), images in worst:
+        share = images / examples[label_index]
+        found.pairs.append(Pair(words(label_index), words(other_index), images, share))
+    return found

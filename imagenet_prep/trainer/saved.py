@@ -1,0 +1,154 @@
+"""What a run leaves in its folder to go on from, and the copy of it in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from imagenet_prep.core import records
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.storage import inside
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.trainer import checkpoint, recipe
+from imagenet_prep.trainer.checkpoint import Checkpoint
+from imagenet_prep.trainer.config import Config
+from imagenet_prep.trainer.learner import Learner
+from imagenet_prep.trainer.log import SCALARS
+from imagenet_prep.trainer.mirror import Mirror
+from imagenet_prep.trainer.recipe import Run
+
+
+@dataclass(frozen=True)
+class _Plateau:
+    """The state of a schedule that looks at losses."""
+
+    scale: float
+    best: float | None
+    waited: int
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a checkpoint says beside its variables."""
+
+    run: Json
+    reader: Json
+    plateau: _Plateau
+
+
+class Saved:
+    """The checkpoints of a run, and its mirror; rank 0 alone uses them.
+
+    Attributes:
+      folder: `--log-dir`.
+      scalars: folder of TensorBoard's files.
+      export: where the model goes at the end; None if it is not wanted.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Looks at nothing yet."""
+        self._config = config
+        self.folder = Path(config.log_dir).expanduser()
+        self.scalars = Path(config.tensorboard_dir or self.folder / SCALARS).expanduser()
+        self.export = Path(config.export).expanduser() if config.export is not None else None
+        self._mirror: Mirror | None = None
+
+    def refuse_another_run(self, plan: Callable[[bool], Run]) -> None:
+        """Looks at the last checkpoint, before any framework is imported, but at no variable.
+
+        Args:
+          plan: returns the numbers of this run, on a device that is fast at half precision or not.
+
+        Raises:
+          UsageError: it is of another run, or there is none and one is to be evaluated.
+          DataDamagedError: there are checkpoints, and none is sound.
+        """
+        if self._config.clear_log:
+            return
+
+        def accept(facts: Json) -> None:
+            # The type that a device decides on is not known yet: it may be the checkpoint's.
+            self._accept(facts, plan(_is_half(facts)))
+
+        found = checkpoint.load_latest(self.folder, [], accept)
+        if self._config.evaluate and found is None and self._config.mirror is None:
+            raise UsageError(f"{self.folder}: no checkpoint to evaluate. Train first.")
+
+    def open(self) -> None:
+        """Brings what the mirror has, and removes what `--clear-log` removes.
+
+        Raises:
+          UsageError: the mirror holds another run.
+          StoreError, IncompleteError: the folder, or the mirror, cannot be read.
+        """
+        LocalStore(self.folder).remove_temporaries()
+        if self._config.tensorboard_dir is None:
+            # A link would lead scalars, and what --clear-log removes, to another folder.
+            with storage_errors("open", self.scalars), contextlib.suppress(FileNotFoundError):
+                inside.stat_inside(self.folder, SCALARS)
+        if self._config.mirror is not None:
+            self._mirror = Mirror(self._config.mirror, self.folder, self.scalars, self.export)
+            self._mirror.fetch()
+        if self._config.clear_log:
+            checkpoint.clear(self.folder)
+
+    def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
+        """Gives the learner the variables of the last checkpoint, and returns it.
+
+        Raises:
+          UsageError: it is of another run.
+          DataDamagedError: there are checkpoints, and none is sound.
+        """
+        only_model = self._config.evaluate
+        shapes = learner.shapes(only_model=only_model)
+        found = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
+        if found is not None:
+            learner.assign(list(found.arrays.values()), only_model=only_model)
+        return found
+
+    def save(self, step: int, facts: Json, learner: Learner) -> float:
+        """Saves a step; returns when, in seconds since 1970. Raises as `checkpoint.save`."""
+        arrays = {f"variable_{n:04d}": v for n, v in enumerate(learner.values())}
+        checkpoint.save(self.folder, step, facts, arrays, keep=self._config.keep)
+        return time.time()
+
+    def flush(self) -> None:
+        """Lets the mirror take what has changed."""
+        if self._mirror is not None:
+            self._mirror.flush()
+
+    def close(self) -> bool:
+        """Waits for the mirror; returns whether it is complete, or there is none."""
+        return self._mirror is None or self._mirror.close()
+
+    def _accept(self, facts: Json, plan: Run) -> None:
+        """Refuses the facts of a checkpoint of another run, or that no run has written.
+
+        Raises:
+          UsageError: it is another run's.
+          ValueError: no run writes such facts.
+        """
+        found = records.parse(_Facts, facts)
+        there, evaluates = found.run, self._config.evaluate
+        if (batch := records.parse(int, there.get("global_batch"), "global_batch")) < 1:
+            raise ValueError(f"global_batch {batch}")
+        # A reader looks at the rest of its state itself; without a data set it has none.
+        records.parse(int, found.reader.get("epoch", 0), "epoch")
+        if other := recipe.difference(there, plan, only_model=evaluates):
+            source = f" (from {self._config.mirror})" if self._config.mirror else ""
+            raise UsageError(
+                f"{self.folder}{source} holds a run with {other}. Give the same settings to "
+                "resume it, another --log-dir to keep it, or --clear-log to remove it and begin "
+                "anew."
+            )
+
+
+def _is_half(facts: Json) -> bool:
+    run = facts.get("run")
+    return isinstance(run, dict) and run.get("precision") == "float16"

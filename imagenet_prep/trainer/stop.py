@@ -1,0 +1,49 @@
+"""A wish that a run ends: SIGTERM, a lost terminal, Ctrl-C. The run saves its step first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+from imagenet_prep.core import signals
+
+_AGAIN = (
+    b"\nimagenet-prep: ending after the next step, which is saved. Ctrl-C again ends at once.\n"
+)
+
+
+class Stop:
+    """Whether a run was asked to end.
+
+    Attributes:
+      came: whether it was.
+      alone: whether this process is the only rank, so that it decides alone.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self.came = False
+        self.alone = alone
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Listens to SIGTERM, SIGHUP and SIGINT.
+
+        A second one ends a process that is `alone`. One of several ranks gets a second where all
+        processes are asked at once, and their launcher too; the launcher ends those that do not
+        save.
+        """
+
+        def remember(signum: int, frame: FrameType | None) -> None:
+            if self.came and self.alone and callable(earlier := before[signal.Signals(signum)]):
+                earlier(signum, frame)
+            if not self.came and self.alone and signum == signal.SIGINT:
+                # Python may be in the midst of writing to its own stream.
+                with contextlib.suppress(OSError):
+                    os.write(2, _AGAIN)
+            self.came = True
+
+        with signals.handled(remember, signal.SIGINT) as before:
+            yield

@@ -1,0 +1,64 @@
+"""encoder.c makes the files of libjpeg, byte for byte."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from imagenet_prep.codec import planes
+from tests.kit.codec import corpus, native, variety
+from tests.kit.lengths import long_but
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() == "aarch64", reason="libjpeg encodes everything on ARM"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", long_but([1_000], [1_000, 100_000]))
+def test_random_planes_become_the_files_of_libjpeg(tmp_path: Path, count: int) -> None:
+    """By plain C and AVX2, at all qualities, into buffers with no byte more than they need."""
+    if reason := native.missing(native.SANITIZED):
+        pytest.skip(reason)
+    try:
+        program = native.build(tmp_path, native.SANITIZED, sources=native.ENCODER_HARNESS)
+    except AssertionError as error:
+        pytest.skip(f"no sanitizers here: {error}")
+
+    equal = int(native.run(program, native.libjpeg(), count, count))
+
+    assert equal in (count, 2 * count)  # AVX2 may be missing
+
+
+@pytest.mark.parametrize("count", long_but([100], [100, 3_000]))
+@pytest.mark.parametrize("simd", ["best", "plain"])
+def test_photographs_become_the_files_of_libjpeg(simd: str, count: int) -> None:
+    loaded = planes._libraries()
+    workspaces = [planes._Workspace(loaded, simd, name) for name in ("own", "libjpeg")]
+    made = 0
+    for number, data in enumerate([*corpus.files().values(), *variety.files(count, seed=32)]):
+        # A quality is learnt from its first picture, so it has to come up twice.
+        job = (data, 1 + 53 * number % 97, 1 + 31 * number % 131, 1 + number // 2 % 100, 1 << 24)
+        own, libjpeg = (workspace.shrink(*job) for workspace in workspaces)
+        assert own == libjpeg
+        made += own is not None
+    assert made > 0.9 * count
+
+
+def test_planes_larger_than_the_room_that_is_expected_fit() -> None:
+    """Noise at the highest quality takes three bytes a pixel, where half of one is expected."""
+    noise = np.random.default_rng(0).integers(0, 2, (600, 900, 3), np.uint8) * 255
+    data = simplejpeg.encode_jpeg(noise, 100, "RGB", "444")
+    loaded = planes._libraries()
+    own, libjpeg = (planes._Workspace(loaded, "best", name) for name in ("own", "libjpeg"))
+    own.shrink(data, 9, 9, 100, 1 << 24)  # from which it learns
+
+    made = own.shrink(data, 600, 900, 100, 1 << 24)
+
+    assert made is not None
+    assert len(made) > 600 * 900
+    assert made == libjpeg.shrink(data, 600, 900, 100, 1 << 24)

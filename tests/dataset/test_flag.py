@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from imagenet_prep import __main__
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import parse
 from imagenet_prep.dataset.flag import without_manifest
@@ -37,6 +39,21 @@ def given(verb: str, *words: str) -> Any:
     made = parse(config.Config, [*more, *words], verb=verb, description="", examples="")
     value = getattr(made, field)
     return value[0] if isinstance(value, tuple) else value
+
+
+def test_no_verb_has_another_name_for_it() -> None:
+    """What has a place is the data set, unless it is one of these."""
+    others = {("demo", "folder"), ("run-on-hosts", "hosts")}
+    found = set()
+    for verb in __main__.VERBS:
+        name = __main__._MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
+        fields = dataclasses.fields(importlib.import_module(name).Config)
+        flags = {each.name: each.metadata["flag"] for each in fields if "flag" in each.metadata}
+        placed = {name for name, flag in flags.items() if flag.positional}
+        found |= {(verb, name) for name in placed if "--data-dir" not in flags[name].aliases}
+
+    # The second set of a verb that has two.
+    assert {(verb, name) for verb, name in found if name != "other"} <= others
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 from pathlib import Path
@@ -49,9 +50,9 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     return Walk(home, files, typed(home, "prepare"))
 
 
-def typed(home: Path, verb: str) -> command.Finished:
-    """Runs the README's command of a verb in a folder, and returns what it left."""
-    (words,) = [words for words in COMMANDS if words[0] == verb]
+def typed(home: Path, verb: str, *flags: str) -> command.Finished:
+    """Runs the README's first command of a verb with these flags, and returns what it left."""
+    words = next(each for each in COMMANDS if each[0] == verb and {*flags} <= {*each})
     return command.run(*words, cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -85,8 +86,8 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(walk: Walk) -> No
 
 
 def test_nothing_is_said_of_imagenet_to_whom_it_does_not_concern(walk: Walk) -> None:
-    shown = command.run("show", "set", cwd=walk.home)
-    page = typed(walk.home, "report")
+    shown = typed(walk.home, "show")
+    page = command.run("report", "set", cwd=walk.home)
 
     assert (shown.code, page.code) == (0, 0), (shown, page)
     assert "ILSVRC2012" not in walk.said.out + shown.out
@@ -121,12 +122,31 @@ def test_a_reader_gives_each_photograph_once(walk: Walk) -> None:
 
 
 @pytest.mark.tf
-def test_a_small_network_trains_and_is_judged_by_what_was_held_out(walk: Walk, tf: Any) -> None:
+def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
+    walk: Walk, tf: Any
+) -> None:
     trained = typed(walk.home, "train")
+    judged = typed(walk.home, "train", "--evaluate")
+    page = typed(walk.home, "report")
 
     assert trained.code == 0, trained
     assert "holdout" in trained.out
+    assert (walk.home / "run" / "model.keras").stat().st_size > 1000
     rows = [json.loads(line) for line in (walk.home / "run/train.jsonl").read_text().splitlines()]
-    (judged,) = [row for row in rows if row["kind"] == "evaluation"]
-    manifest = json.loads((walk.out / "dataset.json").read_bytes())
-    assert judged["examples"] == manifest["splits"]["holdout"]["examples"]
+    first, second = (row for row in rows if row["kind"] == "evaluation")
+    held = {f"{r.wnid}/{r.filename}": r for r in split_records(walk.out, "holdout")}
+    assert first["examples"] == second["examples"] == len(held)
+    assert judged.code == 0, judged
+    with (walk.home / "run" / "said.csv").open(encoding="utf-8", newline="") as file:
+        said = {row["key"]: row for row in csv.DictReader(file)}
+    assert said.keys() == held.keys()
+    right = [row["class_index"] == row["top1"] for row in said.values()]
+    assert sum(right) / len(right) == pytest.approx(second["top1"], abs=1e-4)
+    assert page.code == 0, page
+    assert "mistake" in (walk.out / "report.html").read_text("utf-8").lower()
+
+
+def test_the_readme_needs_six_commands() -> None:
+    assert [words[0] for words in COMMANDS] == [
+        *("prepare", "show", "verify", "train", "train", "report")
+    ]

@@ -198,7 +198,6 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
         "boxes": selection.annotations is not None,
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
-        # Sets without it were made before there was a rule, which left every tag as it was.
         **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
     }
     parts, is_remote = selection.parts, address.is_remote(config.source)

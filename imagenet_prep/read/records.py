@@ -329,8 +329,7 @@ class Records:
         store, problems = LocalStore(self.root), []
         for shard in self.placement.shards(self.manifest, self.split):
             for file in reversed(shard.files):
-                with storage_errors("read", self.root / file.name):
-                    size = store.size(file.name)
+                size = store.size(file.name)
                 if size is None:
                     problems.append(f"{file.name} is missing")
                 elif size != file.num_bytes:

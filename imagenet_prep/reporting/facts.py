@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
     Attributes:
       start_s, seconds: since the epoch; how long.
-      worker: who did it; "" in receipts of older versions.
+      worker: who did it.
       examples: images written; 0 for other work.
     """
 
@@ -89,11 +89,11 @@ class _Receipt:
 
     start_s: float
     seconds: float
+    worker: str
     shard: str | None = None
     sha256: str | None = None
     archive: str | None = None
     transform_s: float = 0.0
-    worker: str = ""
     examples: int = 0
     origins: list[Origin] = field(default_factory=list)
 

@@ -189,8 +189,8 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
     """Yields shards with records of theirs, both in a random order that the seed decides.
 
-    Records whose origin is in a receipt come first. They are few in each shard, and older
-    receipts name none; then any other record is as good.
+    Records whose origin is in a receipt come first. They are few in each shard, and after them any
+    other record is as good.
     """
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {}

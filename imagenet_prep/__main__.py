@@ -23,6 +23,7 @@ VERBS = {
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
     "diff": "which images differ between two data sets: missing ones, labels, bytes",
     "show": "look into a data set, find its images, or look into one of its shards",
+    "duplicates": "which images of a set, or of two, are the same picture; lists to leave out",
     "export": "a split as MXNet's RecordIO, its images as they are",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "a ResNet or a small net on a prepared data set, one process or many",
@@ -35,7 +36,7 @@ VERBS = {
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }
 # They do no linear algebra.
-_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt")
+_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "duplicates")
 _MODULES = {
     "prepare": "pipelines.prepare",
     "launch": "pipelines.launch",

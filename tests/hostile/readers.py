@@ -25,11 +25,11 @@ def read() -> None:
 def _read(place: str) -> int:
     """Does what make_dataset does, but for the decoding, which takes seconds to import."""
     config = ReadConfig(place, "train", 2)
-    records = reader._open_records(config)
+    records = reader.open_records(config)
     records.placement.check_ranks(World(), place)
     window = 16 if "://" in place else 0
     order = Order(records.examples_per_shard, 0, window, records.placement)
-    feed = Feed(records, order, World(), config)
+    feed = Feed(records, order, World(), config, range(len(records.wnids)))
     print(sum(len(batch.encoded) for batch in feed.batches(0, 0)))
     feed.close()
     return 0
@@ -42,7 +42,7 @@ def read_keys() -> None:
 
 def _read_keys(place: str, keys: str) -> int:
     config = ReadConfig(place, "train", 2, keys=keys)
-    records = reader._open_records(config)
+    records = reader.open_records(config)
     choice = Choice(config, records.wnids)
     print(len(choice.numbers(records, Path("names"))))
     return 0

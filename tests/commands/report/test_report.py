@@ -138,7 +138,7 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     assert verdict(page).startswith("Whole")
     assert len(data(page)["tiles"]) >= 70
     assert all(tile["before"] is None for tile in data(page)["tiles"])
-    assert page.count("<figure>") == 2
+    assert page.count("<figure>") == 6
 
 
 def test_the_source_may_have_moved(

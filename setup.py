@@ -25,6 +25,8 @@ from setuptools.errors import CompileError
 
 # Nothing of the processor that compiles: the code asks at run time.
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+# A product and a sum that one instruction rounds once are other numbers than on other processors.
+FLAGS += ("-ffp-contract=off",)
 # zig's own default is this processor, and checks that trap. The libc is that of manylinux 2_17.
 ZIG_FLAGS = ("-fno-sanitize=undefined", "-s")
 ZIG_LIBC = "linux-gnu.2.17"
@@ -87,7 +89,7 @@ class BuildLibraries(build_ext):
 CODEC = Path(__file__).parent / "imagenet_prep" / "codec"
 PLANES = Extension(
     "imagenet_prep.codec._planes",
-    [f"imagenet_prep/codec/{name}.c" for name in ("planes", "decoder", "encoder")],
+    [f"imagenet_prep/codec/{name}.c" for name in ("planes", "decoder", "encoder", "likeness")],
     depends=[f"imagenet_prep/codec/{header.name}" for header in sorted(CODEC.glob("*.h"))],
     optional=True,
 )
@@ -95,6 +97,12 @@ GATHER = Extension("imagenet_prep.read._gather", ["imagenet_prep/read/gather.c"]
 DIGESTS = Extension(
     "imagenet_prep.shards._digests", ["imagenet_prep/shards/digests.c"], optional=True
 )
+MATCHING = Extension(
+    "imagenet_prep.matching._matching",
+    ["imagenet_prep/matching/matching.c"],
+    depends=["imagenet_prep/codec/simd.h"],
+    optional=True,
+)
 
 if __name__ == "__main__":
-    setup(ext_modules=[PLANES, GATHER, DIGESTS], cmdclass={"build_ext": BuildLibraries})
+    setup(ext_modules=[PLANES, GATHER, DIGESTS, MATCHING], cmdclass={"build_ext": BuildLibraries})

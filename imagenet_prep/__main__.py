@@ -22,6 +22,7 @@ VERBS = {
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
     "show": "look into a data set, find its images, or look into one of its shards",
+    "duplicates": "which images of a set, or of two, are the same picture; lists to leave out",
     "export": "a split as MXNet's RecordIO, its images as they are",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "a ResNet or a small net on a prepared data set, one process or many",
@@ -34,7 +35,7 @@ VERBS = {
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }
 # They do no linear algebra.
-_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt")
+_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "duplicates")
 _MODULES = {
     "prepare": "pipelines.prepare",
     "launch": "pipelines.launch",

@@ -123,6 +123,7 @@ def _declare(kernel: ctypes.CDLL) -> None:
     output = ctypes.POINTER(PixelOutput)
     kernel.planes_decode.argtypes = [*image, pointer, number, number, number, pixels, output]
     kernel.planes_prove.argtypes = image
+    kernel.planes_means.argtypes = [*image, pixels, pointer]
     kernel.planes_result.argtypes, kernel.planes_result.restype = [pointer], pointer
     kernel.planes_result_bytes.argtypes, kernel.planes_result_bytes.restype = [pointer], size
     kernel.planes_message.argtypes, kernel.planes_message.restype = [pointer], ctypes.c_char_p

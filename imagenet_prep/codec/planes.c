@@ -27,6 +27,7 @@
 #include "filters.h"
 #include "libjpeg.h"
 #include "kernels.h"
+#include "likeness.h"
 #include "pixels.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -564,15 +565,21 @@ EXPORT void planes_free(workspace *w) {
   free(w);
 }
 
+/* Returns the best vector code that this processor has. */
+EXPORT int planes_best(void) {
+  static const enum simd best[] = {AVX2, NEON, SSE2, PLAIN};
+  int i = 0;
+  while (!is_supported(best[i])) i++;
+  return (int)best[i];
+}
+
 /* Returns a workspace, or NULL where memory is short or the processor lacks `simd` (-1: the best
  * that it has). `functions` is a libjpeg, as far as the interface knows: pointers in that order.
  * Without `own`, libjpeg decodes and encodes everything; also for NEON, for which decoder.c and
  * encoder.c have no vector code: libjpeg's is faster than plain C. The same goes for encoder.c and
  * SSE2. */
 EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
-  static const enum simd best[] = {AVX2, NEON, SSE2, PLAIN};
-  for (int i = 0; simd < 0; i++)
-    if (is_supported(best[i])) simd = (int)best[i];
+  if (simd < 0) simd = planes_best();
   if (simd > NEON || !is_supported((enum simd)simd)) return NULL;
   workspace *w = calloc(1, sizeof *w);
   if (!w) return NULL;
@@ -643,6 +650,21 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   if (!shrink(w, data, size, &r, to->mirrored, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
   write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(width)));
+  return end(w);
+}
+
+/* Writes the means of a JPEG's luma on the cells of likeness.h. Returns as planes_shrink. */
+EXPORT int planes_means(workspace *w, const uint8_t *data, size_t size, int64_t max_pixels,
+                        uint16_t *means) {
+  release_all(w, KEPT_BYTES);
+  begin(w);
+  if (setjmp(w->escape)) return end(w);
+  planes_of_image p;
+  request r = {NULL, 1, 1, 1, NEAREST_TWO, max_pixels}; /* of this filter nothing is halved */
+  if (!decode_ourselves(w, data, size, &r, &p)) decode_by_libjpeg(w, data, size, &r, &p);
+  int width = p.across[0].end, height = p.down[0].end;
+  uint32_t *sums = (uint32_t *)room(w, &w->strip, sizeof *sums * (size_t)round_up(width, VECTOR));
+  likeness_means(w->simd, p.samples[0].samples, p.samples[0].stride, width, height, sums, means);
   return end(w);
 }
 

@@ -95,6 +95,29 @@ def proves(data: bytes) -> bool:
     return _is_available() and _workspace("best").prove(data)
 
 
+def means(data: bytes, max_pixels: int, simd: str) -> npt.NDArray[np.uint16] | None:
+    """Returns the means of luma that likeness.h defines, of a grey or YCbCr JPEG.
+
+    None, and what is raised, as for `shrink`.
+    """
+    return _workspace(simd).means(data, max_pixels)
+
+
+def kernel() -> ctypes.CDLL:
+    """Returns the library that planes.c and the other C of this room are compiled to."""
+    return _libraries().kernel
+
+
+def best(simd: str) -> int:
+    """Returns the number of a key of SIMD; of "best" that of the best that this processor has."""
+    return _best() if simd == "best" else SIMD[simd]
+
+
+@functools.lru_cache(maxsize=1)
+def _best() -> int:
+    return int(kernel().planes_best())
+
+
 class Values:
     """The conversion of R, G and B: to bytes, or to floats (value - mean) / std.
 
@@ -223,6 +246,14 @@ class _Workspace:
             self.pointer, start, len(data), part, height, width, look.kernel, MAX_PIXELS, output
         )
         return self._is_done(code)
+
+    def means(self, data: bytes, max_pixels: int) -> npt.NDArray[np.uint16] | None:
+        """As the function `means`."""
+        found = np.empty((64, 64), np.uint16)
+        code = self.kernel.planes_means(
+            self.pointer, data, len(data), max_pixels, found.ctypes.data
+        )
+        return found if self._is_done(code) else None
 
     def prove(self, data: bytes) -> bool:
         """As the function `proves`."""

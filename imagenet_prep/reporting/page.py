@@ -1,23 +1,12 @@
-"""One self-contained page: nothing is fetched, and no text of a data set becomes markup.
-
-Jinja2 escapes all that it is given; facts reach the script as JSON and the page as text
-nodes. A content security policy allows the one script by its hash, and no request at all.
-"""
+"""What the pages of `report` say: of one data set, of two, of one that is damaged."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-import imagenet_prep
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import schema, tfrecord
@@ -25,6 +14,7 @@ from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.reporting import plots, training
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.mistakes import Mistakes
+from imagenet_prep.reporting.render import render, time_of
 from imagenet_prep.reporting.sample import ShownIncident, Tile
 
 if TYPE_CHECKING:
@@ -64,11 +54,17 @@ def report(
         for index, count in facts.examples_per_class.items()
     ]
     shown = len({tile.class_index for tile in tiles})
-    return _render(
+    return render(
         "report.html.jinja",
         f"{facts.name}: report",
         made_at,
         data={"tiles": [_facts_of(tile) for tile in tiles], "classes": classes},
+        filters={
+            "reasons": _reasons,
+            "words": lambda tile: (
+                f"{tile.image.wnid} {tile.image.text} {tile.image.filename}".lower()
+            ),
+        },
         facts=facts,
         manifest=manifest,
         # Photographs of one's own have no official counts.
@@ -83,7 +79,7 @@ def report(
         mistakes=mistakes,
         header=training.HEADER,
         rows=training.cells(trained),
-        checked=f"Checked on {_time(made_at)} at level {level}: "
+        checked=f"Checked on {time_of(made_at)} at level {level}: "
         + ("this is what is wrong:" if facts.problems else LEVELS[level] + "."),
         loading=_loading(facts),
         settings=_settings(facts),
@@ -99,7 +95,7 @@ def comparison(found: Comparison, *, seed: int, made_at: datetime) -> str:
     names = [one.name, other.name]
     if names[0] == names[1]:
         names = [one.store.where(), other.store.where()]
-    return _render(
+    return render(
         "compare.html.jinja",
         f"{names[0]} and {names[1]}",
         made_at,
@@ -152,44 +148,7 @@ def broken(where: str, problem: str, made_at: datetime) -> str:
     """Returns the report of a data set whose manifest cannot be used, as HTML."""
     name = where.rpartition("/")[2]
     title = f"{name}: damaged"
-    return _render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
-
-
-def _render(template: str, title: str, made_at: datetime, *, data: Json, **values: Any) -> str:
-    environment = Environment(
-        loader=PackageLoader("imagenet_prep.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "count": lambda value: f"{value:,}",
-        "size": human_bytes,
-        "percent": lambda share: f"{share:.1%}",
-        "reasons": _reasons,
-        "words": lambda tile: f"{tile.image.wnid} {tile.image.text} {tile.image.filename}".lower(),
-    }
-    script = _ours("script.js")
-    digest = hashlib.sha256(script.encode()).digest()
-    return environment.get_template(template).render(
-        title=title,
-        version=imagenet_prep.__version__,
-        made_at=_time(made_at),
-        style=Markup(_ours("style.css")),  # noqa: S704 - our own file
-        script=Markup(script),  # noqa: S704 - our own file
-        script_hash="sha256-" + base64.b64encode(digest).decode(),
-        data=data,
-        **values,
-    )
-
-
-def _ours(name: str) -> str:
-    return (resources.files("imagenet_prep.reporting") / "templates" / name).read_text("utf-8")
-
-
-def _time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M UTC")
+    return render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

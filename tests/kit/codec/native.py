@@ -19,12 +19,19 @@ from imagenet_prep.codec.policy import Policy
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
-# What is compiled together; all harnesses include planes.c.
+# What is compiled together; all harnesses but the last include planes.c.
 _CODEC = REPOSITORY / "imagenet_prep" / "codec"
-_OTHERS = (_CODEC / "decoder.c", _CODEC / "encoder.c")
+_LIKENESS = _CODEC / "likeness.c"
+_OTHERS = (_CODEC / "decoder.c", _CODEC / "encoder.c", _LIKENESS)
 HARNESS = (Path(__file__).with_name("harness.c"), *_OTHERS)
 DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), *_OTHERS)
 ENCODER_HARNESS = (Path(__file__).with_name("encoder_harness.c"), *_OTHERS)
+# Of what finds duplicates.
+LIKENESS_HARNESS = (
+    Path(__file__).with_name("likeness_harness.c"),
+    _LIKENESS,
+    REPOSITORY / "imagenet_prep" / "matching" / "matching.c",
+)
 GCC = ("cc",)
 SANITIZED = ("cc", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -46,7 +53,8 @@ def build(
 ) -> Path:
     """Compiles a harness into a folder."""
     program = folder / "harness"
-    flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", *flags, "-o", str(program))
+    kinds = ("-std=gnu11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra")
+    flags = (*kinds, *flags, "-o", str(program))
     command = [*compiler, *flags, *map(str, sources), "-ldl", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,140 @@
+"""What says which pictures are alike: the means of a picture's cells, and a hash of them.
+
+The picture is decoded whole, as it is stored, and its luma is taken apart into 64 x 64 cells,
+whatever its shape. The hash is the signs of the 256 lowest frequencies of the cells' DCT. All of it
+is integers, in likeness.c, and equal on every processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import math
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from imagenet_prep.codec import memory, planes
+from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset.jpeg import MAX_PIXELS
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# The names of likeness.h and likeness.c.
+CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
+_HIGHEST, _UNIT = 20, 2048
+
+
+class _Hash(ctypes.Structure):
+    """`likeness_hash` in likeness.h."""
+
+    _fields_ = (
+        ("bits", ctypes.c_uint64 * (FREQUENCIES // 64)),
+        ("strong", ctypes.c_int32),
+        ("rough", ctypes.c_int32),
+    )
+
+
+class Hashes(NamedTuple):
+    """The hashes of a picture.
+
+    Attributes:
+      whole, window: 256 bits as four numbers: of all of it, and of what lies 3 % inside.
+      strong: frequencies whose amplitude is at least a quarter of a grey level.
+      rough: cells that are at least a grey level off the mean of the nine around them.
+    """
+
+    whole: list[int]
+    window: list[int]
+    strong: int
+    rough: int
+
+
+def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
+    """Returns the mean luma of an image on [64, 64] cells, in sixteenths of a grey level.
+
+    Args:
+      data: an image file of any kind that the codec takes.
+      simd: vector code to use, a key of planes.SIMD; all of them make the same numbers.
+
+    Raises:
+      BadImageError: it cannot be decoded.
+      UsageError: as for `planes.require`.
+    """
+    found = planes.means(data, MAX_PIXELS, simd)
+    return found if found is not None else means_of_pixels(_decoded(data), simd)
+
+
+def _decoded(data: bytes) -> npt.NDArray[np.uint8]:
+    """Returns the luma of what our decoders decline, as Pillow decodes it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data)) as opened:
+                if opened.width * opened.height > MAX_PIXELS:
+                    raise BadImageError("too_many_pixels", f"{opened.width} x {opened.height}")
+                with memory.room(memory.of_other(opened)):
+                    return np.asarray(opened.convert("RGB").convert("L"))
+    except BadImageError:
+        raise
+    except Exception as error:
+        raise BadImageError("not_decoded", str(error)) from error
+
+
+def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDArray[np.uint16]:
+    """Returns `means` of an image's luma, [height, width]."""
+    height, width = luma.shape
+    padded = np.zeros((height, -(-width // 32) * 32), np.uint8)
+    padded[:, :width] = luma
+    sums = np.empty(padded.shape[1], np.uint32)
+    found = np.empty((CELLS, CELLS), np.uint16)
+    planes.kernel().likeness_means(
+        planes.best(simd),
+        *(ctypes.c_void_p(padded.ctypes.data), ctypes.c_ssize_t(padded.strides[0])),
+        *(width, height, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(found.ctypes.data)),
+    )
+    return found
+
+
+def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> Hashes:
+    """Returns the hashes of a picture whose means these are."""
+    found = (_Hash * 2)()
+    cells = np.ascontiguousarray(cells)
+    planes.kernel().likeness_hashes(
+        _bases(), planes.best(simd), ctypes.c_void_p(cells.ctypes.data), found
+    )
+    whole, window = found
+    return Hashes(list(whole.bits), list(window.bits), whole.strong, whole.rough)
+
+
+@functools.lru_cache(maxsize=1)
+def frequencies() -> list[tuple[int, int]]:
+    """Returns which (across, down) have a bit, in order: lower ones first."""
+    every = [(u, v) for v in range(_HIGHEST) for u in range(_HIGHEST) if u or v]
+    every.sort(key=lambda each: (each[0] ** 2 + each[1] ** 2, abs(each[0] - each[1]), each[0]))
+    return every[:FREQUENCIES]
+
+
+@functools.lru_cache(maxsize=1)
+def mirror() -> list[int]:
+    """Returns the bits that change where left becomes right: those of odd frequencies."""
+    odd = [u % 2 for u, _ in frequencies()]
+    return [sum(bit << i for i, bit in enumerate(odd[k : k + 64])) for k in range(0, len(odd), 64)]
+
+
+@functools.lru_cache(maxsize=1)
+def _bases() -> bytes:
+    """Returns two times `basis` in likeness.c: of whole pictures, and of windows."""
+    across, down = (bytes(each[axis] for each in frequencies()) for axis in (0, 1))
+    made = b""
+    for size in (CELLS, WINDOW):
+        cosines = np.zeros((_HIGHEST, CELLS), np.int32)
+        for u in range(_HIGHEST):
+            for x in range(size):
+                cosines[u, x] = round(_UNIT * math.cos(math.pi * u * (2 * x + 1) / (2 * size)))
+        made += cosines.tobytes() + across + down
+    return made

@@ -1,0 +1,72 @@
+"""What is kept of each picture: its hashes, and a small picture for the first look of the proof.
+
+The rows of a shard, or of a piece of a source, are one file, in the order of its records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imagenet_prep.codec import likeness
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# The name of all that decides a row. Rows of another name are not read.
+DEFINITION = "likeness-1"
+SMALL = 32  # samples along each side of the small picture
+ROW = np.dtype(
+    [
+        ("whole", "<u8", 4),
+        ("window", "<u8", 4),
+        ("means", "<u8"),  # of a digest: pictures of equal pixels have equal means
+        ("strong", "<u2"),
+        ("rough", "<u2"),
+        ("sound", "u1"),
+        ("small", "u1", (SMALL, SMALL)),
+    ]
+)
+# A picture is judged if there is enough to see: so many of its frequencies have an amplitude of a
+# quarter of a grey level, and so many of its cells are a grey level off the mean of those around.
+# What was re-encoded shows a little less: it is enough that one of two pictures shows so much.
+LEAST_STRONG, LEAST_ROUGH = 128, 820
+_LESS = 0.75
+
+
+def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
+    """Returns what is kept of a picture whose means these are."""
+    made = np.zeros((), ROW)
+    seen = likeness.hashes(means)
+    made["whole"], made["window"] = seen.whole, seen.window
+    made["strong"], made["rough"], made["sound"] = seen.strong, seen.rough, 1
+    digest = hashlib.blake2b(means.tobytes(), digest_size=8).digest()
+    made["means"] = int.from_bytes(digest, "little")
+    four = means.reshape(SMALL, 2, SMALL, 2).sum(axis=(1, 3), dtype=np.uint32)
+    made["small"] = (four + 2 * likeness.SIXTEENTHS) // (4 * likeness.SIXTEENTHS)
+    return made
+
+
+def judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns which pictures show enough to be judged by more than their bytes and pixels."""
+    return _shows(rows, 1)
+
+
+def may_be_judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns which pictures show enough to be held against one that is judged."""
+    return _shows(rows, _LESS)
+
+
+def _shows(rows: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool_]:
+    enough = rows["strong"] >= share * LEAST_STRONG
+    return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
+
+
+NOTHING = np.zeros((), ROW).tobytes()  # the row of an image that cannot be read
+
+
+def of(data: bytes) -> bytes:
+    """Returns the row of an image file; raises BadImageError."""
+    return row(likeness.means(data)).tobytes()

@@ -1,0 +1,423 @@
+/* Finds pairs of hashes that differ in few bits, and registers pictures to prove that they are one.
+ *
+ * The join is exact. A hash has four bands of 16 bits: of two that differ in at most 4 p + 3 bits,
+ * one band differs in at most p. So for each band the hashes are sorted into 65,536 buckets, and
+ * each bucket is compared with the few whose number differs in at most p bits. A pair is told by
+ * the first band that finds it.
+ *
+ * Each kernel is one body for every processor and for AVX2, or has the same result by other
+ * instructions. Floats are added in one order everywhere, and never fused.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#include "../codec/simd.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define FOR_AVX2 __attribute__((target("avx2,popcnt")))
+#endif
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#endif
+#define EXPORT __attribute__((visibility("default")))
+#define BODY static inline __attribute__((always_inline))
+
+/* ---- Join ---- */
+
+enum { BANDS = 4, BAND_BITS = 16, BUCKETS = 1 << BAND_BITS, MOST_NEAR = 697 };
+
+/* Hashes sorted by a band: those of bucket i are start[i] ... start[i + 1]. */
+typedef struct {
+  const uint64_t *keys;
+  const uint32_t *ids;
+  const int64_t *start;
+} sorted;
+
+/* Where a join goes on: a bucket, one of those near it, and a hash of the bucket. */
+typedef struct { int64_t bucket, near, row; } place;
+
+typedef struct {
+  sorted left, right;
+  int32_t same; /* both sides are one list: each pair is wanted once */
+  int32_t band, radius, band_radius;
+  uint64_t mirror; /* bits that are turned round on the left */
+  int64_t end;     /* the bucket to stop before */
+  uint32_t *pairs;
+  int64_t room; /* for so many pairs */
+} join;
+
+BODY uint32_t band_of(uint64_t key, int band) { return key >> (BAND_BITS * band) & (BUCKETS - 1); }
+
+BODY int count_bits(uint64_t x) {
+  x -= x >> 1 & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
+  return (int)(((x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu) * 0x0101010101010101u >> 56);
+}
+
+/* Sorts hashes by a band; `start` has room for BUCKETS + 1 numbers. */
+EXPORT void matching_sort(const uint64_t *hashes, const uint32_t *ids, int64_t num, int band,
+                          uint64_t *keys, uint32_t *sorted_ids, int64_t *start) {
+  memset(start, 0, sizeof *start * (BUCKETS + 1));
+  for (int64_t i = 0; i < num; i++) start[band_of(hashes[i], band) + 1]++;
+  for (int i = 0; i < BUCKETS; i++) start[i + 1] += start[i];
+  for (int64_t i = 0; i < num; i++) {
+    int64_t at = start[band_of(hashes[i], band)]++;
+    keys[at] = hashes[i];
+    sorted_ids[at] = ids[i];
+  }
+  memmove(start + 1, start, sizeof *start * BUCKETS);
+  start[0] = 0;
+}
+
+BODY void tell(const join *j, int64_t *found, uint64_t differing, uint32_t left, uint32_t right) {
+  for (int band = 0; band < j->band; band++)
+    if (count_bits(band_of(differing, band)) <= j->band_radius) return;
+  if (left == right) return;
+  j->pairs[2 * *found] = left;
+  j->pairs[2 * *found + 1] = right;
+  ++*found;
+}
+
+static void compare_plain(const join *j, int64_t *found, uint64_t key, uint32_t id, int64_t from,
+                          int64_t to) {
+  for (int64_t k = from; k < to; k++) {
+    uint64_t differing = key ^ j->right.keys[k];
+    if (count_bits(differing) <= j->radius) tell(j, found, differing, id, j->right.ids[k]);
+  }
+}
+
+#if defined(FOR_AVX2)
+/* Four hashes at a time: a table counts the bits of each half of a byte. */
+FOR_AVX2 static void compare_avx2(const join *j, int64_t *found, uint64_t key, uint32_t id,
+                                  int64_t from, int64_t to) {
+  const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2,
+                                         1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
+  const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
+  const __m256i radius = _mm256_set1_epi64x(j->radius), mine = _mm256_set1_epi64x((long long)key);
+  int64_t k = from;
+  for (; k + 4 <= to; k += 4) {
+    const __m256i *theirs = (const __m256i *)(j->right.keys + k);
+    __m256i differing = _mm256_xor_si256(mine, _mm256_loadu_si256(theirs));
+    __m256i high = _mm256_and_si256(_mm256_srli_epi16(differing, 4), low);
+    __m256i counts = _mm256_add_epi8(
+        _mm256_shuffle_epi8(table, _mm256_and_si256(differing, low)), _mm256_shuffle_epi8(table, high));
+    __m256i far = _mm256_cmpgt_epi64(_mm256_sad_epu8(counts, zero), radius);
+    for (int near = ~_mm256_movemask_pd(_mm256_castsi256_pd(far)) & 15; near; near &= near - 1) {
+      int64_t at = k + __builtin_ctz((unsigned)near);
+      tell(j, found, key ^ j->right.keys[at], id, j->right.ids[at]);
+    }
+  }
+  compare_plain(j, found, key, id, k, to);
+}
+#endif
+
+/* Writes the numbers that differ in at most `radius` of 16 bits from 0; returns how many. */
+static int near_numbers(int radius, uint32_t *near) {
+  int num = 0;
+  for (uint32_t i = 0; i < BUCKETS; i++)
+    if (count_bits(i) <= radius) near[num++] = i;
+  return num;
+}
+
+/* Writes pairs from a place on, until the end or until room for the next row may be short; moves the
+ * place there. Returns the number of pairs. `room` must be at least the largest bucket. */
+EXPORT int64_t matching_join(const join *j, place *p, int simd) {
+  static _Thread_local uint32_t near[MOST_NEAR];
+  int num_near = near_numbers(j->band_radius, near);
+  uint32_t mirror = band_of(j->mirror, j->band);
+  int64_t found = 0;
+  for (; p->bucket < j->end; p->bucket++, p->near = 0) {
+    int64_t first = j->left.start[p->bucket], last = j->left.start[p->bucket + 1];
+    for (; first < last && p->near < num_near; p->near++, p->row = 0) {
+      int64_t other = (int64_t)((uint32_t)p->bucket ^ mirror ^ near[p->near]);
+      if (j->same && other < p->bucket) continue;
+      int64_t from = j->right.start[other], to = j->right.start[other + 1];
+      for (; from < to && first + p->row < last; p->row++) {
+        if (found + (to - from) > j->room) return found;
+        int64_t i = first + p->row;
+        uint64_t key = j->left.keys[i] ^ j->mirror;
+        int64_t begin = j->same && other == p->bucket ? i + 1 : from;
+#if defined(FOR_AVX2)
+        if (simd == AVX2) compare_avx2(j, &found, key, j->left.ids[i], begin, to);
+        else
+#endif
+          compare_plain(j, &found, key, j->left.ids[i], begin, to);
+      }
+    }
+  }
+  (void)simd;
+  return found;
+}
+
+/* ---- Proof ---- */
+
+enum { LANES = 8, LARGEST = 64, COARSEST = 16, UNKNOWNS = 6 };
+
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
+
+/* How the first picture becomes the second: scale and shift of each axis in half sides, gain and
+ * offset of grey levels. */
+typedef struct { float scale_x, shift_x, scale_y, shift_y, gain, offset; } fit;
+
+/* Along one axis, from which two samples each of the other picture is made: `at` and the next, by
+ * `part` of the next; [begin, end) are those that lie within the picture. */
+typedef struct { int at[LARGEST], begin, end; float part[LARGEST], inside[LARGEST]; } axis;
+
+/* A picture at 64, 32 and 16 samples a side, as far as it is known. */
+typedef struct { float samples[3][LARGEST * LARGEST]; } pyramid;
+
+BODY float sum_of(const floats *v) {
+  float s = 0;
+  for (int i = 0; i < LANES; i++) s += (*v)[i];
+  return s;
+}
+
+BODY void make_axis(axis *a, int side, float scale, float shift) {
+  a->begin = side, a->end = 0;
+  for (int i = 0; i < side; i++) {
+    float x = (scale * ((float)(2 * i + 1) / (float)side - 1) + shift + 1) * (float)side / 2 - 0.5f;
+    int is_inside = x >= 0 && x <= (float)(side - 1);
+    if (is_inside && a->begin == side) a->begin = i;
+    if (is_inside) a->end = i + 1;
+    if (!(x > 0)) x = 0; /* also what is no number */
+    if (x > (float)(side - 1)) x = (float)(side - 1);
+    a->at[i] = (int)x < side - 2 ? (int)x : side - 2;
+    a->part[i] = x - (float)a->at[i];
+    a->inside[i] = is_inside ? 1 : 0;
+  }
+}
+
+/* Makes row y of the first picture as it lies on the second; and its slopes, unless NULL. */
+BODY void warp_row(const float *from, int side, const axis *x, const axis *y, int row, float *made,
+                   float *slope_x, float *slope_y) {
+  const float *a = from + y->at[row] * side, *b = a + side;
+  float mixed[LARGEST], steep[LARGEST];
+  for (int i = 0; i < side; i += LANES) {
+    floats step = *(const floats *)(b + i) - *(const floats *)(a + i);
+    *(floats *)(steep + i) = step;
+    *(floats *)(mixed + i) = *(const floats *)(a + i) + step * y->part[row];
+  }
+  for (int i = 0; i < side; i++) {
+    const float *m = mixed + x->at[i], *s = steep + x->at[i];
+    float step = m[1] - m[0];
+    made[i] = m[0] + step * x->part[i];
+    if (!slope_x) continue;
+    slope_x[i] = step * (float)side / 2;
+    slope_y[i] = (s[0] + (s[1] - s[0]) * x->part[i]) * (float)side / 2;
+  }
+}
+
+/* Solves by elimination; returns whether there is a solution. */
+static int solve(double m[UNKNOWNS][UNKNOWNS + 1]) {
+  for (int i = 0; i < UNKNOWNS; i++) {
+    /* The matrix is symmetric and positive: no rows are exchanged. */
+    if (!(m[i][i] > 1e-9)) return 0;
+    for (int r = 0; r < UNKNOWNS; r++) {
+      double factor = r == i ? 0 : m[r][i] / m[i][i];
+      for (int c = i; c <= UNKNOWNS; c++) m[r][c] -= factor * m[i][c];
+    }
+  }
+  for (int i = 0; i < UNKNOWNS; i++) m[i][UNKNOWNS] /= m[i][i];
+  return 1;
+}
+
+/* One step of Gauss and Newton towards the least sum of squares; returns whether to go on. */
+BODY int improve(const float *a, const float *b, int side, fit *f) {
+  axis x, y;
+  float made[LARGEST], slope_x[LARGEST], slope_y[LARGEST], places[LARGEST];
+  floats sums[UNKNOWNS][UNKNOWNS + 1];
+  memset(sums, 0, sizeof sums);
+  make_axis(&x, side, f->scale_x, f->shift_x);
+  make_axis(&y, side, f->scale_y, f->shift_y);
+  if (2 * (x.end - x.begin) * (y.end - y.begin) < side * side) return 0;
+  for (int i = 0; i < side; i++) places[i] = (float)(2 * i + 1) / (float)side - 1;
+  for (int row = y.begin; row < y.end; row++) {
+    warp_row(a, side, &x, &y, row, made, slope_x, slope_y);
+    for (int i = 0; i < side; i += LANES) {
+      floats in = *(floats *)(x.inside + i), v = *(floats *)(made + i) * in;
+      floats gx = *(floats *)(slope_x + i) * f->gain * in, gy = *(floats *)(slope_y + i) * f->gain * in;
+      floats error = (*(const floats *)(b + row * side + i) - f->offset) * in - v * f->gain;
+      floats j[UNKNOWNS + 1] = {gx * *(floats *)(places + i), gx, gy * places[row], gy, v, in, error};
+#pragma GCC unroll 6
+      for (int r = 0; r < UNKNOWNS; r++)
+#pragma GCC unroll 7
+        for (int c = r; c <= UNKNOWNS; c++) sums[r][c] += j[r] * j[c];
+    }
+  }
+  double m[UNKNOWNS][UNKNOWNS + 1];
+  for (int r = 0; r < UNKNOWNS; r++)
+    for (int c = r; c <= UNKNOWNS; c++) {
+      m[r][c] = sum_of(&sums[r][c]);
+      if (c < UNKNOWNS) m[c][r] = m[r][c];
+    }
+  for (int i = 0; i < UNKNOWNS; i++) m[i][i] = m[i][i] * 1.001 + 1e-6;
+  /* Geometry stays as it is where the picture does not say it. */
+  for (int i = 0; i < 4; i++) m[i][i] += side * side;
+  if (!solve(m)) return 0;
+  double step = 0, most = 0.1;
+  for (int i = 0; i < 4; i++) step += m[i][UNKNOWNS] < 0 ? -m[i][UNKNOWNS] : m[i][UNKNOWNS];
+  double part = step > most ? most / step : 1;
+  f->scale_x += (float)(part * m[0][UNKNOWNS]), f->shift_x += (float)(part * m[1][UNKNOWNS]);
+  f->scale_y += (float)(part * m[2][UNKNOWNS]), f->shift_y += (float)(part * m[3][UNKNOWNS]);
+  f->gain += (float)m[4][UNKNOWNS], f->offset += (float)m[5][UNKNOWNS];
+  return step >= 1e-3;
+}
+
+/* Adds up what a correlation needs: samples of both pictures at a time, of a row. */
+typedef struct { floats n, a, b, aa, bb, ab; } moments;
+
+BODY void add_row(moments *m, const float *a, const float *b, const float *weights, int side) {
+  for (int i = 0; i < side; i += LANES) {
+    floats w = *(const floats *)(weights + i);
+    floats u = *(const floats *)(a + i) * w, v = *(const floats *)(b + i) * w;
+    m->n += w, m->a += u, m->b += v, m->aa += u * u, m->bb += v * v, m->ab += u * v;
+  }
+}
+
+/* Returns the correlation, with its sign and squared: no root is needed to compare it. */
+BODY float squared_correlation(const moments *m) {
+  double n = sum_of(&m->n), a = sum_of(&m->a), b = sum_of(&m->b);
+  if (n < 2) return 0;
+  double aa = sum_of(&m->aa) - a * a / n, bb = sum_of(&m->bb) - b * b / n;
+  double ab = sum_of(&m->ab) - a * b / n;
+  if (!(aa > 1e-6 * n) || !(bb > 1e-6 * n)) return 0;
+  return (float)(ab * (ab < 0 ? -ab : ab) / (aa * bb));
+}
+
+/* Returns the mean amount of some details, each weighed; 0 of none. */
+BODY float mean_amount(const float *details, const float *weights, int rows, int side) {
+  floats n = {0}, sum = {0};
+  for (int row = 0; row < rows; row++)
+    for (int i = 0; i < side; i += LANES) {
+      floats d = *(const floats *)(details + row * side + i), w = *(const floats *)(weights + i);
+      n += w, sum += (floats)((words)d & 0x7FFFFFFF) * w; /* without its sign */
+    }
+  float all = sum_of(&n);
+  return all > 0 ? sum_of(&sum) / all : 0;
+}
+
+/* Compares two pictures as they lie on each other: all that they share, and what is finer than
+ * three samples, there without the outer tenth, where frames of different pictures are alike. A
+ * detail counts for twice the mean at most: one sharp edge alone makes no picture. */
+BODY void compare(const float *a, const float *b, int side, const fit *f, float *whole, float *fine) {
+  enum { FRAME_PARTS = 10 };
+  axis x, y;
+  make_axis(&x, side, f->scale_x, f->shift_x);
+  make_axis(&y, side, f->scale_y, f->shift_y);
+  float made[LARGEST * LARGEST], inner[LARGEST], details[2][LARGEST * LARGEST];
+  moments coarse, high;
+  memset(&coarse, 0, sizeof coarse), memset(&high, 0, sizeof high);
+  int frame = side / FRAME_PARTS, rows = 0;
+  for (int i = 0; i < side; i++)
+    inner[i] = i >= frame && i < side - frame && i > x.begin && i < x.end - 1 ? 1 : 0;
+  for (int row = y.begin; row < y.end; row++) {
+    warp_row(a, side, &x, &y, row, made + row * side, NULL, NULL);
+    add_row(&coarse, made + row * side, b + row * side, x.inside, side);
+  }
+  for (int row = y.begin + 1; row < y.end - 1; row++) {
+    if (row < frame || row >= side - frame) continue;
+    const float *pictures[2] = {made + row * side, b + row * side};
+    for (int k = 0; k < 2; k++) {
+      float *out = details[k] + rows * side;
+      out[0] = out[side - 1] = 0;
+      for (int i = 1; i < side - 1; i++) {
+        const float *c = pictures[k] + i;
+        float nine = (c[-1 - side] + c[-side] + c[1 - side]) + (c[-1] + c[0] + c[1]) +
+                     (c[-1 + side] + c[side] + c[1 + side]);
+        out[i] = c[0] - nine / 9;
+      }
+    }
+    rows++;
+  }
+  for (int k = 0; k < 2; k++) {
+    float most = 2 * mean_amount(details[k], inner, rows, side);
+    for (int i = 0; i < rows * side; i++) {
+      float d = details[k][i];
+      details[k][i] = d > most ? most : d < -most ? -most : d;
+    }
+  }
+  for (int row = 0; row < rows; row++)
+    add_row(&high, details[0] + row * side, details[1] + row * side, inner, side);
+  *whole = squared_correlation(&coarse);
+  *fine = squared_correlation(&high);
+}
+
+BODY void halve(const float *from, int side, float *to) {
+  for (int y = 0; y < side / 2; y++)
+    for (int x = 0; x < side / 2; x++) {
+      const float *p = from + 2 * y * side + 2 * x;
+      to[y * side / 2 + x] = ((p[0] + p[1]) + (p[side] + p[side + 1])) / 4;
+    }
+}
+
+/* Registers two pictures of `side` samples, from coarse to fine, and compares them. What is plainly
+ * another picture is left where that is seen. */
+BODY void prove(const float *a, const float *b, int side, float *out) {
+  static const int steps_of[] = {6, 5, 4};
+  pyramid first, second;
+  memcpy(first.samples[0], a, sizeof *a * (size_t)(side * side));
+  memcpy(second.samples[0], b, sizeof *b * (size_t)(side * side));
+  int levels = 1;
+  for (int at = side; at > COARSEST; at /= 2, levels++) {
+    halve(first.samples[levels - 1], at, first.samples[levels]);
+    halve(second.samples[levels - 1], at, second.samples[levels]);
+  }
+  fit f = {1, 0, 1, 0, 1, 0};
+  for (int i = 0; i < levels; i++) {
+    const float *p = first.samples[levels - 1 - i], *q = second.samples[levels - 1 - i];
+    int at = COARSEST << i;
+    for (int step = 0; step < steps_of[i] && improve(p, q, at, &f); step++) continue;
+    compare(p, q, at, &f, &out[6], &out[7]);
+    if (out[6] < 0.36f) break;
+  }
+  memcpy(out, &f, sizeof f);
+}
+
+BODY void load(const uint16_t *cells, int side, int divisor, int mirrored, float *out) {
+  for (int y = 0; y < side; y++)
+    for (int x = 0; x < side; x++)
+      out[y * side + x] =
+          (float)cells[y * side + (mirrored ? side - 1 - x : x)] / (float)divisor - 128;
+}
+
+BODY void prove_all(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored, int64_t num,
+                    int side, int divisor, float *out) {
+  float first[LARGEST * LARGEST], second[LARGEST * LARGEST];
+  for (int64_t i = 0; i < num; i++, a += side * side, b += side * side, out += 8) {
+    load(a, side, divisor, mirrored[i], first);
+    load(b, side, divisor, 0, second);
+    prove(first, second, side, out);
+  }
+}
+
+static void prove_anywhere(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored,
+                           int64_t num, int side, int divisor, float *out) {
+  prove_all(a, b, mirrored, num, side, divisor, out);
+}
+
+#if defined(FOR_AVX2)
+FOR_AVX2 static void prove_avx2(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored,
+                                int64_t num, int side, int divisor, float *out) {
+  prove_all(a, b, mirrored, num, side, divisor, out);
+}
+#endif
+
+/* Registers pairs of pictures of 16, 32 or 64 samples a side, of which `divisor` parts are a grey
+ * level. Writes 8 numbers for each: the fit, and the two correlations, with their signs and squared.
+ */
+EXPORT void matching_prove(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored,
+                           int64_t num, int side, int divisor, float *out, int simd) {
+#if defined(FOR_AVX2)
+  if (simd == AVX2) {
+    prove_avx2(a, b, mirrored, num, side, divisor, out);
+    return;
+  }
+#endif
+  (void)simd;
+  prove_anywhere(a, b, mirrored, num, side, divisor, out);
+}
+
+/* Returns the best of these kinds of vector code that this processor has. */
+EXPORT int matching_best(void) { return is_supported(AVX2) ? AVX2 : PLAIN; }

@@ -1,0 +1,293 @@
+"""The pictures of sets and of sources, as `duplicates` looks at them: pieces, and their rows.
+
+The rows of a piece are kept below `.work`, named by the sha256 of the shard: what was hashed once
+is read again by a later run, for a child of the set, or for another set with the same shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from imagenet_prep import engine
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
+from imagenet_prep.dataset import example, naming, samples, tfrecord
+from imagenet_prep.dataset.manifest import Manifest, Shard
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.problems import GivenUpError, Problems
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.matching import hashes
+from imagenet_prep.sources.source import IndexTask, Stored
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.os_errors import removed_on_failure
+from imagenet_prep.storage.store import Store
+
+_STAGE = "hashes"
+# As `Stage.folder` says.
+FOLDER = f"{naming.WORK}/{_STAGE}-{hashes.DEFINITION[:16]}"
+_MAX_LINE_BYTES = 64
+_MOST_TABLE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class ShardPiece:
+    """A shard of a set; see `matching.pictures.Piece`."""
+
+    store: Store
+    shard: Shard
+    split: str
+    lacks: dict[str, str]
+    other: bool = False
+
+    @property
+    def name(self) -> str:
+        """The sha256 of the shard."""
+        return self.shard.sha256
+
+    @property
+    def where(self) -> str:
+        """The shard's place."""
+        return self.store.where(self.shard.name)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the lines of the shard's table."""
+        return tables.rows(self.store, self.shard)
+
+    def seen(self, problems: Problems) -> Iterator[tuple[bytes, Sample | None]]:
+        """Yields the row of each record; what is damaged is told to `problems`."""
+        at = 0
+        with contextlib.suppress(GivenUpError):
+            for number, where, encoded in self._images(problems):
+                for _ in range(at, number):  # records before it that are damaged
+                    yield hashes.NOTHING, None
+                at = number + 1
+                try:
+                    made = hashes.of(encoded)
+                except BadImageError as error:
+                    made = hashes.NOTHING
+                    problems.add(f"{where}: {error}")
+                yield made, None
+        for _ in range(at, self.shard.examples):
+            yield hashes.NOTHING, None
+
+    def _images(self, problems: Problems) -> Iterator[tuple[int, str, bytes]]:
+        """Yields number, place and image of each sound record."""
+        with self.store.opened(self.shard.name) as opened:
+            try:
+                for record in tfrecord.read_records(opened, self.where, problems.add):
+                    where = f"{self.where}: record {record.number} at byte {record.offset:,}"
+                    if record.number == self.shard.examples:
+                        raise DataDamagedError(f"{where}: more records than its manifest says")
+                    try:
+                        encoded = bytes(example.decode(record.payload, self.lacks).encoded)
+                    except DataDamagedError as error:
+                        problems.add(f"{where}: {error}")
+                        continue
+                    yield record.number, where, encoded
+            except DataDamagedError as error:
+                problems.add(error)
+
+    def read(self, number: int) -> bytes:
+        """Returns the image of a record."""
+        offset, size = _index(self.store, self.shard)[number]  # type: ignore[arg-type]
+        data = self.store.read(self.shard.name, offset, size)
+        try:
+            payload = tfrecord.unframe(data, size)
+            return bytes(example.decode(payload, self.lacks).encoded)
+        except DataDamagedError as error:
+            where = f"{self.where}: record {number} at byte {offset:,}"
+            raise DataDamagedError(f"{where}: {error}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
+    """Returns where the records of a shard lie."""
+    text = store.read(naming.index_name(shard.name), most=shard.examples * _MAX_LINE_BYTES)
+    found = [tfrecord.index_numbers(line) for line in text.decode("ascii", "replace").splitlines()]
+    if len(found) != shard.examples:
+        raise DataDamagedError(
+            f"{store.where(naming.index_name(shard.name))}: {len(found):,} lines, expected "
+            f"{shard.examples:,}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class SourcePiece:
+    """A piece of a source; its table lists the images that can be decoded.
+
+    Attributes:
+      source, task: what is listed.
+      kept: where the table is.
+    """
+
+    source: Stored
+    task: IndexTask
+    kept: Store
+    other: bool = False
+
+    @functools.cached_property
+    def name(self) -> str:
+        """A digest of the source as it is now, and of the piece."""
+        return canonical.digest([*self.source.identity, self.task.name])
+
+    @property
+    def split(self) -> str:
+        """The split of the piece."""
+        return self.task.split
+
+    @property
+    def where(self) -> str:
+        """How messages call the piece."""
+        return f"{self.task.part}: {self.task.name}"
+
+    @functools.cached_property
+    def _members(self) -> dict[str, Member]:
+        return {member.key: member for member in self.source.index(self.task)}
+
+    @functools.cached_property
+    def _keys(self) -> list[str]:
+        return [each.key for each in self.samples()]
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields the lines of the table that `seen` has made."""
+        name = f"{FOLDER}/{self.name}.csv"
+        data = self.kept.read(name, most=_MOST_TABLE_BYTES)
+        return samples.parse(io.BytesIO(data), self.kept.where(name))
+
+    def seen(self, problems: Problems) -> Iterator[tuple[bytes, Sample | None]]:
+        """Yields row and line of each image that can be decoded."""
+        reader = self.source.images
+        reader.will_need(self._members.values())
+        for member in self._members.values():
+            data = reader.read(member)
+            try:
+                made = hashes.of(data)
+            except BadImageError as error:
+                with contextlib.suppress(GivenUpError):
+                    problems.add(f"{self.task.part}: {member.key}: {error}")
+                continue
+            with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data)) as opened:
+                size = opened.size
+            stored = (len(data), *size, hashlib.sha256(data).hexdigest())
+            what = (samples.KEPT, "")
+            yield made, Sample._make((member.key, member.class_index, *stored, *what, *stored))
+
+    def read(self, number: int) -> bytes:
+        """Returns an image that the table lists."""
+        return self.source.images.read(self._members[self._keys[number]])
+
+
+AnyPiece = ShardPiece | SourcePiece
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """What the receipt of a piece says.
+
+    Attributes:
+      examples: images.
+      problems: sentences about images without a row.
+    """
+
+    examples: int
+    problems: list[str]
+
+
+def of_set(
+    store: Store, manifest: Manifest, splits: Sequence[str], *, other: bool = False
+) -> list[AnyPiece]:
+    """Returns the pieces of a set.
+
+    Raises:
+      UsageError: it has no such split, or no tables.
+    """
+    for split in splits:
+        if split not in manifest.splits:
+            raise UsageError(
+                f"{store.where()}: has no split {split!r}, only {', '.join(manifest.splits)}"
+            )
+    if not manifest.has_samples:
+        raise UsageError(
+            f"{store.where()}: has no tables of samples, by which equal images are found. An older "
+            f"program made it, or another one: imagenet-prep adopt {store.where()} writes them, "
+            "and leaves the images as they are."
+        )
+    return [
+        ShardPiece(store, shard, split, manifest.lacks, other)
+        for split in splits
+        for shard in manifest.splits[split].shards
+    ]
+
+
+def hash_all(
+    kept: Store, pieces: Sequence[AnyPiece], workers: engine.Workers, *, quiet: bool
+) -> list[str]:
+    """Makes the rows of all pieces that have none yet; returns what is wrong with their images.
+
+    Args:
+      kept: where rows lie, below `.work`.
+      pieces: of one set or source.
+      workers: how much at once.
+      quiet: show no progress.
+    """
+    work = functools.partial(_hash, kept)
+    stage = engine.Stage(_STAGE, hashes.DEFINITION, kept, work, Hashed)
+    tasks = list({piece.name: piece for piece in pieces}.values())
+    receipts = engine.run(stage, tasks, workers, title="hash", quiet=quiet)
+    damaged = [
+        (task, receipt.content.problems)
+        for task, receipt in zip(tasks, receipts, strict=True)
+        if receipt.content.problems
+    ]
+    # They are looked at again when they may have been mended.
+    kept.remove(*(f"{stage.folder}/receipts/{task.name}.json" for task, _ in damaged))
+    return [problem for _, problems in damaged for problem in problems]
+
+
+def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:
+    """Returns the files of rows, brought to `scratch` where they do not lie in a folder."""
+    paths = []
+    for piece in pieces:
+        name = f"{FOLDER}/{piece.name}.rows"
+        if (folder := kept.as_folder) is not None:
+            paths.append(folder.path(name))
+            continue
+        path = scratch / f"{piece.name}.rows"
+        with kept.opened(name) as opened, open(path, "wb") as file:
+            shutil.copyfileobj(opened, file)
+        paths.append(path)
+    return paths
+
+
+def _hash(kept: Store, piece: AnyPiece) -> engine.Result[Hashed]:
+    """Makes the rows of a piece, on a worker."""
+    problems, examples, table = Problems(), 0, io.BytesIO()
+    path = kept.temporary()
+    with removed_on_failure(path):
+        lines = samples.Table(table)
+        with new_file(path) as file:
+            for row, sample in piece.seen(problems):
+                examples += 1
+                file.write(row)
+                if sample is not None:
+                    lines.append(sample)
+        outputs = [engine.Output(path, f"{FOLDER}/{piece.name}.rows")]
+        if isinstance(piece, SourcePiece):
+            other = kept.temporary()
+            with new_file(other) as file:
+                file.write(table.getvalue())
+            outputs.append(engine.Output(other, f"{FOLDER}/{piece.name}.csv"))
+    return engine.Result(Hashed(examples, problems.listed(piece.where)), tuple(outputs))

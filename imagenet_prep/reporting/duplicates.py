@@ -1,0 +1,61 @@
+"""The page of `duplicates`: groups side by side, those with more than one label first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.reporting import pictures
+from imagenet_prep.reporting.render import render
+
+# A page of so many groups has 20 MB at most.
+_MOST_GROUPS, _MOST_PICTURES = 300, 6
+_SIDE, _QUALITY = 224, 70
+
+
+class Shown(NamedTuple):
+    """A picture of a group, a `matching.groups.Member`, with its data URI; empty without one."""
+
+    member: Any
+    picture: str
+
+
+def page(
+    groups: Sequence[Sequence[Any]],
+    read: Callable[[int], bytes],
+    counts: Json,
+    *,
+    made_at: datetime,
+) -> str:
+    """Returns the page as HTML.
+
+    Args:
+      groups: of `matching.groups.Member`, the kept one first.
+      read: returns the bytes of the image of a number.
+      counts: as `duplicates --json` prints them.
+      made_at: now, in UTC.
+    """
+    ordered = sorted(groups, key=lambda group: len({each.wnid for each in group}) < 2)
+    shown = [
+        [Shown(each, _picture(read(each.number))) for each in group[:_MOST_PICTURES]]
+        for group in ordered[:_MOST_GROUPS]
+    ]
+    return render(
+        "duplicates.html.jinja",
+        "Duplicates",
+        made_at,
+        data={},
+        counts=counts,
+        groups=list(zip(shown, ordered, strict=False)),
+        num_groups=len(groups),
+    )
+
+
+def _picture(data: bytes) -> str:
+    image = pictures.decode(data, _SIDE)
+    if image is None:
+        return ""
+    image.thumbnail((_SIDE, _SIDE))
+    return pictures.data_uri(image, _QUALITY)

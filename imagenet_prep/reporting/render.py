@@ -1,0 +1,79 @@
+"""One self-contained page: nothing is fetched, and no text of a data set becomes markup.
+
+Jinja2 escapes all that it is given; facts reach the script as JSON and the page as text
+nodes. A content security policy allows the one script by its hash, and no request at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from importlib import resources
+from types import MappingProxyType
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import imagenet_prep
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.terminal import human_bytes
+
+_NONE: Mapping[str, Callable[[Any], str]] = MappingProxyType({})
+
+
+def render(
+    template: str,
+    title: str,
+    made_at: datetime,
+    *,
+    data: Json,
+    filters: Mapping[str, Callable[[Any], str]] = _NONE,
+    **values: Any,
+) -> str:
+    """Returns a page as HTML.
+
+    Args:
+      template: name of a file in templates/.
+      title: of the page.
+      made_at: now, in UTC.
+      data: what the script is given.
+      filters: that this template has besides those of all.
+      **values: what the template names.
+    """
+    environment = Environment(
+        loader=PackageLoader("imagenet_prep.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": lambda value: f"{value:,}",
+        "size": human_bytes,
+        "percent": lambda share: f"{share:.1%}",
+        **filters,
+    }
+    script = _ours("script.js")
+    digest = hashlib.sha256(script.encode()).digest()
+    return environment.get_template(template).render(
+        title=title,
+        version=imagenet_prep.__version__,
+        made_at=time_of(made_at),
+        style=Markup(_ours("style.css")),  # noqa: S704 - our own file
+        script=Markup(script),  # noqa: S704 - our own file
+        script_hash="sha256-" + base64.b64encode(digest).decode(),
+        data=data,
+        **values,
+    )
+
+
+def _ours(name: str) -> str:
+    return (resources.files("imagenet_prep.reporting") / "templates" / name).read_text("utf-8")
+
+
+def time_of(moment: datetime) -> str:
+    """Returns a moment as pages show it."""
+    return moment.strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,147 @@
+"""Means of cells and hashes: what they are, and equal numbers of all vector code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from imagenet_prep.codec import likeness, planes
+from imagenet_prep.core.errors import BadImageError
+from tests.kit.codec import corpus
+
+CELLS = likeness.CELLS
+BEST = planes.best("best")
+KINDS = [name for name, number in planes.SIMD.items() if number in (0, BEST)]
+
+
+def expected_means(luma: np.ndarray) -> np.ndarray:
+    """Returns the means by the definition, with Python's whole numbers."""
+    height, width = luma.shape
+    shares = []
+    for size in (height, width):
+        edges = np.arange(CELLS + 1) * size  # in units of 1 / CELLS of a sample
+        samples = np.arange(size) * CELLS
+        low = np.maximum(edges[:-1, None], samples[None])
+        high = np.minimum(edges[1:, None], samples[None] + CELLS)
+        shares.append(np.maximum(high - low, 0))
+    sums = shares[0] @ luma.astype(np.int64) @ shares[1].T
+    area = height * width
+    return (32 * sums + area) // (2 * area)
+
+
+def expected_bits(cells: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Returns the hash of cells, by the definition, and all of its sums."""
+    size = len(cells)
+    places = np.arange(size)
+    cosines = np.rint(
+        2048 * np.cos(np.pi * np.arange(20)[:, None] * (2 * places + 1) / (2 * size))
+    ).astype(np.int64)
+    every = cosines @ (cells.astype(np.int64) - 2048) @ cosines.T
+    sums = np.array([every[v, u] for u, v in likeness.frequencies()])
+    bits = (sums > 0).astype(np.uint64).reshape(4, 64)
+    return [int((word << np.arange(64, dtype=np.uint64)).sum()) for word in bits], sums
+
+
+@pytest.mark.parametrize("simd", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), width=st.integers(1, 400), height=st.integers(1, 300))
+def test_means_are_those_of_the_definition(simd: str, seed: int, width: int, height: int) -> None:
+    luma = np.random.default_rng(seed).integers(0, 256, (height, width)).astype(np.uint8)
+    assert likeness.means_of_pixels(luma, simd).tolist() == expected_means(luma).tolist()
+
+
+def test_means_of_the_largest_values_fit() -> None:
+    luma = np.full((40, 65500), 255, np.uint8)
+    assert set(likeness.means_of_pixels(luma).ravel().tolist()) == {255 * 16}
+
+
+@pytest.mark.parametrize("simd", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), most=st.sampled_from([1, 40, 4080]))
+def test_hashes_are_those_of_the_definition(simd: str, seed: int, most: int) -> None:
+    cells = np.random.default_rng(seed).integers(0, most + 1, (CELLS, CELLS)).astype(np.uint16)
+
+    found = likeness.hashes(cells, simd)
+
+    assert (found.whole, found.window) == (
+        expected_bits(cells)[0],
+        expected_bits(cells[2:-2, 2:-2])[0],
+    )
+    _, sums = expected_bits(cells)
+    parts = np.array([4 if u and v else 2 for u, v in likeness.frequencies()])
+    amplitudes = parts * np.abs(sums) / (16 * 2048**2 * CELLS**2)
+    assert found.strong == int((amplitudes >= 0.25).sum())
+    nine = np.lib.stride_tricks.sliding_window_view(cells.astype(int), (3, 3)).sum(axis=(2, 3))
+    assert found.rough == int((np.abs(9 * cells[1:-1, 1:-1].astype(int) - nine) >= 144).sum())
+
+
+def test_the_hash_of_a_mirrored_picture_differs_in_the_bits_of_the_mirror() -> None:
+    rng = np.random.default_rng(1)
+    cells = rng.integers(0, 4081, (CELLS, CELLS)).astype(np.uint16)
+    one, other = likeness.hashes(cells), likeness.hashes(cells[:, ::-1])
+    for a, b in ((one.whole, other.whole), (one.window, other.window)):
+        assert [x ^ y for x, y in zip(a, b, strict=True)] == likeness.mirror()
+
+
+def test_hashes_stay_what_they_were() -> None:
+    """Rows that were kept by another version, or another processor, are compared with ours."""
+    places = np.arange(CELLS * CELLS, dtype=np.int64)
+    cells = (places * places % 4079).reshape(CELLS, CELLS).astype(np.uint16)
+    said = repr(tuple(likeness.hashes(cells))).encode()
+    assert hashlib.sha256(said).hexdigest()[:16] == "eab2a1d512c36ad6"
+
+
+@pytest.mark.parametrize("simd", KINDS)
+def test_a_jpeg_is_decoded_whole(simd: str) -> None:
+    for data in corpus.photographs(4):
+        luma = simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
+        assert likeness.means(data, simd).tolist() == expected_means(luma).tolist()
+
+
+def test_what_our_decoder_declines_has_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = corpus.photographs(1)[0]
+    ours = likeness.means(data)
+    monkeypatch.setenv(planes.JPEG_VARIABLE, "libjpeg")
+    planes.forget()
+    try:
+        assert likeness.means(data).tolist() == ours.tolist()
+    finally:
+        planes.forget()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("JPEG", "CMYK"), ("PNG", "RGB"), ("PNG", "RGBA"), ("GIF", "P"), ("PNG", "L")],
+)
+def test_files_of_other_kinds_have_nearly_the_same_means(kind: str, mode: str) -> None:
+    data = corpus.photographs(1)[0]
+    picture = Image.open(io.BytesIO(data))
+    buffer = io.BytesIO()
+    picture.convert(mode).save(buffer, kind, quality=95)
+    apart = np.abs(likeness.means(buffer.getvalue()).astype(int) - likeness.means(data)).mean()
+    assert apart / likeness.SIXTEENTHS < 4
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff\xe0 nothing", b"GIF89a"])
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    with pytest.raises(BadImageError):
+        likeness.means(data)
+
+
+def test_a_truncated_jpeg_is_refused() -> None:
+    data = corpus.photographs(1)[0]
+    with pytest.raises(BadImageError):
+        likeness.means(data[: len(data) // 2])
+
+
+def test_a_picture_of_one_pixel_has_means() -> None:
+    buffer = io.BytesIO()
+    ImageOps.grayscale(Image.new("RGB", (1, 1), (90, 90, 90))).save(buffer, "JPEG")
+    assert set(likeness.means(buffer.getvalue()).ravel().tolist()) == {90 * 16}

@@ -1,0 +1,374 @@
+"""`duplicates`: planted pictures are found in a set, a source, two sets; bad input is named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageOps
+
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.matching import hashes
+from imagenet_prep.preparation import pictures
+from imagenet_prep.storage.bucket import BucketStore
+from tests.kit import command
+from tests.kit.codec import corpus
+from tests.kit.dataset import all_files, everything, receipts
+from tests.kit.faults import flip_bit
+from tests.kit.s3_server import S3Server
+
+WNIDS = ("n00000001", "n00000002", "n00000003")
+# What is planted: split, class, name, and of which photograph and how.
+PLANTED = {
+    "bytes": ("val", 1, "bytes.jpg"),
+    "pixels": ("train", 0, "pixels.jpg"),
+    "crop": ("val", 2, "crop.jpg"),
+    "mirror": ("train", 1, "mirror.jpg"),
+    "grey": ("train", 2, "grey.png"),
+}
+
+
+def jpeg(picture: Image.Image, quality: int = 92) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def variants() -> dict[str, bytes]:
+    """Returns photographs, and one other form of each of the first five."""
+    found = {}
+    for number, data in enumerate(corpus.photographs(9)):
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
+        picture.thumbnail((240, 240))
+        found[f"photo{number}"] = jpeg(picture)
+    first = [Image.open(io.BytesIO(found[f"photo{number}"])) for number in range(5)]
+    width, height = first[2].size
+    grey = io.BytesIO()
+    first[4].convert("L").save(grey, "PNG")
+    plain = found["photo1"]
+    return found | {
+        "bytes": found["photo0"],
+        "pixels": plain[:2] + b"\xff\xfe\x00\x07hello" + plain[2:],
+        "crop": jpeg(first[2].crop((width // 30, 3, width - 4, height - height // 30)), 80),
+        "mirror": jpeg(ImageOps.mirror(first[3]).resize((180, 130)), 70),
+        "grey": grey.getvalue(),
+    }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of classes with planted pictures, and two flat ones; read-only."""
+    root = tmp_path_factory.mktemp("duplicates") / "source"
+    files = variants()
+    places = {name: ("train", number % 3, f"{name}.jpg") for number, name in enumerate(files)}
+    places |= PLANTED
+    places["photo8"] = ("val", 0, "photo8.jpg")  # so that every class has a validation image
+    for name, (split, index, file) in places.items():
+        path = root / split / WNIDS[index] / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[name])
+    for number, shade in enumerate((9, 200)):
+        flat = Image.new("RGB", (90, 80), (shade, shade, shade))
+        (root / "train" / WNIDS[number] / f"flat{number}.jpg").write_bytes(jpeg(flat))
+    return root
+
+
+@pytest.fixture(scope="module")
+def prepared(source: Path) -> Path:
+    """The source as a set of several shards; read-only but for `.work`."""
+    out = source.parent / "set"
+    result = command.run(
+        *("prepare", "--source", source, "--out", out, "--train-shards", "4"),
+        *("--validation-shards", "2", "--check", "header", "--short-side", "480"),
+    )
+    assert result.code == 0, result
+    return out
+
+
+@pytest.fixture
+def copied(prepared: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(prepared, tmp_path / "copied"))
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((out / "pairs.csv").read_text())))
+
+
+def found(out: Path) -> set[tuple[str, ...]]:
+    """Returns for each group the kept name, the other names and their kind."""
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in rows(out):
+        groups.setdefault(row["group"], []).append(row)
+    return {
+        tuple(
+            text
+            for row in group
+            for text in (row["key"].split("/")[-1], *([row["kind"]] if row["kept"] == "no" else []))
+        )
+        for group in groups.values()
+    }
+
+
+EXPECTED = {
+    ("bytes.jpg", "photo0.jpg", "same bytes"),
+    ("pixels.jpg", "photo1.jpg", "same pixels"),
+    ("crop.jpg", "photo2.jpg", "nearly the same"),
+    ("photo3.jpg", "mirror.jpg", "nearly the same"),
+    ("photo4.jpg", "grey.png", "nearly the same"),
+}
+
+
+def test_a_source_is_looked_at_before_anything_is_prepared(source: Path, tmp_path: Path) -> None:
+    before = everything(source)
+    out = tmp_path / "out"
+
+    result = command.run("duplicates", "--source", source, "--out", out)
+
+    assert result.code == 0, result
+    assert found(out) == EXPECTED
+    assert (out / "exclude-train.txt").read_text().split() == [
+        f"{WNIDS[0]}/photo0.jpg",
+        f"{WNIDS[1]}/mirror.jpg",
+        f"{WNIDS[1]}/photo1.jpg",
+        f"{WNIDS[2]}/grey.png",
+        f"{WNIDS[2]}/photo2.jpg",
+    ]
+    assert (out / "exclude-validation.txt").read_text() == ""
+    assert "by more than equal pixels: 2" in result.out
+    assert everything(source) == before
+
+
+def test_a_set_has_counts_lists_and_a_page(prepared: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    result = command.run("duplicates", prepared, "--out", out, "--json")
+
+    assert result.code == 0, result
+    said = json.loads(result.out)
+    assert found(out) == EXPECTED
+    assert said["groups"] == 5
+    assert said["cross"] == 2
+    assert said["other_label"] == 4  # all but the crop
+    assert said["not_judged"] == 2
+    assert said["also_elsewhere"] == {"train": 2, "validation": 2}
+    assert said["excluded"] == {"train": 5, "validation": 0}
+    assert {"kept": "validation", "split": "train", "kind": "same bytes"}.items() <= said["pairs"][
+        -2
+    ].items()
+    assert {row["distance"] for row in rows(out) if row["kind"] != "nearly the same"} == {"0"}
+    assert all(int(row["distance"]) <= 75 for row in rows(out))
+    page = (out / "duplicates.html").read_text()
+    assert page.count("<img ") == 10
+    assert page.index("bytes.jpg") < page.index("crop.jpg"), "other labels come first"
+
+
+def test_the_lists_are_taken_by_prepare(source: Path, prepared: Path, tmp_path: Path) -> None:
+    assert command.run("duplicates", prepared, "--out", tmp_path / "out").code == 0
+    clean = tmp_path / "clean"
+    result = command.run(
+        *("prepare", "--source", source, "--out", clean, "--check", "header"),
+        *("--exclude", tmp_path / "out" / "exclude-train.txt"),
+    )
+    assert result.code == 0, result
+
+    again = command.run(
+        "duplicates", clean, "--out", tmp_path / "again", "--fail-on", "cross", "--json"
+    )
+
+    assert again.code == 0, again
+    assert json.loads(again.out)["groups"] == 0
+
+
+def test_a_picture_in_two_splits_fails_where_it_is_asked_for(
+    prepared: Path, tmp_path: Path
+) -> None:
+    result = command.run("duplicates", prepared, "--out", tmp_path / "out", "--fail-on", "cross")
+    assert result.code == 3
+    assert "more than one split or set: 2" in result.err
+    assert (tmp_path / "out" / "pairs.csv").exists()
+
+
+def test_what_a_set_has_of_a_split_of_another(source: Path, prepared: Path, tmp_path: Path) -> None:
+    """The other set has other sizes and shards; only pairs across the sets are told."""
+    other = tmp_path / "other"
+    small = command.run(
+        *("prepare", "--source", source, "--out", other, "--short-side", "100"),
+        *("--train-shards", "1", "--validation-shards", "1"),
+    )
+    assert small.code == 0, small
+
+    result = command.run(
+        *("duplicates", prepared, "--against", f"{other}:validation", "--out", tmp_path / "out"),
+        *("--json", "--fail-on", "cross"),
+    )
+
+    assert result.code == 3
+    said = json.loads(result.out)
+    assert {row["split"] for row in rows(tmp_path / "out")} == {
+        "train",
+        "validation",
+        "against:validation",
+    }
+    kept = [row for row in rows(tmp_path / "out") if row["kept"] == "yes"]
+    assert {row["split"] for row in kept} == {"against:validation"}
+    assert said["excluded"] == {"train": 2, "validation": 3}
+    names = {row["key"].split("/")[-1] for row in rows(tmp_path / "out")}
+    assert names == {"photo8.jpg", "bytes.jpg", "photo0.jpg", "crop.jpg", "photo2.jpg"}
+
+
+def test_the_same_for_any_workers(prepared: Path, tmp_path: Path) -> None:
+    outs = []
+    for number, flags in enumerate(
+        (["--workers", "1"], ["--workers", "3"], ["--workers", "2", "--worker-kind", "processes"])
+    ):
+        shutil.rmtree(prepared / pictures.FOLDER, ignore_errors=True)
+        out = tmp_path / str(number)
+        assert command.run("duplicates", prepared, "--out", out, *flags).code == 0
+        files = all_files(out)
+        outs.append({name: data for name, data in files.items() if name != "duplicates.html"})
+    assert outs[0] == outs[1] == outs[2]
+
+
+def test_a_second_run_hashes_only_what_is_new(copied: Path, tmp_path: Path) -> None:
+    assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
+    kept = sorted((copied / pictures.FOLDER).glob("*.rows"))
+    assert len(kept) == 6
+    assert sum(path.stat().st_size for path in kept) == 16 * hashes.ROW.itemsize
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    kept[0].unlink()
+
+    assert command.run("duplicates", copied, "--out", tmp_path / "two").code == 0
+
+    after = {path: path.stat().st_mtime_ns for path in kept}
+    assert after[kept[0]] != before[kept[0]]
+    assert {p: after[p] for p in kept[1:]} == {p: before[p] for p in kept[1:]}
+    assert (tmp_path / "one/pairs.csv").read_bytes() == (tmp_path / "two/pairs.csv").read_bytes()
+
+
+def test_rows_that_somebody_else_wrote_hide_nothing_but_themselves(
+    copied: Path, tmp_path: Path
+) -> None:
+    """They are numbers; whatever they say, no picture is told that is not proven by its image."""
+    assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
+    for path in (copied / pictures.FOLDER).glob("*.rows"):
+        path.write_bytes(bytes([255]) * path.stat().st_size)
+
+    result = command.run("duplicates", copied, "--out", tmp_path / "two")
+
+    assert result.code == 0, result
+    assert found(tmp_path / "two") <= EXPECTED
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_damaged_record_is_named_and_the_others_are_judged(
+    copied: Path, tmp_path: Path, hashed: bool
+) -> None:
+    """Whether it was damaged before it was hashed or later; nothing of it is kept."""
+    shard = copied / "train-00001-of-00004"
+    if hashed:
+        assert command.run("duplicates", copied, "--out", tmp_path / "out").code == 0
+    else:
+        shutil.rmtree(copied / pictures.FOLDER, ignore_errors=True)
+    flip_bit(shard, 200)
+
+    for _ in range(2):
+        result = command.run("duplicates", copied, "--out", tmp_path / "out")
+        assert result.code == 3
+        assert f"{shard}: record 0 at byte 0" in result.out
+        assert "1 problem, listed above" in result.err
+        assert len(found(tmp_path / "out")) >= 3
+    assert len(receipts(copied, "hashes")) == 5 + hashed
+
+
+def test_a_set_without_tables_names_adopt(copied: Path, tmp_path: Path) -> None:
+    path = copied / naming.MANIFEST
+    whole = manifest.loads(path.read_bytes(), "it")
+    splits = {
+        name: replace(
+            split,
+            samples_root="",
+            shards=[replace(s, samples_bytes=0, samples_sha256="") for s in split.shards],
+        )
+        for name, split in whole.splits.items()
+    }
+    path.write_bytes(replace(whole, splits=splits).dumps())
+
+    result = command.run("duplicates", copied, "--out", tmp_path / "out")
+
+    assert result.code == 2, result
+    assert f"imagenet-prep adopt {copied}" in result.err
+
+
+def test_hashes_of_a_set_that_may_not_be_written_lie_beside_the_result(
+    copied: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(copied / naming.WORK)
+    (copied / naming.WORK).symlink_to(tmp_path)  # whoever wrote the set: nothing is written there
+
+    result = command.run("duplicates", copied, "--out", tmp_path / "out")
+
+    assert result.code == 0, result
+    assert len(list((tmp_path / "out" / pictures.FOLDER).glob("*.rows"))) == 6
+    assert found(tmp_path / "out") == EXPECTED
+
+
+def test_a_set_in_a_bucket_has_the_same_pairs(
+    prepared: Path, tmp_path: Path, prefix: str, s3: S3Server
+) -> None:
+    bucket = BucketStore(prefix)
+    for path in prepared.rglob("*"):
+        if path.is_file() and naming.WORK not in path.parts:
+            bucket.write(str(path.relative_to(prepared)), path.read_bytes())
+    assert command.run("duplicates", prepared, "--out", tmp_path / "folder").code == 0
+
+    for name in ("one", "two"):  # hashes are kept in the bucket
+        result = command.run("duplicates", prefix, "--out", tmp_path / name, env=s3.environment)
+        assert result.code == 0, result
+
+    same = (tmp_path / "folder" / "pairs.csv").read_bytes()
+    assert (tmp_path / "one" / "pairs.csv").read_bytes() == same
+    assert (tmp_path / "two" / "pairs.csv").read_bytes() == same
+    kept = [name for name in bucket.names(pictures.FOLDER) if name.endswith(".rows")]
+    assert len(kept) == 6
+
+
+def test_a_run_that_is_killed_goes_on(copied: Path, tmp_path: Path) -> None:
+    """What was hashed before the end stays, and the files are those of a run without an end."""
+    assert command.run("duplicates", copied, "--out", tmp_path / "whole").code == 0
+    for path in sorted((copied / pictures.FOLDER).glob("*.rows"))[:3]:
+        path.unlink()
+    with command.started("duplicates", copied, "--out", tmp_path / "out", "--workers", "1") as run:
+        command.wait_until(
+            lambda: len([*(copied / pictures.FOLDER).glob("*.rows")]) > 3, "one is hashed"
+        )
+        run.kill()
+
+    assert command.run("duplicates", copied, "--out", tmp_path / "out").code == 0
+
+    whole = (tmp_path / "whole" / "pairs.csv").read_bytes()
+    assert (tmp_path / "out" / "pairs.csv").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name one place"),
+        (("set", "--source", "source"), "name one place"),
+        (("nowhere",), "there is no such folder"),
+        (("set", "--against", "set:holdout"), "has no split 'holdout'"),
+        (("--source", "nowhere"), "no such folder"),
+    ],
+)
+def test_what_is_no_place_is_refused(
+    words: tuple[str, ...], said: str, prepared: Path, tmp_path: Path
+) -> None:
+    result = command.run("duplicates", *words, "--out", tmp_path / "out", cwd=prepared.parent)
+    assert result.code == 2
+    assert said in result.err
+    assert not (tmp_path / "out" / "pairs.csv").exists()

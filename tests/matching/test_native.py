@@ -1,0 +1,54 @@
+"""likeness.c and matching.c by themselves: under sanitizers, by other compilers, on ARM."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.kit.codec import native
+from tests.kit.lengths import long_but
+
+
+def built(folder: Path, compiler: Sequence[str], *flags: str) -> Path:
+    if reason := native.missing(compiler):
+        pytest.skip(reason)
+    folder.mkdir()
+    return native.build(folder, compiler, *flags, sources=native.LIKENESS_HARNESS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", long_but([1_000], [1_000, 100_000]))
+def test_random_pictures_touch_nothing_outside_their_buffers(tmp_path: Path, count: int) -> None:
+    """No fault, no leak, and all vector code makes the results of the plain code."""
+    try:
+        program = built(tmp_path / "sanitized", native.SANITIZED)
+    except AssertionError as error:
+        pytest.skip(f"no sanitizers here: {error}")
+
+    assert len(native.run(program, count, count).strip()) == 16
+
+
+@pytest.mark.slow
+def test_all_compilers_make_the_same_results(tmp_path: Path) -> None:
+    expected = native.run(built(tmp_path / "gcc", native.GCC), 200, 1)
+    target = f"{platform.machine()}-linux-gnu.2.17"
+    for name, compiler, flags in (
+        ("slow", native.GCC, ("-O0",)),
+        ("zig", native.zig(target), ()),
+    ):
+        assert native.run(built(tmp_path / name, compiler, *flags), 200, 1) == expected
+
+
+@pytest.mark.long
+def test_arm_makes_the_same_results(tmp_path: Path) -> None:
+    if not shutil.which("qemu-aarch64-static"):
+        pytest.skip("no qemu-aarch64-static here")
+    expected = native.run(built(tmp_path / "gcc", native.GCC), 200, 1)
+
+    program = built(tmp_path / "arm", native.zig("aarch64-linux-musl"), "-static")
+
+    assert native.run("qemu-aarch64-static", program, 200, 1) == expected

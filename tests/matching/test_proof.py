@@ -1,0 +1,98 @@
+"""The proof: what is one picture, what is not, and equal numbers of all vector code."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from imagenet_prep.codec import likeness
+from imagenet_prep.matching import hashes, kernels, proof
+from tests.kit.codec import corpus
+
+AS_IS, MIRRORED = np.array([False]), np.array([True])
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Image.Image]:
+    return [Image.open(io.BytesIO(data)).convert("RGB") for data in corpus.photographs(6)]
+
+
+def means(picture: Image.Image) -> np.ndarray:
+    return likeness.means_of_pixels(np.asarray(picture.convert("L")))[None]
+
+
+def is_one(one: Image.Image, other: Image.Image, mirrored: np.ndarray = AS_IS) -> bool:
+    left, right = means(one), means(other)
+    small = [hashes.row(each[0])["small"][None] for each in (left, right)]
+    likely = proof.likely(*small, mirrored)
+    proven = proof.proven(left, right, mirrored, np.array([min(*one.size, *other.size)]))
+    assert likely[0] or not proven[0], "the first look lets through all that is proven"
+    return bool(proven[0])
+
+
+def test_variants_are_proven_and_others_are_not(pictures: list[Image.Image]) -> None:
+    for number, picture in enumerate(pictures):
+        width, height = picture.size
+        cut = picture.crop((width // 25, height // 30, width - width // 40, height))
+        assert is_one(picture, picture)
+        assert is_one(picture, picture.resize((width // 2, height // 2)))
+        assert is_one(picture, cut)
+        assert is_one(cut, picture)
+        assert is_one(picture, ImageOps.mirror(picture), MIRRORED)
+        assert is_one(picture, ImageOps.autocontrast(picture, cutoff=1))
+        assert not is_one(picture, ImageOps.mirror(picture))
+        assert not is_one(picture, ImageOps.flip(picture))
+        middle = (width // 5, height // 5, width * 4 // 5, height * 4 // 5)
+        assert not is_one(picture, picture.crop(middle))
+        for other in pictures[:number]:
+            assert not is_one(picture, other)
+
+
+def test_the_fit_says_where_a_crop_lies(pictures: list[Image.Image]) -> None:
+    picture = pictures[0].resize((500, 400))
+    crop = picture.crop((20, 0, 490, 380))
+
+    (found,) = proof.scores(means(picture), means(crop), AS_IS, likeness.SIXTEENTHS)
+
+    # Half sides: the crop has 470 of 500 columns, and its middle lies 5 to the right.
+    assert found[:4] == pytest.approx([470 / 500, 5 / 250, 380 / 400, -10 / 200], abs=0.004)
+    assert found[4:6] == pytest.approx([1, 0], abs=1)
+
+
+def test_flat_pictures_prove_nothing() -> None:
+    flat, other = np.full((1, 32, 32), 9, np.uint16), np.full((1, 32, 32), 200, np.uint16)
+    for right in (flat, other):
+        wide = [np.kron(each, np.full((1, 2, 2), 16, np.uint16)) for each in (flat, right)]
+        for side in (20, 200):
+            assert not proof.proven(*wide, AS_IS, np.array([side]))[0]
+        found = proof.scores(flat, right, AS_IS, 1)
+        assert np.isfinite(found).all()
+        assert not proof.likely(flat, right, AS_IS)[0]
+
+
+@pytest.mark.skipif(kernels.best() == kernels.PLAIN, reason="this processor has plain code alone")
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    side=st.sampled_from([16, 32, 64]),
+    noise=st.sampled_from([0, 1, 30, 4000]),
+    shift=st.integers(-3, 3),
+)
+def test_vector_code_makes_the_numbers_of_the_plain_code(
+    seed: int, side: int, noise: int, shift: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 4080, (3, side // 4, side // 4))
+    left = np.kron(coarse, np.ones((1, 4, 4), np.int64))
+    right = np.roll(left, shift, axis=2) + rng.integers(-noise, noise + 1, left.shape)
+    right = np.clip(right, 0, 4080)
+    mirrored = np.array([False, True, False])
+
+    plain, vector = (proof.scores(left, right, mirrored, 16, simd) for simd in (0, kernels.best()))
+
+    assert plain.tobytes() == vector.tobytes()

@@ -1,0 +1,85 @@
+"""The join finds exactly the pairs that comparing all hashes finds."""
+
+from __future__ import annotations
+
+from concurrent import futures
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagenet_prep.codec import likeness
+from imagenet_prep.matching import kernels, search
+from imagenet_prep.matching.search import Radii, Search, Side
+
+MIRROR = np.array(likeness.mirror(), np.uint64)
+KINDS = sorted({kernels.PLAIN, kernels.best()})
+
+
+def hashes(rng: np.random.Generator, num: int, near: int) -> np.ndarray:
+    """Returns hashes of which many differ in few bits, also mirrored."""
+    found = rng.integers(0, 2**64, (num, 4), dtype=np.uint64)
+    for at in range(1, num, 2):
+        other = found[rng.integers(0, at)].copy()
+        if rng.random() < 0.3:
+            other ^= MIRROR
+        for _ in range(rng.integers(0, near)):
+            other[rng.integers(0, 4)] ^= np.uint64(1) << np.uint64(rng.integers(0, 64))
+        found[at] = other
+    return found
+
+
+def brute(left: Side, right: Side, radii: Radii, mirror: np.ndarray | None) -> set[tuple[int, int]]:
+    found = set()
+    turned = np.uint64(0) if mirror is None else mirror
+    for one in left.ids.tolist():
+        counts = np.bitwise_count(left.bits[one] ^ right.bits[right.ids] ^ turned)
+        near = (counts[:, 0] <= radii.key) & (counts.sum(axis=1) <= radii.all)
+        found |= {(one, other) for other in right.ids[near].tolist() if one != other}
+    if left is right:
+        found = {(min(pair), max(pair)) for pair in found}
+    return found
+
+
+def joined(job: Search, workers: int) -> list[tuple[int, int]]:
+    found = []
+    with futures.ThreadPoolExecutor(workers) as pool:
+        for each in job.candidates(pool, workers):
+            assert (each.mirrored == (job.mirror is not None)).all()
+            pairs = zip(each.left.tolist(), each.right.tolist(), strict=True)
+            found += [pair if job.left is not job.right else tuple(sorted(pair)) for pair in pairs]
+    return found
+
+
+@pytest.mark.parametrize("simd", KINDS)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32), num=st.integers(0, 120), mirrored=st.booleans())
+def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirrored: bool) -> None:
+    rng = np.random.default_rng(seed)
+    bits, mirror = hashes(rng, num, 30), MIRROR if mirrored else None
+    ids = np.flatnonzero(rng.random(num) < 0.9).astype(np.uint32)
+    whole, window = Side(ids, bits), Side(ids, hashes(rng, num, 30))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "best", lambda: simd)
+        for left, right in ((whole, whole), (whole, window), (window, whole)):
+            for radii in (search.WHOLE_RADII, search.WINDOW_RADII, Radii(15, 40), Radii(3, 3)):
+                found = joined(Search(left, right, Radii(*radii), mirror), workers=2)
+                assert len(found) == len(set(found))
+                assert set(found) == brute(left, right, Radii(*radii), mirror)
+
+
+@pytest.mark.parametrize("simd", KINDS)
+def test_pairs_that_do_not_fit_into_the_buffer_come_later(
+    simd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand equal hashes are half a million pairs; the buffer has room for a thousand."""
+    monkeypatch.setattr(search, "_ROOM", 8)
+    monkeypatch.setattr(kernels, "best", lambda: simd)
+    num = 1000
+    bits = np.full((num, 4), 0x0123456789ABCDEF, np.uint64)
+    side = Side(np.arange(num, dtype=np.uint32), bits)
+
+    found = joined(Search(side, side, Radii(7, 50), None), workers=3)
+
+    assert len(found) == len(set(found)) == num * (num - 1) // 2

@@ -212,6 +212,7 @@ def _expectation(
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
         missing_features=manifest.lacks,
+        is_amended=manifest.is_amended,
     )
 
 

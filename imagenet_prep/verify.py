@@ -211,6 +211,7 @@ def _expectation(
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
         missing_features=manifest.lacks,
+        is_amended=manifest.is_amended,
     )
 
 

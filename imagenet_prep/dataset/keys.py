@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,11 +73,13 @@ class KeyList(NamedTuple):
       path: of the file, for messages.
       keys: each once, with the number of its first line; at least one.
       sha256: of the sorted keys, one a line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
+      repeated: the numbers of the lines whose key an earlier line has.
     """
 
     path: str
     keys: Mapping[str, int]
     sha256: str
+    repeated: Sequence[int] = ()
 
     @property
     def summary(self) -> Json:
@@ -116,32 +119,40 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     Raises:
       UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
     """
+    data = read_bytes(path)
     keys: dict[str, int] = {}
+    repeated: list[int] = []
     start = 0
-    try:
-        # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
-        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            os.set_blocking(descriptor, True)
-            # A line at a time: a list may have millions.
-            lines = iter(lambda: file.readline(_MOST_BYTES + 1 - start), b"")
-            for number, line in enumerate(lines, start=1):
-                # Editors of Windows begin a file with a mark, which would become a part of a key.
-                key = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-                if key:
-                    keys.setdefault(key, number)
-                start += len(line)
-    except OSError as error:
-        raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
-        ) from None
-    if start > _MOST_BYTES:
-        raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
+    # A line at a time: all lines as text would take ten times their bytes.
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        # Editors of Windows begin a file with a mark, which would become a part of the first key.
+        try:
+            key = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
+            ) from None
+        if key and keys.setdefault(key, number) != number:
+            repeated.append(number)
+        start += len(line)
     if not keys:
         raise UsageError(f"{path}: lists no key, expected one a line. A pipe must have a writer.")
     ordered, digest = sorted(keys), hashlib.sha256()
     for first in range(0, len(ordered), _AT_ONCE):
         digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())
-    return KeyList(str(path), keys, digest.hexdigest())
+    return KeyList(str(path), keys, digest.hexdigest(), repeated)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a list of keys; raises UsageError as `read_list`."""
+    try:
+        # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            os.set_blocking(descriptor, True)
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
+    return data

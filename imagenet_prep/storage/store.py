@@ -123,6 +123,16 @@ class Store(Protocol):
           sha256: what it must have.
         """
 
+    def take_over(self, source: object, files: Iterable[File]) -> None:
+        """Leaves files of another data set here too; their bytes do not pass this machine.
+
+        They are hard links between folders, and copies that the server makes between prefixes.
+
+        Raises:
+          UsageError: the source is no place of this kind, or on another file system.
+          DataDamagedError: a file is missing there, or another one.
+        """
+
     def write(self, name: str, data: bytes) -> None:
         """Publishes a whole small file."""
 

@@ -16,6 +16,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.matching.find import Found
@@ -43,13 +44,7 @@ class Config(WorkerFlags):
         help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html; made if it is absent",
         metavar="DIR",
     )
-    dataset: str | None = flag(
-        None,
-        place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, or s3://bucket/prefix",
-        positional=True,
-        metavar="SET",
-    )
+    dataset: str | None = data_set(None)
     source: str | None = flag(
         None,
         place=Place.FOLDER,

@@ -112,6 +112,9 @@ def duplicates(config: Config) -> Json:
 
     out = LocalStore(Path(config.out).expanduser())
     sides = [_side(config, out), *_against(config, out)]
+    for side in sides:
+        if not side.pieces:
+            raise UsageError(f"{side.where}: has none of the splits {', '.join(config.splits)}")
     workers = engine.Workers(config.workers, config.worker_kind)
     problems: list[str] = []
     with scratch.place() as place:
@@ -168,6 +171,10 @@ def _side(config: Config, out: Store) -> _Side:
     assert config.source is not None
     root = Path(config.source).expanduser()
     splits = [split for split in schema.SOURCE_SPLITS if split in config.splits]
+    if not splits:
+        raise UsageError(
+            f"--source {root}: has the splits {' and '.join(schema.SOURCE_SPLITS)} alone"
+        )
     source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
     if not isinstance(source, Stored):
         raise UsageError(

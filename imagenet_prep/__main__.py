@@ -20,7 +20,9 @@ VERBS = {
     "verify": "prove that a data set is what its manifest says",
     "resize": "TFRecord shards, whoever wrote them -> smaller images, whole schema, manifest",
     "adopt": "TFRecord shards, whoever wrote them -> a data set with what they lack, as they are",
+    "amend": "a data set -> another one, with images left out, relabelled or added",
     "replicate": "a data set -> other folders, a bucket, every node of a cluster, proven there",
+    "diff": "which images differ between two data sets: missing ones, labels, bytes",
     "show": "look into a data set, find its images, or look into one of its shards",
     "duplicates": "which images of a set, or of two, are the same picture; lists to leave out",
     "export": "a split as MXNet's RecordIO, or the weights of a run for PyTorch",
@@ -35,7 +37,7 @@ VERBS = {
     "bench-train": "how fast N ranks train, what they wait for, what 90 epochs cost",
 }
 # They do no linear algebra.
-_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "duplicates")
+_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
 _MODULES = {
     "prepare": "pipelines.prepare",
     "launch": "pipelines.launch",

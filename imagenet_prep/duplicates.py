@@ -16,6 +16,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.matching.find import Found
@@ -43,13 +44,7 @@ class Config(WorkerFlags):
         help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html; made if it is absent",
         metavar="DIR",
     )
-    dataset: str | None = flag(
-        None,
-        place=Place.FOLDER_OR_BUCKET,
-        help="the data set: a folder, or s3://bucket/prefix",
-        positional=True,
-        metavar="SET",
-    )
+    dataset: str | None = data_set(None)
     source: str | None = flag(
         None,
         place=Place.FOLDER,
@@ -117,6 +112,9 @@ def duplicates(config: Config) -> Json:
 
     out = LocalStore(Path(config.out).expanduser())
     sides = [_side(config, out), *_against(config, out)]
+    for side in sides:
+        if not side.pieces:
+            raise UsageError(f"{side.where}: has none of the splits {', '.join(config.splits)}")
     workers = engine.Workers(config.workers, config.worker_kind)
     problems: list[str] = []
     with scratch.place() as place:
@@ -173,6 +171,10 @@ def _side(config: Config, out: Store) -> _Side:
     assert config.source is not None
     root = Path(config.source).expanduser()
     splits = [split for split in schema.SOURCE_SPLITS if split in config.splits]
+    if not splits:
+        raise UsageError(
+            f"--source {root}: has the splits {' and '.join(schema.SOURCE_SPLITS)} alone"
+        )
     source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
     if not isinstance(source, Stored):
         raise UsageError(

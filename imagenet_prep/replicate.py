@@ -109,6 +109,7 @@ def _to_hosts(config: Config, source: Original, there: Manifest) -> list[Json]:
         wait_s=config.wait,
         silence_s=config.timeout,
         placements=placements,
+        parent=config.from_parent or "",
     )
     answers: Sequence[Json | ImagenetPrepError]
     if config.check or config.dry_run:
@@ -137,6 +138,7 @@ def _pull_words(config: Config, part: Placement) -> list[str]:
     """Returns what a host runs to fetch its own part from a bucket."""
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
     words += ["--repair"] if config.repair else []
+    words += ["--from-parent", config.from_parent] if config.from_parent else []
     for name in ("bandwidth_limit", "connections", "retries", "timeout"):
         words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     if part.nodes > 1:
@@ -149,13 +151,13 @@ def _to_one(config: Config, source: Original) -> Json:
     """Replicates to a folder or a bucket, or checks it."""
     target = _open_target(config, source.data)
     if config.check:
-        problems = [problem for problem, _ in _look(config, target)]
+        problems = [problem for problem, _ in _look(config, target, target.files)]
         if (problem := target.manifest_problem()) is not None:
             problems.append(problem)
         found: Json = {"problems": problems}
     elif config.dry_run:
         target.refuse_others()
-        wrong = _look(config, target)
+        wrong = _look(config, target, target.files)
         lacking_bytes = sum(file.num_bytes for _, file in wrong)
         found = {"problems": [problem for problem, _ in wrong], "lacking_bytes": lacking_bytes}
     else:
@@ -185,20 +187,29 @@ def _open_target(config: Config, data: bytes) -> Replica | Bucket:
     return Replica(root, data, config.placement())
 
 
-def _look(config: Config, target: Replica | Bucket) -> list[tuple[Problem, File]]:
+def _look(
+    config: Config, target: Replica | Bucket, files: Sequence[File]
+) -> list[tuple[Problem, File]]:
     """Returns what is wrong at the target, and the files it is wrong with."""
     prove = config.check or config.repair
-    found = _each(config, lambda file: target.problem(file, prove=prove), target.files, "look")
-    return [(problem, file) for problem, file in zip(found, target.files, strict=True) if problem]
+    found = _each(config, lambda file: target.problem(file, prove=prove), files, "look")
+    return [(problem, file) for problem, file in zip(found, files, strict=True) if problem]
 
 
 def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
+    from imagenet_prep.storage.store import open_store
+
     target.refuse_others()
     target.clear()
-    wrong = _look(config, target)
+    wrong = _look(config, target, target.files)
     lacking = [file for _, file in wrong]
+    is_whole = not lacking
+    if lacking and config.from_parent:
+        target.take_over(open_store(config.from_parent), lacking)
+        wrong = _look(config, target, lacking)
+        lacking = [file for _, file in wrong]
     target.check_space(lacking)
-    if lacking:
+    if not is_whole:
         target.withdraw()
         put = target.put
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")

@@ -219,10 +219,16 @@ def _mistakes(config: Config, facts: Facts) -> Mistakes:
 def _comparison(config: Config, store: Store, other: Store) -> str:
     from imagenet_prep.reporting import page
     from imagenet_prep.reporting.compare import compare
+    from imagenet_prep.shards.difference import Side, differences, splits_that_differ
 
     assert config.other is not None
     facts = _facts(config, config.dataset, store)
-    found = compare(facts, _facts(config, config.other, other), config.seed)
+    facts_of_other = _facts(config, config.other, other)
+    sides = Side(store, facts.manifest), Side(other, facts_of_other.manifest)
+    splits = splits_that_differ(*sides)
+    found = compare(
+        facts, facts_of_other, differences(*sides, splits) if splits else (), config.seed
+    )
     return page.comparison(found, seed=config.seed, made_at=datetime.now(UTC))
 
 

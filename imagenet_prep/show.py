@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from imagenet_prep.core import program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
@@ -18,6 +18,9 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.storage.os_errors import storage_errors
 
+if TYPE_CHECKING:
+    from imagenet_prep.read.catalogue import Catalogue
+
 EXAMPLES = """\
   imagenet-prep show /data/imagenet-480
   imagenet-prep show /data/imagenet-480/train-00000-of-01024
@@ -25,7 +28,8 @@ EXAMPLES = """\
   imagenet-prep show /data/imagenet-480/train-00000-of-01024 --image 17 --out 17.jpg
   imagenet-prep show /data/imagenet-480 --keys --splits train
   imagenet-prep show /data/imagenet-480 --class n01440764 --limit 20
-  imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg"""
+  imagenet-prep show /data/imagenet-480 --key n01440764/n01440764_10026.JPEG --out fish.jpg
+  imagenet-prep show /data/imagenet-480 --image-file photo.jpg"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,14 @@ class Config(Settings):
         metavar="CLASS",
         without=("image",),
     )
+    image_file: str | None = flag(
+        None,
+        place=Place.FILE,
+        help="tell whether the data set holds this image file, byte for byte as it is stored or as "
+        "its source was, and where; exit code 1 if not",
+        metavar="FILE",
+        without=("image", "keys", "key", "class_"),
+    )
     splits: tuple[str, ...] | None = flag(
         None,
         choices=schema.SPLITS,
@@ -77,12 +89,15 @@ class Config(Settings):
         if self.image is not None and self.out is None:
             raise ValueError("--image needs --out, the file to write")
         if self.splits is not None and not self.finds_images:
-            raise ValueError("--splits is for --keys, --key and --class, which look into a set")
+            raise ValueError(
+                "--splits is for --keys, --key, --class and --image-file, which look into a set"
+            )
 
     @property
     def finds_images(self) -> bool:
         """Whether images of a data set are asked for, and not a shard."""
-        return self.keys or self.key is not None or self.class_ is not None
+        asked = (self.key, self.class_, self.image_file)
+        return self.keys or any(each is not None for each in asked)
 
 
 def records(shard: str) -> Iterator[Json]:
@@ -190,6 +205,8 @@ def _show_images(config: Config) -> int:
             f"{config.dataset}: no split {some(sorted(absent))}; there are: {', '.join(there)}"
         )
     catalogue = Catalogue(config.dataset, config.splits or tuple(there))
+    if config.image_file is not None:
+        return _show_file(config, catalogue, Path(config.image_file).expanduser())
     if config.key is None:
         found = catalogue.entries(config.class_)
     elif entries := catalogue.find(config.key):
@@ -218,6 +235,35 @@ def _show_images(config: Config) -> int:
             _write(encoded, Path(config.out))
             break
     return 0
+
+
+def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
+    """Tells where a data set holds an image file."""
+    import hashlib
+
+    try:
+        with open(regular_file.open_to_read(path), "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    is_found = False
+    for entry, sample in itertools.islice(catalogue.having(sha256), config.limit):
+        is_found = True
+        shard, record = catalogue.place(entry)
+        is_stored = sample.sha256 == sha256
+        if config.json:
+            row = {**entry._asdict(), "shard": shard, "record": record, "is_stored": is_stored}
+            print(json.dumps({**row, **sample._asdict()}, ensure_ascii=False))
+            continue
+        how = "byte for byte"
+        if not is_stored:
+            reason = f", {sample.reason}" if sample.reason else ""
+            how = f"as its source was; stored {sample.width}x{sample.height} ({sample.action}"
+            how += f"{reason})"
+        print(f"{shard} {record:>6} {terminal.printable(f'{entry.wnid} {entry.key}')}  {how}")
+    if not is_found and not config.json:
+        print(f"{path} (sha256 {sha256}) is not in {config.dataset}")
+    return 0 if is_found else 1
 
 
 def _described(row: Json, num_bytes: int) -> str:

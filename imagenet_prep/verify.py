@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.placement import Placement
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation
-    from imagenet_prep.storage.store import Store
+    from imagenet_prep.storage.store import Readable, Store
 
 EXAMPLES = """\
   imagenet-prep verify /data/imagenet-480
@@ -170,16 +170,15 @@ def _mend(manifest: Manifest) -> str:
     return "Fetch what is damaged from where the set came from."
 
 
-def load(store: Store) -> Manifest:
+def load(store: Readable) -> Manifest:
     """Returns the manifest of the data set in `store`; raises as `verify` does."""
     from imagenet_prep.dataset import manifest
 
     if store.as_folder is not None and not store.as_folder.root.is_dir():
         raise UsageError(f"{store.where()}: there is no such folder")
-    there = store.list_folder()
-    if naming.MANIFEST in there:
+    if store.size(naming.MANIFEST) is not None:
         return manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
-    if naming.WORK in there:
+    if naming.WORK in store.list_folder():
         raise IncompleteError(
             f"{store.where()}: no {naming.MANIFEST} yet: what was writing here has not finished. "
             "Run the same command again to resume."
@@ -212,6 +211,7 @@ def _expectation(
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
         missing_features=manifest.lacks,
+        is_amended=manifest.is_amended,
     )
 
 

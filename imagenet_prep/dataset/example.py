@@ -211,6 +211,23 @@ def _blank() -> dict[str, Value]:
     return protobuf.parse(encode(ImageExample(b"", 0, 0, "", 0, "", "")))
 
 
+def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
+    """Returns an example of another class; whatever else it holds stays as it is.
+
+    It is one that `decode` takes. A key that it lacks, as those of other writers do, is not added.
+    """
+    features = protobuf.parse(payload)
+    of_class: dict[str, Value] = {
+        schema.LABEL: (stored_label,),
+        schema.SYNSET: (wnid.encode(),),
+        schema.TEXT: (text.encode(),),
+        schema.BBOX_LABEL: (stored_label,) * len(features.get(schema.BBOX_LABEL, ())),
+    }
+    features |= {key: of_class[key] for key in of_class if key in features}
+    entries = protobuf.entries(features)
+    return _FIELD_1 + _varint(len(entries)) + entries
+
+
 def decode_without_image(
     read: Callable[[int, int], bytes],
     size: int,

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ from imagenet_prep.dataset import schema
 # Room for millions of keys. The list may be a pipe, as the shell makes for <(…), or a device, which
 # has no end.
 _MOST_BYTES = 64 << 20
+# So many keys become one text.
+_AT_ONCE = 1 << 14
 # A path on Linux has no more (PATH_MAX).
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -71,11 +73,13 @@ class KeyList(NamedTuple):
       path: of the file, for messages.
       keys: each once, with the number of its first line; at least one.
       sha256: of the sorted keys, one a line: what `LC_ALL=C sort -u FILE | sha256sum` prints.
+      repeated: the numbers of the lines whose key an earlier line has.
     """
 
     path: str
     keys: Mapping[str, int]
     sha256: str
+    repeated: Sequence[int] = ()
 
     @property
     def summary(self) -> Json:
@@ -115,17 +119,9 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     Raises:
       UsageError: the file cannot be read, is too large, is not UTF-8, or lists nothing.
     """
-    try:
-        # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
-        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            os.set_blocking(descriptor, True)
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
-    if len(data) > _MOST_BYTES:
-        raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
+    data = read_bytes(path)
     keys: dict[str, int] = {}
+    repeated: list[int] = []
     start = 0
     # A line at a time: all lines as text would take ten times their bytes.
     for number, line in enumerate(io.BytesIO(data), start=1):
@@ -136,10 +132,27 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
             raise UsageError(
                 f"{path}: the list of keys is not UTF-8: byte {start + error.start:,}"
             ) from None
-        if key:
-            keys.setdefault(key, number)
+        if key and keys.setdefault(key, number) != number:
+            repeated.append(number)
         start += len(line)
     if not keys:
         raise UsageError(f"{path}: lists no key, expected one a line. A pipe must have a writer.")
-    content = "".join(f"{key}\n" for key in sorted(keys))
-    return KeyList(str(path), keys, hashlib.sha256(content.encode()).hexdigest())
+    ordered, digest = sorted(keys), hashlib.sha256()
+    for first in range(0, len(ordered), _AT_ONCE):
+        digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())
+    return KeyList(str(path), keys, digest.hexdigest(), repeated)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a list of keys; raises UsageError as `read_list`."""
+    try:
+        # Opened so, a pipe without a writer is empty; otherwise it would be waited for without end.
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            os.set_blocking(descriptor, True)
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
+    return data

@@ -16,7 +16,7 @@ from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import ManifestError
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import naming, schema, settings
 
 SCHEMA_VERSION = 1
 # The frame of a record, the names of its image and label, and an image of one pixel take more.
@@ -210,6 +210,11 @@ class Manifest:
     def has_samples(self) -> bool:
         """Whether each shard has a table of samples, and each split a root."""
         return all(split.samples_root for split in self.splits.values())
+
+    @property
+    def is_amended(self) -> bool:
+        """Whether images or labels were changed since the set was made."""
+        return self.config.get("verb") == settings.AMEND
 
     @property
     def claims_ilsvrc2012(self) -> bool:

@@ -32,6 +32,11 @@ _LINE = re.compile(
     rb",".join([_KEY, _NUMBER, _IMAGE, rb"(kept|shrunk|repaired)", rb"([a-z0-9_+]{0,64})", _IMAGE])
     + rb"\r\n"
 )
+# The beginning of a line, with and without the columns that say which image it is.
+_HEAD = re.compile(rb",".join([_KEY, _NUMBER, rb"()"]))
+_IMAGE_HEAD = re.compile(
+    rb",".join([_KEY, _NUMBER, rb"((?:[1-9][0-9]{0,17},){3}[0-9a-f]{64})", b""])
+)
 Made = TypeVar("Made")
 _TO_QUOTE = frozenset(',"')
 
@@ -141,8 +146,7 @@ def entries(lines: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 def _each(of: Callable[[bytes], Made], lines: Iterable[bytes], where: str) -> Iterator[Made]:
     each = iter(lines)
-    if next(each, b"") != HEADER:
-        raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")
+    _demand_header(each, where)
     for number, line in enumerate(each, start=2):
         try:
             yield of(line)
@@ -159,21 +163,41 @@ def _entry(line: bytes) -> bytes:
     return b'%b\0["%b",%b,"%b"]\n' % (key, key, match[3], match[7])
 
 
+def heads(
+    lines: Iterable[bytes], where: str, *, images: bool = False
+) -> Iterator[tuple[str, int, bytes]]:
+    """Yields key and class index of each sample, in a fifth of the time of `parse`.
+
+    Args:
+      lines, where: as for `parse`, whose errors it raises.
+      images: also yield the columns from bytes to sha256, as they stand there; else b"". What is
+        not yielded is not looked at.
+    """
+    each = iter(lines)
+    _demand_header(each, where)
+    head = (_IMAGE_HEAD if images else _HEAD).match
+    for number, line in enumerate(each, start=2):
+        try:
+            match = head(line)
+            if match is None:
+                raise ValueError("is no line of a table")
+            plain, quoted, class_index, image = match.groups()
+            # Hardly any key is quoted: without this call it takes a tenth less.
+            key = plain.decode() if quoted is None and len(plain) < 256 else _key(plain, quoted)
+        except ValueError as error:
+            raise DataDamagedError(f"{where}: line {number:,} {error}") from None
+        yield key, int(class_index), image
+
+
 def _sample(line: bytes) -> Sample:
     """Returns what a line says; raises ValueError with the end of a sentence about the line."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise ValueError("is no line of a table")
     plain, quoted, *others = match.groups()
-    if plain is None:
-        plain = quoted.replace(b'""', b'"')
-        if not {*b',"'} & {*plain}:
-            raise ValueError("has quotes that it does not need")
-    if len(plain) > MOST_KEY_BYTES:
-        raise ValueError(f"has a key of more than {MOST_KEY_BYTES:,} bytes")
     number, size, width, height, sha256, action, reason, *source = others
     sample = Sample(
-        plain.decode(),
+        _key(plain, quoted),
         int(number),
         int(size),
         int(width),
@@ -191,6 +215,21 @@ def _sample(line: bytes) -> Sample:
     if sample.action == KEPT and sample[2:6] != sample[8:]:
         raise ValueError("says that the image was kept, and that its source was another")
     return sample
+
+
+def _demand_header(lines: Iterator[bytes], where: str) -> None:
+    if next(lines, b"") != HEADER:
+        raise DataDamagedError(f"{where}: line 1 is not the header of a table: {COLUMNS}")
+
+
+def _key(plain: bytes | None, quoted: bytes) -> str:
+    if plain is None:
+        plain = quoted.replace(b'""', b'"')
+        if not {*b',"'} & {*plain}:
+            raise ValueError("has quotes that it does not need")
+    if len(plain) > MOST_KEY_BYTES:
+        raise ValueError(f"has a key of more than {MOST_KEY_BYTES:,} bytes")
+    return plain.decode()
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:

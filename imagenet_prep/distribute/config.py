@@ -34,6 +34,14 @@ class Config(Settings):
     part: str | None = flag(
         None, help="of a partition, into a folder: the part of host K (from 0) of N", metavar="K/N"
     )
+    from_parent: str | None = flag(
+        None,
+        place=Place.FOLDER_OR_BUCKET,
+        help="of an amended set: where a replica of its parent lies beside the target, on every "
+        "host the same folder; what both have in common is linked or copied there, not moved",
+        metavar="DIR|URL",
+        without=("check", "dry_run"),
+    )
     check: bool = flag(False, help="read every byte of the replicas and report; move nothing")
     repair: bool = flag(False, help="read every byte first, then move what is wrong or missing")
     dry_run: bool = flag(False, help="print what would be moved and how long it takes")

@@ -44,6 +44,7 @@ class Request:
       wait_s: seconds to wait for lost hosts when all others are whole.
       silence_s: seconds without a sign of life after which an end is given up.
       placements: the part that each host is to hold, by address.
+      parent: folder of a replica of its parent, the same on every host; "" for none.
     """
 
     data: bytes
@@ -56,6 +57,7 @@ class Request:
     wait_s: float
     silence_s: float
     placements: Mapping[str, Placement]
+    parent: str = ""
 
     def placement(self, address: str) -> tuple[int, int, int]:
         """Returns the part that a host is to hold, as a field of a message."""

@@ -198,6 +198,7 @@ class Leader:
             python=request.python,
             prove=prove,
             placement=request.placement(peer.address),
+            parent=request.parent,
             limit=request.limit,
         )
 

@@ -39,7 +39,13 @@ def _origin(value: Any) -> str:
     return value
 
 
-_TO_STORE = {"protocol": count, "origin": _origin, "prove": flag, "placement": _placement}
+_TO_STORE = {
+    "protocol": count,
+    "origin": _origin,
+    "prove": flag,
+    "placement": _placement,
+    "parent": word,
+}
 
 TO_GIVER: Messages = {
     "give": Kind(

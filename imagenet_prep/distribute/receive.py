@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from imagenet_prep.distribute.messages import TO_RECEIVER
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.hosts.channel import Channel
 from imagenet_prep.hosts.messages import BrokenError, OtherVersionError, sentence
+from imagenet_prep.storage.folder import LocalStore
 
 # A receiver whose connection has just ended needs a moment to release the lock.
 _LOCK_PATIENCE_S = 5.0
@@ -57,7 +59,8 @@ def serve(root: Path, channel: Channel) -> int:
             return errors.EXIT_DONE
         with contextlib.ExitStack() as held:
             _lock(replica, held)
-            return _store(replica, channel, prove=begin.fields["prove"])
+            prove, parent = begin.fields["prove"], begin.fields["parent"]
+            return _store(replica, channel, prove=prove, parent=parent)
     except OtherVersionError as error:
         return _refuse(channel, UsageError(str(error)))
     except ImagenetPrepError as error:
@@ -107,7 +110,7 @@ def _lock(replica: Replica, held: contextlib.ExitStack) -> None:
 def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
     if not prove:
         replica.refuse_others()
-    wrong = _problems(replica, prove=prove)
+    wrong = _problems(replica, replica.files, prove=prove)
     problems = [problem for problem, _ in wrong]
     if prove and (problem := replica.manifest_problem()):
         problems.append(problem)
@@ -119,18 +122,23 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
         replica.check_space(lacking)
 
 
-def _problems(replica: Replica, *, prove: bool) -> list[tuple[Problem, File]]:
+def _problems(
+    replica: Replica, files: Sequence[File], *, prove: bool
+) -> list[tuple[Problem, File]]:
     readers = min(_MAX_READERS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(readers) as pool:
-        found = pool.map(lambda file: replica.problem(file, prove=prove), replica.files)
-        return [
-            (problem, file) for problem, file in zip(found, replica.files, strict=True) if problem
-        ]
+        found = pool.map(lambda file: replica.problem(file, prove=prove), files)
+        return [(problem, file) for problem, file in zip(found, files, strict=True) if problem]
 
 
-def _store(replica: Replica, channel: Channel, *, prove: bool) -> int:
+def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> int:
     replica.refuse_others()
-    lacking = {file.name: file for _, file in _problems(replica, prove=prove)}
+    wrong = _problems(replica, replica.files, prove=prove)
+    if parent and wrong:
+        lacks = [file for _, file in wrong]
+        replica.take_over(LocalStore(Path(parent).expanduser()), lacks)
+        wrong = _problems(replica, lacks, prove=False)
+    lacking = {file.name: file for _, file in wrong}
     begun = replica.begun(lacking.values())
     replica.check_space(list(lacking.values()))
     finished = not lacking and replica.manifest_problem() is None

@@ -66,6 +66,7 @@ class Hop:
             origin=settings["origin"],
             prove=settings["prove"],
             placement=dataclasses.astuple(settings["placement"]),
+            parent=settings["parent"],
         )
 
     def run(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.dataset.manifest import Problem
+from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 if TYPE_CHECKING:
@@ -71,6 +72,27 @@ class Target:
         if there != self._data:
             return Problem(f"{naming.MANIFEST}: differs from the source's")
         return None
+
+    def take_over(self, parent: Store, lacking: Iterable[File]) -> None:
+        """Takes what a replica of another set beside this one has of what is lacking.
+
+        Nothing of it is proven by this: whoever calls looks again.
+
+        Raises:
+          UsageError: there is no replica, or in a place of another kind.
+          ManifestError: its manifest is damaged.
+        """
+        if parent.size(naming.MANIFEST) is None:
+            raise UsageError(
+                f"--from-parent: {parent.where()} holds no {naming.MANIFEST}, so it is no replica. "
+                "Without --from-parent, all files are moved."
+            )
+        there = manifest.loads(parent.read(naming.MANIFEST), parent.where(naming.MANIFEST))
+        known = {(file.name, file.sha256) for file in there.files_of(there.splits)}
+        files = [file for file in lacking if (file.name, file.sha256) in known]
+        sizes = parent.sizes(file.name for file in files)
+        whole = [file for file in files if sizes.get(file.name) == file.num_bytes]
+        self.store.take_over(parent, whole)
 
     def commit(self) -> None:
         """Publishes the manifest; the caller has proven every other file."""

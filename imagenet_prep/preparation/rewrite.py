@@ -249,7 +249,9 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         stage, shards, job.workers, title=title, watch=output.watch, quiet=job.quiet
     )
     written = [receipt.content for receipt in receipts]
-    check_validation_labels((each.validation for each in written), classes, job.found.store)
+    there = job.found.manifest
+    if there is None or not there.is_amended:
+        check_validation_labels((each.validation for each in written), classes, job.found.store)
     counts = num_per_class([each.num_per_class for each in written], len(classes.wnids))
     not_rgb = any(each.not_rgb for each in written)
     output.commit(
@@ -259,7 +261,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         sources=[each.source for each in written],
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
-        edition=job.found.manifest.edition if job.found.manifest else None,
+        edition=there.edition if there else None,
     )
 
 

@@ -205,8 +205,8 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
                 "folder."
             )
         made |= found.splits
-        if verb == settings.PREPARE:
-            # It makes all splits at once: with others it is another set.
+        if wanted.settings.all_at_once:
+            # With other splits it is another set.
             made |= dict.fromkeys(wanted.settings.splits, config)
     return made
 

@@ -161,7 +161,7 @@ class WriteWork:
     fail_on_bad_image: bool
 
     def __call__(
-        self, name: str, images: Iterable[tuple[Member, bytes]]
+        self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
         """Returns what is written, and the three files of the shard.
 

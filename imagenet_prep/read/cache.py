@@ -14,7 +14,9 @@ import contextlib
 import fcntl
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
@@ -22,7 +24,7 @@ from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read import cached
-from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of
+from imagenet_prep.read.fetch_ahead import THREADS, FetchAhead, Windows, bytes_of, together
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.storage.fetch import bring, whole
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
@@ -65,7 +67,7 @@ class _Copy:
         self._store.write(naming.MANIFEST, content)
 
     def fetch(self, shard: Shard, near: Callable[[], set[str]]) -> HeldFile:
-        """Returns a shard, open under a shared lock, once it and what lies beside it are in `root`.
+        """Returns a shard, open under a shared lock, once it and its index are in `root`.
 
         Args:
           shard: one of the data set.
@@ -73,9 +75,19 @@ class _Copy:
         """
         path = self.root / shard.name
         with storage_errors("fetch", path), only_one(self._store, shard.name):
-            self._bring(shard.files, near)
+            self._bring(together(shard), near)
             # This waits for nobody: an exclusive lock is only taken with the lock of the name.
             return HeldFile(path, fcntl.LOCK_SH)
+
+    def bring_samples(self, shards: Sequence[Shard]) -> None:
+        """Leaves the tables of samples of some shards in `root`, proven; several come at once."""
+
+        def bring(table: File) -> None:
+            with storage_errors("fetch", self.root / table.name), only_one(self._store, table.name):
+                self._bring([table], set)
+
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="fetch") as pool:
+            deque(pool.map(bring, (shard.samples for shard in shards if shard.samples)), maxlen=0)
 
     def _bring(self, files: Sequence[File], near: Callable[[], set[str]]) -> None:
         """Leaves files in `root`, proven. The caller has locked their name in the folder."""
@@ -113,7 +125,7 @@ class _Copy:
         taken = 0
         far: list[tuple[float, Shard]] = []
         for shard in self._all_shards:
-            for file in shard.files:
+            for file in together(shard):
                 for name in (file.name, _temporary(file.name)):
                     taken += self._store.size(name) or 0
             if shard.name not in near:
@@ -130,8 +142,7 @@ class _Copy:
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # What lies beside it goes too, since a shard is fetched together with it.
-                for file in shard.files:
+                for file in together(shard):
                     (self.root / file.name).unlink(missing_ok=True)
                 del alone
         except BlockingIOError:
@@ -185,6 +196,10 @@ class NodeCache(FetchAhead):
             )
         self._copy.ended.clear()
         super().follow(windows)
+
+    def bring_samples(self, shards: Sequence[Shard]) -> None:
+        """Fetches the tables of samples of some shards; raises as `need`."""
+        self._copy.bring_samples(shards)
 
     def close(self) -> None:
         """Ends the fetching as `stop` does, and the wait for a server; what is there stays."""

@@ -9,9 +9,11 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.choice import Finder, class_indices
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.reader import kept, open_records
+from imagenet_prep.read.names import Names
+from imagenet_prep.read.reader import open_records
 
 
 class Entry(NamedTuple):
@@ -37,8 +39,7 @@ class Catalogue:
 
     def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
         """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
-        self._configs = [ReadConfig(data_dir, split, 1) for split in splits]
-        self._splits = {config.split: open_records(config) for config in self._configs}
+        self._splits = {split: open_records(ReadConfig(data_dir, split, 1)) for split in splits}
         self._finders: dict[str, Finder] = {}
         if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
             raise UsageError(
@@ -56,17 +57,41 @@ class Catalogue:
 
         Raises:
           UsageError: there is no such class.
-          ImagenetPrepError: as for `Records.name`.
+          ImagenetPrepError: as for `Names.of`.
         """
         for split, records in self._splits.items():
             classes = None if of_class is None else class_indices([of_class], records.wnids)
-            shards = records.placement.held(records.examples_per_shard)
-            records.follow([[shard] for shard in shards])
-            for number in (n for shard in shards for n in records.numbers_of(shard)):
-                class_index, key = records.name(number)
-                if classes is None or class_index in classes:
-                    yield Entry(split, number, class_index, records.wnids[class_index], key)
+            names = Names(records)
+            for shard in records.placement.held(records.examples_per_shard):
+                found = zip(records.numbers_of(shard), names.of(shard), strict=True)
+                for number, (class_index, key) in found:
+                    if classes is None or class_index in classes:
+                        yield Entry(split, number, class_index, records.wnids[class_index], key)
             records.close()
+
+    def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
+        """Yields the images that are, or whose source was, a file with this sha256 in hex.
+
+        Raises:
+          UsageError: the set has no tables of samples.
+          ImagenetPrepError: as for `Names.of`.
+        """
+        for split, records in self._splits.items():
+            if not records.manifest.has_samples:
+                raise UsageError(
+                    f"{records.root} has no tables of samples, so nothing says which files are in "
+                    "it. imagenet-prep adopt writes them, and leaves the images as they are."
+                )
+            names = Names(records)
+            for shard in records.placement.held(records.examples_per_shard):
+                for number, sample in names.having(shard, sha256):
+                    wnid = records.wnids[sample.class_index]
+                    yield Entry(split, number, sample.class_index, wnid, sample.key), sample
+
+    def place(self, entry: Entry) -> tuple[str, int]:
+        """Returns the shard that holds an image, and the number of its record."""
+        shard, record = self._splits[entry.split].place(entry.number)
+        return self._splits[entry.split].shards[shard].name, record
 
     def find(self, key: str) -> list[Entry]:
         """Returns the images with a key, CLASS/NAME or NAME alone: at most one of each split.
@@ -75,17 +100,15 @@ class Catalogue:
           ImagenetPrepError: as for `Reader.find`.
         """
         found = []
-        for config in self._configs:
-            records = self._splits[config.split]
+        for split, records in self._splits.items():
             try:
-                if config.split not in self._finders:
-                    self._finders[config.split] = Finder(records, kept(config, records))
-                number = self._finders[config.split].find(key)
+                if split not in self._finders:
+                    self._finders[split] = Finder(records)
+                number = self._finders[split].find(key)
             except KeyError:
                 continue
-            class_index, name = records.name(number)
-            wnid = records.wnids[class_index]
-            found.append(Entry(config.split, number, class_index, wnid, name))
+            class_index, name = Names(records).at(number)
+            found.append(Entry(split, number, class_index, records.wnids[class_index], name))
         return found
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:

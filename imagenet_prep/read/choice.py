@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import StoreError, UsageError, some
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import KeyList, read_list
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.held import only_one
+from imagenet_prep.read.names import Name, Names
 from imagenet_prep.read.order import mix, stream
-from imagenet_prep.storage.folder import LocalStore
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,8 +24,8 @@ if TYPE_CHECKING:
 
 # Independent streams of random numbers from one seed.
 _FRACTION, _FOLD = 1, 2
-_NAME = np.dtype([("class_index", "<i4"), ("hashed", "<u8")])
-_SHA256_BYTES = 32
+# So many names are in memory at a time.
+_BLOCK = 1 << 14
 
 
 class Choice:
@@ -71,61 +68,95 @@ class Choice:
             asked["others"] = True
         return asked
 
-    def numbers(self, records: Records, kept: Path) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the chosen examples, sorted.
-
-        Args:
-          records: of the split.
-          kept: folder where names are kept that were read once.
+    def numbers(self, records: Records) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the chosen examples of a split, sorted.
 
         Raises:
           UsageError: nothing is chosen, a class or key is unknown, or the set has no names.
-          ImagenetPrepError: as for `Records.name`.
+          ImagenetPrepError: as for `Names.of`.
         """
         where = f"{records.split} of {records.root}"
         if records.placement.nodes > 1:
             raise UsageError(f"{where} is {records.placement}: choose examples of a whole set")
         if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes", "remap"}:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
-        names = _names(records, kept, in_turn=True)
-        chosen = np.ones(len(names), bool)
-        if self._classes:
-            chosen &= np.isin(names["class_index"], self._classes)
-        if self._keys is not None:
-            chosen &= _listed(self._keys, names["hashed"], where)
-        if self._excluded is not None:
-            chosen &= ~_listed(self._excluded, names["hashed"], where)
-        uniform = mix(names["hashed"] ^ stream(self._config.choice_seed, _FRACTION))
-        chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._config.fraction
-        part, parts = self._config.fold
-        dealt = mix(names["hashed"] ^ stream(self._config.choice_seed, _FOLD))
-        chosen &= (dealt % np.uint64(parts) == part) != self._config.others
+        lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
+        names, parts = iter(Names(records)), []
+        while block := list(itertools.islice(names, _BLOCK)):
+            parts.append(self._among(block, lists))
+        for each in lists:
+            each.refuse_unknown(where)
+        chosen = np.concatenate(parts)
         if not chosen.any():
             raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
         return np.flatnonzero(chosen)
+
+    def _among(self, names: Sequence[Name], lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
+        """Returns which of some examples are chosen."""
+        chosen = np.ones(len(names), bool)
+        if self._classes:
+            chosen &= np.isin([class_index for class_index, _ in names], self._classes)
+        for each in lists:
+            chosen &= each.has(names) != (each.keys is self._excluded)
+        part, parts = self._config.fold
+        if self._config.fraction < 1 or parts > 1:
+            hashed = np.fromiter((_hash(key) for _, key in names), np.uint64, len(names))
+            uniform = mix(hashed ^ stream(self._config.choice_seed, _FRACTION))
+            chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._config.fraction
+            dealt = mix(hashed ^ stream(self._config.choice_seed, _FOLD))
+            chosen &= (dealt % np.uint64(parts) == part) != self._config.others
+        return chosen
+
+
+class _Listed:
+    """A list of keys, and which of its lines examples have been found for.
+
+    Attributes:
+      keys: the list.
+    """
+
+    def __init__(self, keys: KeyList) -> None:
+        self.keys = keys
+        # Line 0 stands for examples that are not listed.
+        self._found = np.zeros(max(keys.keys.values()) + 1, bool)
+
+    def has(self, names: Sequence[Name]) -> npt.NDArray[np.bool_]:
+        """Returns which of some examples are listed."""
+        line_of = self.keys.keys.get
+        lines = np.fromiter((line_of(key, 0) for _, key in names), np.int64, len(names))
+        self._found[lines] = True
+        return lines > 0
+
+    def refuse_unknown(self, where: str) -> None:
+        """Raises UsageError where a key was found for no example."""
+        found = self._found
+        self.keys.refuse_unknown(
+            [k for k, line in self.keys.keys.items() if not found[line]], where
+        )
 
 
 class Finder:
     """Finds examples by their keys, by a sorted table of hashes: 16 bytes an example."""
 
-    def __init__(self, records: Records, kept: Path) -> None:
-        """Takes a split, and the folder where its names are kept, as `Choice.numbers` does."""
-        self._records = records
-        hashed = _names(records, kept, in_turn=False)["hashed"]
+    def __init__(self, records: Records) -> None:
+        """Takes a split; raises as `Choice.numbers` does."""
+        self._wnids = records.wnids
+        self._names = Names(records)
+        # Python's own hash is quick, and nobody can tell which keys have equal ones.
+        hashed = np.fromiter((hash(key) for _, key in self._names), np.int64, len(records))
         self._numbers = np.argsort(hashed, kind="stable")
         self._hashed = hashed[self._numbers]
 
     def find(self, key: str) -> int:
         """Returns and raises as `Reader.find`."""
-        wnids = self._records.wnids
         # An example is kept under one of them, and asked for under either.
-        spelled = itertools.chain((key, key.partition("/")[2]), (f"{wnid}/{key}" for wnid in wnids))
-        for hashed in map(_hash, spelled):
-            at = int(np.searchsorted(self._hashed, np.uint64(hashed)))
+        folders = (f"{wnid}/{key}" for wnid in self._wnids)
+        for hashed in map(hash, itertools.chain((key, key.partition("/")[2]), folders)):
+            at = int(np.searchsorted(self._hashed, np.int64(hashed)))
             while at < len(self._hashed) and self._hashed[at] == hashed:
                 number = int(self._numbers[at])
-                class_index, found = self._records.name(number)
-                folder = f"{wnids[class_index]}/"
+                class_index, found = self._names.at(number)
+                folder = f"{self._wnids[class_index]}/"
                 if key in (name := found.removeprefix(folder), folder + name):
                     return number
                 at += 1
@@ -150,47 +181,5 @@ def class_indices(asked: Sequence[str | int], wnids: Sequence[str]) -> list[int]
     return sorted({index[each] for each in asked})
 
 
-def _listed(keys: KeyList, hashed: npt.NDArray[np.uint64], where: str) -> npt.NDArray[np.bool_]:
-    """Returns which of the examples, given by the hashes of their keys, a list names.
-
-    Raises:
-      UsageError: it names one that is not among them.
-    """
-    key_of = {_hash(key): key for key in keys.keys}
-    listed = np.fromiter(key_of, np.uint64, len(key_of))
-    unknown = listed[~np.isin(listed, hashed)]
-    keys.refuse_unknown([key_of[each] for each in unknown.tolist()], where)
-    return np.isin(hashed, listed)
-
-
 def _hash(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-
-
-def _names(records: Records, kept: Path, *, in_turn: bool) -> npt.NDArray[Any]:
-    """Returns class index and hash of the key of each example; they are read once a machine.
-
-    In turn: a cache may fetch the shards ahead, since no epoch is reading them.
-    """
-    store, name = LocalStore(kept), f"{naming.WORK}/names-{records.split}"
-    with contextlib.ExitStack() as held:
-        try:
-            # One of the ranks reads the names, and the others wait for them.
-            held.enter_context(only_one(store, f"names-{records.split}"))
-        except StoreError as error:
-            raise StoreError(
-                f"{error}. The names of all examples are kept there: let {naming.CACHE} name a "
-                "folder that can be written to."
-            ) from error
-        num_bytes = _SHA256_BYTES + len(records) * _NAME.itemsize
-        content = store.read(name, most=num_bytes) if store.size(name) == num_bytes else b""
-        proof, table = content[:_SHA256_BYTES], content[_SHA256_BYTES:]
-        if hashlib.sha256(table).digest() != proof:
-            if in_turn:
-                # A remote set comes through the cache, shard by shard.
-                records.follow([[shard] for shard in range(len(records.examples_per_shard))])
-            read = map(records.name, range(len(records)))
-            rows = ((class_index, _hash(key)) for class_index, key in read)
-            table = np.fromiter(rows, _NAME, len(records)).tobytes()
-            store.write(name, hashlib.sha256(table).digest() + table)
-    return np.frombuffer(table, _NAME)

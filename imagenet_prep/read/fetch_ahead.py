@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from imagenet_prep.core.errors import IncompleteError
-from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.held import HeldFile
 
 # Threads of a rank; each has a connection of its own.
@@ -172,6 +172,14 @@ class FetchAhead:
             self._changed.notify_all()
 
 
+def together(shard: Shard) -> tuple[File, File]:
+    """Returns what a cache fetches and removes together: the index and the shard.
+
+    The table of samples comes when keys are asked for, and stays: it is small.
+    """
+    return shard.index, shard.files[-1]
+
+
 def bytes_of(shard: Shard) -> int:
-    """Returns how many bytes a shard has, what lies beside it included."""
-    return sum(file.num_bytes for file in shard.files)
+    """Returns how many bytes of a shard count towards the limit of a cache."""
+    return sum(file.num_bytes for file in together(shard))

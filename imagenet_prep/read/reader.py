@@ -300,20 +300,20 @@ class Reader:
     def find(self, key: str) -> int:
         """Returns the number of the example with a key: CLASS/NAME, or NAME alone.
 
-        The first call on a machine reads the name of every example of the split, 20 µs each, and
-        fetches all shards of a remote set; then the names lie in the folder of `cache_dir`.
+        The first call reads the split's tables of samples, about 1 µs an example; of a remote set
+        it fetches them, and no shard. Of a set without tables, it looks into each record.
 
         Raises:
           KeyError: there is none.
-          DataDamagedError: the name in a record is damaged.
-          StoreError: the names cannot be kept.
+          DataDamagedError: a table is damaged; it is named, with the line.
+          ImagenetPrepError: a table cannot be had.
         """
         self._own()
         return self._finder.find(key)
 
     @cached_property
     def _finder(self) -> Finder:
-        return Finder(self._feed.records, kept(self._feed.config, self._feed.records))
+        return Finder(self._feed.records)
 
     @cached_property
     def _backend(self) -> Backend:
@@ -367,7 +367,7 @@ def open_reader(config: ReadConfig) -> Reader:
     choice = Choice(config, records.wnids)
     asked, chosen = choice.asked(), None
     if asked:
-        chosen = choice.numbers(records, kept(config, records))
+        chosen = choice.numbers(records)
         # Ranks whose names differ, by a flipped bit, are refused each other's state.
         asked["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
@@ -379,11 +379,6 @@ def open_reader(config: ReadConfig) -> Reader:
             f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
         )
     return Reader(feed, asked)
-
-
-def kept(config: ReadConfig, records: Records) -> Path:
-    """Returns the folder where this machine keeps what it has learnt of a data set."""
-    return config.cache_folder / records.manifest.digest[:16]
 
 
 def open_records(config: ReadConfig) -> Records:

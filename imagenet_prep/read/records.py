@@ -62,7 +62,8 @@ class Records:
       manifest: of the data set.
       split: "train" or "validation".
       wnids: WNIDs by class index.
-      examples_per_shard: records of each shard.
+      shards: of the split.
+      examples_per_shard: records of each of them.
       placement: which of the shards are here.
     """
 
@@ -97,9 +98,9 @@ class Records:
         self.root = root
         self.split = split
         self._cache = cache
-        self._shards = self.manifest.splits[split].shards
+        self.shards = self.manifest.splits[split].shards
         self.placement = WHOLE if cache is not None else placement.load(root, self.manifest)
-        self.examples_per_shard = tuple(shard.examples for shard in self._shards)
+        self.examples_per_shard = tuple(shard.examples for shard in self.shards)
         self._first = list(itertools.accumulate(self.examples_per_shard, initial=0))
         self._starts = np.array(self._first)
         path = root / naming.LABELS
@@ -132,7 +133,7 @@ class Records:
         if cache is not None:
             # The cache's threads refer to it, so it would stay after a reader that nobody closed.
             weakref.finalize(self, cache.stop)
-        open_files.allow(len(self._shards))
+        open_files.allow(len(self.shards))
 
     def __len__(self) -> int:
         return self._first[-1]
@@ -144,8 +145,17 @@ class Records:
           UsageError: the limit of the cache is too small for them.
         """
         if self._cache is not None:
-            shards = [[self._shards[shard] for shard in window] for window in windows]
+            shards = [[self.shards[shard] for shard in window] for window in windows]
             self._cache.follow(Windows(shards))
+
+    def bring_samples(self) -> None:
+        """Fetches the tables of samples of all shards, where they lie elsewhere.
+
+        Raises:
+          ImagenetPrepError: one cannot be had; the message names it and the remedy.
+        """
+        if self._cache is not None:
+            self._cache.bring_samples(self.shards)
 
     def close(self) -> None:
         """Closes the shards, each once it is not being read."""
@@ -284,7 +294,7 @@ class Records:
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
         return {
-            "shard": self._shards[shard].name,
+            "shard": self.shards[shard].name,
             "record": record,
             "offset": offset,
             "size": size,
@@ -333,10 +343,10 @@ class Records:
 
     def _shard(self, shard: int) -> HeldFile:
         if self._cache is not None:
-            return self._cache.need(self._shards[shard])
+            return self._cache.need(self.shards[shard])
         with self._lock:
             if shard not in self._open:
-                path = self.root / self._shards[shard].name
+                path = self.root / self.shards[shard].name
                 with storage_errors("open", path):
                     self._open[shard] = HeldFile(path)
             return self._open[shard]
@@ -350,7 +360,7 @@ class Records:
         return index
 
     def _read_index(self, shard: int) -> npt.NDArray[np.int64]:
-        there = self._shards[shard]
+        there = self.shards[shard]
         name = naming.index_name(there.name)
         try:
             words = self._index_bytes(shard).split()
@@ -375,12 +385,12 @@ class Records:
         )
 
     def _index_bytes(self, shard: int) -> bytes:
-        path = self.root / naming.index_name(self._shards[shard].name)
+        path = self.root / naming.index_name(self.shards[shard].name)
         held = self._shard(shard)  # while it is held, a cache does not remove the index
         if self._cache is not None and not path.exists():
-            self._cache.forget(self._shards[shard].name)
+            self._cache.forget(self.shards[shard].name)
             held = self._shard(shard)
-        there = self._shards[shard]
+        there = self.shards[shard]
         most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1
         with storage_errors("read", path), open(regular_file.open_to_read(path), "rb") as file:
             content = file.read(most)

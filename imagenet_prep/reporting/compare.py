@@ -1,34 +1,42 @@
-"""Compares two data sets of the same images, on records with equal keys."""
+"""Shows how two data sets differ: pictures of what the tables of samples call different."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image
 from skimage.metrics import structural_similarity
 
-from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset.difference import (
+    ONLY_IN_A,
+    ONLY_IN_B,
+    OTHER_BYTES,
+    OTHER_LABEL,
+    Difference,
+    Stored,
+)
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.reporting import pictures
-from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.reporting import pictures, sample
+from imagenet_prep.reporting.facts import Facts, ahead, index_of
 
 # Enough for a median PSNR exact to a tenth of a dB, in half a minute.
 _PAIRS = 200
 _WORST = 20
-# The keys come from this many shards of the first set. They are searched for in this many bytes of
-# the second set, first in shards of the same names: sets of one plan have the same images there.
-_KEY_SHARDS = 2
-_SEARCHED_BYTES = 4 << 30
-# Width and height in pixels, and WebP quality, of the pictures of the worst.
+# Pictures of images that one set lacks, and of those with another label.
+_SHOWN = 12
+# Width and height in pixels, and WebP quality, of the pictures of the worst, and of the others.
 _SIDE, _QUALITY = 256, 80
+_SMALL_SIDE = 104
 # SSIM takes 300 bytes of memory a pixel, so it looks at the middle, at most this wide and high.
 _SSIM = 1024
+
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -52,19 +60,37 @@ class Match:
     pictures: tuple[str, str] | None = None
 
 
+class Shown(NamedTuple):
+    """An image that one set lacks, or that has another class in the other.
+
+    Attributes:
+      difference: how it differs.
+      picture: data URI; None where it cannot be shown.
+    """
+
+    difference: Difference
+    picture: str | None
+
+
 @dataclass
 class Comparison:
     """What was found of two data sets.
 
     Attributes:
       facts: of both.
-      matches: worst first.
-      equal: matches whose bytes are equal.
+      counts: how many images differ, by `dataset.difference`'s words.
+      same: images that are in both with the same label and bytes.
+      matches: of images whose bytes differ, worst first.
+      missing: some that the second, and some that the first set lacks.
+      relabelled: some whose class differs.
     """
 
     facts: tuple[Facts, Facts]
+    counts: Counter[str] = field(default_factory=Counter)
+    same: int = 0
     matches: list[Match] = field(default_factory=list)
-    equal: int = 0
+    missing: tuple[Sequence[Shown], Sequence[Shown]] = ((), ())
+    relabelled: Sequence[Shown] = ()
 
     def psnr_at(self, percent: float) -> float | None:
         """Returns a percentile of PSNR in dB; None where no match has one."""
@@ -76,38 +102,103 @@ class Comparison:
         return float(np.percentile([match.ssim for match in self.matches], percent))
 
 
-def compare(one: Facts, other: Facts, seed: int) -> Comparison:
-    """Returns what distinguishes two data sets; damage is added to the problems of its facts."""
-    comparison = Comparison((one, other))
-    pairs = _pairs(one, other, seed)
-    for key, (first, second) in pairs.items():
-        comparison.equal += first.encoded == second.encoded
-        match = _match(key, first, second)
-        if match is not None:
+class _Some(Generic[Item]):
+    """A fair sample of a stream of unknown length."""
+
+    def __init__(self, most: int, chance: random.Random) -> None:
+        self.items: list[Item] = []
+        self._most, self._chance, self._seen = most, chance, 0
+
+    def add(self, item: Item) -> None:
+        """Takes an item, or not."""
+        self._seen += 1
+        if len(self.items) < self._most:
+            self.items.append(item)
+        elif (at := self._chance.randrange(self._seen)) < self._most:
+            self.items[at] = item
+
+
+def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
+    """Returns how two data sets differ; damage that is met is added to the problems of its facts.
+
+    Args:
+      one, other: the data sets A and B.
+      differences: all of them.
+      seed: decides which of them are looked at.
+    """
+    chance = random.Random(seed)
+    comparison = Comparison((one, other), same=one.examples)
+    kinds = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
+    some = {kind: _Some[Difference](most, chance) for kind, most in kinds.items()}
+    for difference in differences:
+        found = difference.kinds
+        comparison.counts.update(found)
+        comparison.same -= difference.a is not None
+        for kind in some.keys() & {*found}:
+            some[kind].add(difference)
+    comparison.missing = (
+        _shown(one, some[ONLY_IN_A].items),
+        _shown(other, some[ONLY_IN_B].items),
+    )
+    comparison.relabelled = _shown(one, some[OTHER_LABEL].items)
+    _match_all(comparison, some[OTHER_BYTES].items)
+    return comparison
+
+
+def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> None:
+    """Holds images against each other, and keeps pictures of the worst."""
+    one, other = comparison.facts
+    first = _images(one, [each.a for each in differences if each.a])
+    second = _images(other, [each.b for each in differences if each.b])
+    pairs = {
+        each.key: (first[each.a], second[each.b])
+        for each in differences
+        if each.a in first and each.b in second
+    }
+    for key, pair in pairs.items():
+        if (match := _match(key, *pair)) is not None:
             comparison.matches.append(match)
     comparison.matches.sort(key=lambda match: (match.ssim, match.key))
     for match in comparison.matches[:_WORST]:
         if match.psnr is not None:
             match.pictures = _pictures(*pairs[match.key])
-    return comparison
 
 
-def _pairs(one: Facts, other: Facts, seed: int) -> dict[str, tuple[ImageExample, ImageExample]]:
-    """Returns images that are in both sets, by key."""
-    chosen = random.Random(seed).sample(one.shards, min(_KEY_SHARDS, len(one.shards)))
-    # Validation names are unique by themselves, so a key needs no split.
-    wanted = {key: image for shard in chosen for key, image in _images(one, shard, seed, _PAIRS)}
-    found: dict[str, tuple[ImageExample, ImageExample]] = {}
-    searched = 0
-    names = {shard.name for shard in chosen}
-    for shard in sorted(other.shards, key=lambda shard: shard.name not in names):
-        if not wanted or len(found) >= _PAIRS or searched > _SEARCHED_BYTES:
-            break
-        searched += shard.num_bytes
-        for key, image in _images(other, shard, seed, None):
-            if (first := wanted.pop(key, None)) is not None:
-                found[key] = (first, image)
-    return dict(itertools.islice(found.items(), _PAIRS))
+def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
+    """Returns images of one of the sets, with small pictures."""
+    places = {each: each.a or each.b for each in differences}
+    images = _images(facts, [place for place in places.values() if place])
+    shown = []
+    for difference in sorted(differences, key=lambda each: (each.split, each.key)):
+        image, place = None, places[difference]
+        if place in images:
+            image = pictures.decode(images[place].encoded, 2 * _SMALL_SIDE)
+        picture = pictures.thumbnail(image, _SMALL_SIDE, _QUALITY) if image else None
+        shown.append(Shown(difference, picture))
+    return shown
+
+
+def _images(facts: Facts, places: Sequence[Stored]) -> dict[Stored | None, ImageExample]:
+    """Returns the images at some places, as far as they can be read."""
+    by_shard: dict[str, list[Stored]] = {}
+    for place in places:
+        by_shard.setdefault(place.shard, []).append(place)
+
+    def read(of_shard: list[Stored]) -> list[ImageExample]:
+        shard = of_shard[0].shard
+        lines = index_of(facts, shard, {place.record for place in of_shard})
+        return [
+            sample.read(facts, sample.Record(shard, place.record, lines.get(place.record, "")))
+            for place in of_shard
+        ]
+
+    found: dict[Stored | None, ImageExample] = {}
+    for of_shard, reading in ahead(read, by_shard.values()):
+        try:
+            found.update(zip(of_shard, reading.result(), strict=True))
+        except DataDamagedError as error:
+            facts.problems.append(str(error))
+    return found
 
 
 def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:
@@ -145,23 +236,3 @@ def _at_one_size(one: ImageExample, other: ImageExample) -> tuple[Image.Image, I
         return None
     size = min(first.size, second.size, key=lambda size: size[0] * size[1])
     return pictures.shrunk(first, size), pictures.shrunk(second, size)
-
-
-def _images(
-    facts: Facts, shard: Shard, seed: int, most: int | None
-) -> Iterator[tuple[str, ImageExample]]:
-    """Yields (key, example) of a shard's records; of about `most`, evenly spread."""
-    parsed = naming.parse_shard_name(shard.name)
-    is_unique = parsed is not None and parsed.split == schema.VALIDATION
-    try:
-        with facts.store.opened(shard.name) as stream:
-            records = tfrecord.read_records(stream, shard.name)
-            if most is not None:
-                step = max(1, shard.examples // most)
-                records = itertools.islice(records, seed % step, None, step)
-            for record in records:
-                image = example.decode(record.payload, facts.manifest.lacks)
-                key = image.filename if is_unique else f"{image.wnid}/{image.filename}"
-                yield key, image
-    except (DataDamagedError, StoreError, OSError) as error:
-        facts.problems.append(str(error))

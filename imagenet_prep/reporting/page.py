@@ -101,6 +101,7 @@ def comparison(found: Comparison, *, seed: int, made_at: datetime) -> str:
         made_at,
         data={},
         comparison=found,
+        missing=list(zip(names, names[::-1], found.missing, strict=True)),
         names=names,
         ratio=f"{_TIMES} {other.num_bytes / one.num_bytes:.2f}",
         rows=[

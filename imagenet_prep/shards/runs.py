@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import heapq
 import itertools
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,10 @@ _NUMBER_BYTES = 8
 RUN_ENTRIES = 250_000
 # Fewer entries are sorted before another worker has begun.
 _WORTH_A_RANGE = 25_000
+# So many keys of a run say where the entries of all runs are cut into ranges.
+_KEYS_OF_A_RUN = 64
+# No text in UTF-8 has this byte.
+_BEHIND_ALL = b"\xff"
 
 
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
@@ -51,20 +54,51 @@ def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, lis
     """
     entries: list[bytes] = []
     for run in runs:
-        with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            of_range = data[_first(data, start) : _first(data, stop)]
+        with _mapped(run) as data:
+            of_range = data[_first(data, b"%08d" % start) : _first(data, b"%08d" % stop)]
         entries += of_range.splitlines(keepends=True)
     return grouped(entries)
 
 
-def merged(runs: Iterable[Path]) -> Iterator[bytes]:
-    """Yields all entries, sorted; here, they may be any lines.
+def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]:
+    """Yields all entries of several sides, a range of keys at a time: of each side a sorted list.
+
+    Here, an entry is a line that begins with its key and a byte of 0. All entries of a key are in
+    one range; a range has about as many entries as a run.
 
     Args:
-      runs: what `write` has returned; all are open at a time, and a block of each is in memory.
+      sides: of each, what `write` has returned; one file is open at a time.
     """
-    with contextlib.ExitStack() as files:
-        yield from heapq.merge(*(files.enter_context(open(run, "rb")) for run in runs))
+    everything = [run for side in sides for run in side]
+    keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
+    starts = dict.fromkeys(everything, 0)
+    for stop in [*keys[_KEYS_OF_A_RUN::_KEYS_OF_A_RUN], _BEHIND_ALL]:
+        found: list[list[bytes]] = []
+        for side in sides:
+            entries: list[bytes] = []
+            for run in side:
+                with _mapped(run) as data:
+                    end = _first(data, stop, starts[run])
+                    entries += data[starts[run] : end].splitlines(keepends=True)
+                starts[run] = end
+            entries.sort()
+            found.append(entries)
+        yield found
+
+
+def _some_keys(run: Path) -> list[bytes]:
+    """Returns keys that cut a run into about equal pieces, each with its byte of 0."""
+    with _mapped(run) as data:
+        places = range(0, len(data), -(-len(data) // _KEYS_OF_A_RUN))
+        begins = (data.rfind(b"\n", 0, place) + 1 for place in places)
+        return [data[begin : data.find(b"\0", begin) + 1] for begin in begins]
+
+
+@contextlib.contextmanager
+def _mapped(run: Path) -> Iterator[mmap.mmap]:
+    # Mapped for one range alone: what was read of a file stays in memory as long as its map.
+    with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
 
 
 def grouped(entries: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
@@ -74,14 +108,14 @@ def grouped(entries: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
         yield int(number), list(group)
 
 
-def _first(run: mmap.mmap, number: int) -> int:
-    """Returns the byte at which the entries of `number` begin, or would, by bisection."""
+def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
+    """Returns the byte at which the first entry begins that is not less, by bisection."""
 
-    def number_at(place: int) -> bytes:
+    def entry_at(place: int) -> bytes:
         begin = run.rfind(b"\n", 0, place) + 1
-        return run[begin : begin + _NUMBER_BYTES]
+        return run[begin : begin + len(least)]
 
-    return bisect.bisect_left(range(len(run)), b"%08d" % number, key=number_at)
+    return bisect.bisect_left(range(len(run)), least, start, key=entry_at)
 
 
 def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:

@@ -41,5 +41,6 @@ def samples_root(samples: Iterable[Sample]) -> str:
 
 def _root(entries: Iterable[bytes]) -> str:
     with scratch.place() as folder:
-        lines = runs.merged(runs.write(folder, "samples", entries))
+        files = runs.write(folder, "samples", entries)
+        lines = (line for (of_range,) in runs.side_by_side([files]) for line in of_range)
         return merkle.root(line[line.index(b"\0") + 1 : -1] for line in lines)

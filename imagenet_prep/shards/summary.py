@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import ignored, settings
@@ -41,7 +42,17 @@ def of_set(path: str, committed: Manifest) -> Json:
         "quarantined": committed.quarantined,
         "excluded": settings.num_excluded(committed.config),
         "ignored": ignored.together(source.ignored for source in committed.sources),
+        **({"amendments": steps} if (steps := _amendments(committed.config)) else {}),
     }
+
+
+def _amendments(config: settings.Config) -> list[Json]:
+    """Returns what was changed of a set since it was made, step by step."""
+    try:
+        steps = settings.amendments(config)
+    except ValueError:
+        return []
+    return [canonical.loads(canonical.dumps(step)) for step in steps]
 
 
 def summarise(path: str, committed: Manifest, new: Sequence[WrittenShard], seconds: float) -> Json:
@@ -91,7 +102,8 @@ def render_set(committed: Manifest, summary: Json) -> str:
     made = committed.producer
     libraries = "".join(f", {name} {is_}" for name, is_ in sorted(made.libraries.items()))
     lines.append(printable(f"made by: {made.name} {made.version}{libraries}"))
-    chosen = ", ".join(f"{name} {value}" for name, value in _chosen(committed.config))
+    config = committed.config.get("base") if committed.is_amended else committed.config
+    chosen = ", ".join(f"{name} {value}" for name, value in _chosen(config or {}))
     lines.append(printable(f"settings: {chosen}"))
     for source in committed.sources[:_MOST_SOURCES]:
         md5 = f", md5 {source.md5}" if source.md5 else ""
@@ -133,6 +145,13 @@ def _lines_of_set(summary: Json) -> list[str]:
 
 def _last_lines(summary: Json) -> list[str]:
     lines = [f"edition: {summary['edition']}"] if "edition" in summary else []
+    for step in summary.get("amendments", ()):
+        lists = (
+            f"{name} {step[name]['images']:,} ({step[name]['sha256'][:16]})"
+            for name in ("exclude", "relabel", "add")
+            if name in step
+        )
+        lines.append(printable(f"amended: {step['parent'][:16]}, {', '.join(lists)}"))
     # Photographs of one's own have no official counts.
     if summary["subset"] and summary["claims_ilsvrc2012"]:
         lines.append("subset: counts are not ILSVRC2012's official ones; the manifest says so")

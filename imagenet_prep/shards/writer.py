@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from imagenet_prep.core import records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
@@ -70,6 +71,13 @@ class WrittenShard:
         return records.parse(Shard, vars(self) | {"name": self.shard}, others=True)
 
 
+class Stored(NamedTuple):
+    """A record as it lies in a shard: its bytes, framed, and its line of the table."""
+
+    parts: tuple[bytes, bytes, bytes]
+    sample: Sample
+
+
 @dataclass
 class _Tally:
     """What is counted while images are read."""
@@ -84,7 +92,7 @@ class _Tally:
 
 def write_shard(
     shard: str,
-    images: Iterable[tuple[Member, bytes]],
+    images: Iterable[tuple[Member, bytes] | Stored],
     *,
     transform: Callable[[bytes], PreparedImage],
     classes: Sequence[tuple[str, str]],
@@ -98,7 +106,8 @@ def write_shard(
 
     Args:
       shard: name for the receipt and errors.
-      images: (member, its source bytes) in the order of the records; read once.
+      images: (member, its source bytes), or a record as it lies in another shard, in the order of
+        the records; read once.
       transform: source bytes to the stored image; raises BadImageError.
       classes: (WNID, words) by class index.
       label_offset: added to the class index.
@@ -116,15 +125,20 @@ def write_shard(
         origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
             table, waiting = Table(samples_file), _Waiting()
-            for member, image, data in _stored(shard, images, transform, fail_on_bad_image, tally):
-                record = _record(member, image, classes[member.class_index], label_offset)
+            for each in _stored(shard, images, transform, fail_on_bad_image, tally):
+                if isinstance(each, Stored):
+                    record = each.parts
+                    table.extend([*waiting.samples(), each.sample])
+                else:
+                    member, image, data = each
+                    record = _record(member, image, classes[member.class_index], label_offset)
+                    origins.add(member, image)
+                    waiting.add(member, image, data)
+                    if waiting.num_bytes >= _HASHED_TOGETHER_BYTES:
+                        table.extend(waiting.samples())
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
-                origins.add(member, image)
                 for part in record:
                     file.append(part)
-                waiting.add(member, image, data)
-                if waiting.num_bytes >= _HASHED_TOGETHER_BYTES:
-                    table.extend(waiting.samples())
             table.extend(waiting.samples())
         if not lines:
             raise _no_good_image(shard, tally.incidents)
@@ -148,13 +162,17 @@ def write_shard(
 
 def _stored(
     shard: str,
-    images: Iterable[tuple[Member, bytes]],
+    images: Iterable[tuple[Member, bytes] | Stored],
     transform: Callable[[bytes], PreparedImage],
     fail_on_bad_image: bool,
     tally: _Tally,
-) -> Iterator[tuple[Member, PreparedImage, bytes]]:
+) -> Iterator[tuple[Member, PreparedImage, bytes] | Stored]:
     """Yields the images to store, with their source bytes; counts what happens on the way."""
-    for member, data in images:
+    for each in images:
+        if isinstance(each, Stored):
+            yield each
+            continue
+        member, data = each
         tally.source_bytes += member.size
         start = time.perf_counter()
         try:

@@ -268,15 +268,23 @@ def listed_classes(store: Store, there: manifest.Manifest) -> ClassList:
     Raises:
       ManifestError: labels.txt is not what the manifest says.
     """
-    name = naming.LABELS
-    expected = next(file for file in there.files if file.name == name)
-    data = store.read(name) if store.size(name) == expected.num_bytes else b""
-    if hashlib.sha256(data).hexdigest() != expected.sha256:
+    rows = class_list.parse(small_file(store, there, naming.LABELS), store.where(naming.LABELS))
+    return ClassList(tuple(wnid for wnid, _ in rows), tuple(words for _, words in rows))
+
+
+def small_file(store: Store, there: manifest.Manifest, name: str) -> bytes:
+    """Returns a file beside the shards of a data set of ours.
+
+    Raises:
+      ManifestError: it is not what the manifest says.
+    """
+    expected = next((file for file in there.files if file.name == name), None)
+    data = store.read(name) if expected and store.size(name) == expected.num_bytes else b""
+    if expected is None or hashlib.sha256(data).hexdigest() != expected.sha256:
         raise ManifestError(
             f"{store.where(name)}: missing, or not what {naming.MANIFEST} says. Fetch it again."
         )
-    rows = class_list.parse(data, store.where(name))
-    return ClassList(tuple(wnid for wnid, _ in rows), tuple(words for _, words in rows))
+    return data
 
 
 def _boxes(features: dict[str, Value]) -> Boxes:

@@ -7,14 +7,14 @@ import hashlib
 import io
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
@@ -33,6 +33,8 @@ _AT_ONCE = 16
 _KEPT_OPEN = 64
 # A folder of the whole data set is listed by two requests.
 _FEW = 4
+# S3 copies no larger object by one request.
+_MOST_COPIED = 5 << 30
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
@@ -153,10 +155,13 @@ class BucketStore:
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
         """As for `Store`; no more is fetched than is read."""
+        with contextlib.closing(self._chunks(name, stat)) as chunks:
+            yield as_file(chunks)
+
+    def _chunks(self, name: str, stat: Stat | None = None) -> Generator[bytes, None, None]:
         budget = self._budget(name)
         stat = stat or with_retries(lambda: self._s3.stat(name), budget)
-        with contextlib.closing(stream(self._s3, name, stat, budget)) as chunks:
-            yield as_file(chunks)
+        return stream(self._s3, name, stat, budget)
 
     def temporary(self) -> Path:
         """As for `Store`: below TMPDIR; gone with this process."""
@@ -177,6 +182,31 @@ class BucketStore:
                 self.put(file, lambda: temporary.open("rb"), remedy)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def take_over(self, source: object, files: Iterable[File]) -> None:
+        """As for `Store`: the server copies, and has a CRC32C of each copy afterwards."""
+        if not isinstance(source, BucketStore):
+            raise UsageError(
+                f"{self.base}: only objects of a bucket can be copied there by its server. "
+                "`imagenet-prep replicate` brings files of a folder."
+            )
+        self._each(partial(self._take_over, source), files)
+
+    def _take_over(self, source: BucketStore, file: File) -> None:
+        if (problem := source.problem(file)) is not None:
+            raise DataDamagedError(f"{source.base}: {problem.text}. Run verify there.")
+        if self.problem(file) is None:
+            return
+        if file.num_bytes > _MOST_COPIED:
+            # One request copies no more, so this takes the way through this machine.
+            self.put(file, lambda: as_file(source._chunks(file.name)))
+            return
+        budget, place = self._budget(file.name), source._s3.object(file.name)
+        while True:
+            self._call(file.name, "copy_object", CopySource=place, ChecksumAlgorithm="CRC32C")
+            if (problem := self.problem(file)) is None:
+                return
+            budget.wait(UnavailableError(problem.text))
 
     def write(self, name: str, data: bytes) -> None:
         """As for `Store`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.lock import locked
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TEMPORARY = f"{naming.WORK}/temporary"
 _LOCK = f"{naming.WORK}/lock"
+# Another file system, one without links, or files of another user that the kernel protects.
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 # It is not there, may not be opened, or lies where nothing is written.
 _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EINVAL)
 
@@ -207,6 +209,58 @@ class LocalStore:
         ):
             os.replace(temporary, file, dst_dir_fd=place)
             os.fsync(place)
+
+    def take_over(self, source: object, files: Iterable[File]) -> None:
+        """As for `Store`: hard links, durable when this returns."""
+        if not isinstance(source, LocalStore):
+            raise UsageError(
+                f"{self.where()}: only files of a folder can be linked there. `imagenet-prep "
+                "replicate` brings them from a bucket."
+            )
+        by_folder: dict[str, list[File]] = {}
+        for file in files:
+            by_folder.setdefault(file.name.rpartition("/")[0], []).append(file)
+        for folder, of_folder in by_folder.items():
+            with (
+                storage_errors("link files to", self.path(folder)),
+                inside.folder_inside(self.root, folder, make=True) as place,
+            ):
+                for file in of_folder:
+                    self._link(source, file, place)
+                os.fsync(place)
+
+    def _link(self, source: LocalStore, file: File, place: int) -> None:
+        path, name = source.path(file.name), file.name.rpartition("/")[2]
+        try:
+            with open(regular_file.open_to_read(path), "rb") as opened:
+                status = os.fstat(opened.fileno())
+                # Another program may have copied it there a moment ago, and not have synced it.
+                os.fsync(opened.fileno())
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise DataDamagedError(f"{path}: missing. Run verify on {source.where()}.") from None
+        if status.st_size != file.num_bytes:
+            raise DataDamagedError(
+                f"{path}: {status.st_size:,} bytes, its manifest says {file.num_bytes:,}. "
+                f"Run verify on {source.where()}."
+            )
+        try:
+            try:
+                os.link(path, name, dst_dir_fd=place)
+            except FileExistsError:
+                # Two names of one file: to rename the one to the other would do nothing.
+                if os.path.samestat(status, os.stat(name, dir_fd=place, follow_symlinks=False)):
+                    return
+                temporary = self.temporary()
+                os.link(path, temporary)
+                os.replace(temporary, name, dst_dir_fd=place)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            raise UsageError(
+                f"{self.where()}: the system makes no hard link to {path} there "
+                f"({error.strerror}). Choose a folder on the same file system, and run this as "
+                "the user who owns the files; or copy the set with `imagenet-prep replicate`."
+            ) from error
 
     def rename(self, before: str, after: str) -> None:
         """Gives a file or a link another name, durably; a folder above either may be no link."""

@@ -155,7 +155,7 @@ class S3:
         asked = f"bytes={offset}-{offset + size - 1}"
         with self._explained(name):
             try:
-                answer = self._client.get_object(**self._object(name), Range=asked)
+                answer = self._client.get_object(**self.object(name), Range=asked)
             except self._errors.ClientError as error:
                 if error.response["ResponseMetadata"].get("HTTPStatusCode") == 416:
                     return b""  # it ends before `offset`
@@ -173,7 +173,7 @@ class S3:
         """Returns what one operation on an object answers, e.g. "put_object"."""
         with self._explained(name):
             method = getattr(self._client, operation)
-            answer: Json = method(**self._object(name), **arguments)
+            answer: Json = method(**self.object(name), **arguments)
             return answer
 
     def pages(
@@ -214,7 +214,7 @@ class S3:
         """
         if answer := self._answered(name, asked, etag):
             return answer, answer.headers.get("etag", ""), answer.headers.get("content-range")
-        found = self._client.get_object(**self._object(name), Range=asked, IfMatch=etag)
+        found = self._client.get_object(**self.object(name), Range=asked, IfMatch=etag)
         return found["Body"], found["ETag"], found.get("ContentRange")
 
     def _answered(self, name: str, asked: str, etag: str) -> Answer | None:
@@ -232,7 +232,7 @@ class S3:
         from botocore.utils import get_environ_proxies
 
         # This address tells the endpoint, the region and the service of the bucket.
-        address = self._client.generate_presigned_url("get_object", Params=self._object(name))
+        address = self._client.generate_presigned_url("get_object", Params=self.object(name))
         url, _, query = address.partition("?")
         # The access key, a date and these; the key may hold "/".
         _, _, region, service, _ = parse_qs(query)["X-Amz-Credential"][0].rsplit("/", 4)
@@ -244,7 +244,8 @@ class S3:
         headers = {**request.headers, "Accept-Encoding": "identity"}
         return _Signed(url, headers, until, proxied)
 
-    def _object(self, name: str) -> dict[str, str]:
+    def object(self, name: str) -> dict[str, str]:
+        """Returns an object as the arguments of boto3 call it."""
         # A listing may name an empty object that stands for a folder: its key ends in "/".
         demand_inside(name.removesuffix("/"))
         key = f"{self._prefix}/{name}" if self._prefix else name

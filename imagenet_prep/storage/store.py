@@ -1,6 +1,7 @@
 """Where a data set lies, whatever that is: the one interface, and who opens what an address names.
 
-`folder` and `bucket` are stores; folders, `http` and `s3` can be read by range as `Remote`.
+`folder` and `bucket` are stores, and `web_folder` is one that is only read; folders, `http` and
+`s3` can be read by range as `Remote`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,37 @@ from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.storage.folder import LocalStore, stat_of
 from imagenet_prep.storage.http import Http
 from imagenet_prep.storage.remote import AbsentError, Remote, Stat, exactly
+from imagenet_prep.storage.web_folder import WebFolder
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
+
+
+class Readable(Protocol):
+    """Where a data set lies that is only read: files by names relative to it; safe for threads."""
+
+    @property
+    def as_folder(self) -> LocalStore | None:
+        """The folder that it is; None where it is none."""
+
+    def where(self, name: str = "") -> str:
+        """Returns how messages call the data set, or a file of it."""
+
+    def size(self, name: str) -> int | None:
+        """Returns the bytes of a file, or None where there is none."""
+
+    def list_folder(self) -> list[str]:
+        """Returns the sorted names of files and folders in it."""
+
+    def read(self, name: str) -> bytes:
+        """Returns a whole small file.
+
+        Raises:
+          DataDamagedError: it has more than `regular_file.MOST_BYTES`, or is no regular file.
+        """
+
+    def opened(self, name: str) -> contextlib.AbstractContextManager[BinaryIO]:
+        """Yields a file to be read once, from its start."""
 
 
 class Store(Protocol):
@@ -92,6 +121,16 @@ class Store(Protocol):
           temporary: the file.
           name: relative to the data set.
           sha256: what it must have.
+        """
+
+    def take_over(self, source: object, files: Iterable[File]) -> None:
+        """Leaves files of another data set here too; their bytes do not pass this machine.
+
+        They are hard links between folders, and copies that the server makes between prefixes.
+
+        Raises:
+          UsageError: the source is no place of this kind, or on another file system.
+          DataDamagedError: a file is missing there, or another one.
         """
 
     def write(self, name: str, data: bytes) -> None:
@@ -169,6 +208,17 @@ def open_store(base: str) -> Store:
 
         return BucketStore(base)
     return LocalStore(Path(base).expanduser())
+
+
+def open_readable(base: str) -> Readable:
+    """Returns the data set at `base`, a folder, s3://bucket/prefix or http(s)://…; as `open_store`.
+
+    Raises:
+      UsageError: as for `open_store`.
+    """
+    if base.startswith(("http://", "https://")):
+        return WebFolder(base)
+    return open_store(base)
 
 
 def same_place(one: str, other: str) -> bool:

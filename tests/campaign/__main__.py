@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tests.campaign.adopt import Adopt
+from tests.campaign.amend import Amend, AmendInS3
 from tests.campaign.download import Download
 from tests.campaign.export import Export
 from tests.campaign.prepare import Prepare, PrepareToS3
@@ -39,11 +40,17 @@ WEIGHTS = {
     "download": 20,
     "replicate": 40,
     "adopt": 29,
+    "amend": 25,
     "resize": 28,
     "export": 25,
     "s3": 5,
+    "amend-s3": 4,
     "train": 4,
 }
+
+
+# The process that carries out the commands of a kind, where it is not that of most.
+_WARM = {"s3": "s3", "amend-s3": "s3", "train": "train"}
 
 
 class Kind(Protocol):
@@ -108,7 +115,7 @@ class Place:
 
     def _story(self, kind: str, rng: random.Random) -> Story:
         self._arena.clear()
-        return Story(self._arena, self._process(kind if kind in ("s3", "train") else "verbs"), rng)
+        return Story(self._arena, self._process(_WARM.get(kind, "verbs")), rng)
 
     def _kinds_of(self, kind: str) -> list[Kind]:
         if kind not in self._kinds:
@@ -129,6 +136,11 @@ class Place:
                 self._kinds[kind] = [Download(story())]
             elif kind == "replicate":
                 self._kinds[kind] = [Replicate(story())]
+            elif kind == "amend":
+                self._kinds[kind] = [Amend(story(), source, self._made("amend"))]
+            elif kind == "amend-s3":
+                there = self._made(f"amend-{self._folder.name}")
+                self._kinds[kind] = [AmendInS3(story(), source, there, self._server())]
             elif kind == "s3":
                 server = self._server()
                 to_s3 = PrepareToS3(story(), source, server, lambda: self._process("another"))
@@ -138,6 +150,11 @@ class Place:
 
                 self._kinds[kind] = [Train(story(), _shades(self._folder.parent))]
         return self._kinds[kind]
+
+    def _made(self, name: str) -> Path:
+        folder = self._beside / name
+        folder.mkdir()
+        return folder
 
     def _foreign(self, writer: str, **how: int) -> Path:
         """Returns shards as another program writes them; read-only."""

@@ -19,7 +19,7 @@ from tests.kit import command
         (("adopt", "s3://b/p"), "give --out, since no object is renamed"),
         (("report", "s3://b/p", "--out", "s3://b/p/page.html"), "expected a file of this"),
         (("verify", "https://h/p"), "expected a folder or s3://"),
-        (("show", "https://h/p/train-00000-of-00001"), "expected a file or s3://"),
+        (("show", "https://h/p/train-00000-of-00001"), "expected a folder or file of this"),
     ],
 )
 def test_an_address_that_cannot_be_meant_is_a_usage_error(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -272,7 +274,7 @@ def test_the_images_of_a_class_are_shown_by_name_and_by_index(reference: Referen
         (("--key", "absent"), "no image has the key absent. Keys are CLASS/NAME or NAME"),
         (("--class", "n0"), "n0 not in the class list"),
         (("--keys", "--splits", "holdout"), "no split holdout; there are: train, validation"),
-        (("--splits", "train"), "--splits is for --keys, --key and --class"),
+        (("--splits", "train"), "--splits is for --keys, --key, --class and --image-file"),
         (("--keys", "--key", "a"), "--keys and --key cannot go together"),
         (("--key", "a", "--class", "1"), "--key and --class cannot go together"),
         (("--keys", "--out", "x.jpg"), "--out needs --image or --key"),
@@ -309,3 +311,41 @@ def test_show_changes_nothing(reference: Reference) -> None:
     command.run("show", reference.out, "--keys")
 
     assert everything(reference.out) == before
+
+
+def test_an_image_file_is_found_as_it_is_stored_and_as_its_source_was(
+    reference: Reference, tmp_path: Path
+) -> None:
+    image = records(reference.out / NAME)[4]
+    stored = tmp_path / "stored.jpg"
+    stored.write_bytes(image.encoded)
+    result = command.run("show", reference.out, "--image-file", stored, "--json")
+
+    (row,) = map(json.loads, result.out.splitlines())
+    assert (result.code, row["shard"], row["record"], row["is_stored"]) == (0, NAME, 4, True)
+    assert row["key"].endswith(image.filename)
+    said = command.run("show", reference.out, "--image-file", stored).out
+    assert said == f"{NAME}      4 {image.wnid} {row['key']}  byte for byte\n"
+    with tarfile.open(reference.source / "ILSVRC2012_img_val.tar") as tar:
+        (member,) = itertools.islice((each for each in tar if each.isfile()), 1)
+        source = tar.extractfile(member).read()
+    (tmp_path / "source.jpg").write_bytes(source)
+    result = command.run("show", reference.out, "--image-file", tmp_path / "source.jpg")
+    assert result.code == 0, result
+    assert result.out.startswith("validation-000")
+    assert member.name.rpartition("/")[2] in result.out
+    assert "as its source was; stored " in result.out or "byte for byte" in result.out
+
+
+def test_an_image_file_that_is_not_in_the_set_is_exit_code_1(
+    reference: Reference, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.jpg"
+    path.write_bytes(b"other")
+    result = command.run("show", reference.out, "--image-file", path)
+    assert (result.code, result.err) == (1, "")
+    assert result.out.startswith(f"{path} (sha256 ")
+    assert f" is not in {reference.out}" in result.out
+    result = command.run("show", reference.out, "--image-file", tmp_path / "absent.jpg")
+    assert (result.code, result.out) == (2, "")
+    assert "absent.jpg: cannot be read: No such file" in result.err

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.kit import command
 from tests.kit.opened import opened
+from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_set
 
 # What libraries read, or once read, where they are started; and what Python and tools look for.
@@ -60,9 +61,13 @@ def planted(tmp_path: Path) -> Path:
 @pytest.fixture
 def sound(tmp_path: Path) -> Path:
     root = tmp_path / "set"
-    images = [picture(number % 2, plain(number)) for number in range(6)]
+    images = [
+        picture(number % 2, plain(number))._replace(filename=f"image_{number}.JPEG")
+        for number in range(6)
+    ]
     splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
     write_set(root, splits, num_classes=2)
+    add_tables(root)
     return root
 
 

@@ -381,3 +381,22 @@ def test_an_image_that_leaves_its_record_is_damage(entry_bytes: int) -> None:
 def test_what_the_classes_of_imagenet_21k_have_in_common_is_kept() -> None:
     # In a shard they come in no order: with room for fewer, most images would miss.
     assert (example._class_entries.cache_info().maxsize or 0) >= FALL11.num_classes
+
+
+@given(image_examples, st.integers(0, 2**40), texts, texts)
+def test_an_example_of_another_class_is_as_if_it_had_been_written_so(
+    before: ImageExample, label: int, wnid: str, text: str
+) -> None:
+    after = before._replace(stored_label=label, wnid=wnid, text=text)
+    assert example.relabelled(example.encode(before), label, wnid, text) == example.encode(after)
+
+
+def test_a_key_that_an_example_lacks_is_not_added_with_another_class() -> None:
+    features = protobuf.parse(example.encode(ImageExample(b"jpeg", 4, 3, "a.JPEG", 7, "n1", "one")))
+    lacking = {
+        key: features[key] for key in features if key not in (schema.TEXT, schema.BBOX_LABEL)
+    }
+    entries = protobuf.entries(lacking)
+    payload = b"\x0a" + bytes([len(entries) & 127 | 128, len(entries) >> 7]) + entries
+    found = protobuf.parse(example.relabelled(payload, 9, "n2", "two"))
+    assert found == lacking | {schema.LABEL: (9,), schema.SYNSET: (b"n2",)}

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core import canonical
 from imagenet_prep.dataset import settings
-from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.dataset.settings import Amendment, Listed, Settings
 
 PREPARED: dict[str, Any] = {"splits": ["train", "validation"], "short_side": 480}
 RESIZED = {"short_side": 64, "quality": 85, "stretch": False, "source": "ab"}
@@ -44,3 +45,24 @@ def test_what_is_written_is_read(made: Settings) -> None:
 def test_what_this_program_never_wrote_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         settings.parse(config)
+
+
+def test_the_history_of_an_amended_set_is_read_from_its_settings() -> None:
+    base = {"splits": ["train"], "excluded": {"images": 2, "sha256": "e"}, "seed": 3}
+    steps = [Amendment("a" * 64, exclude=Listed(3, "f")), Amendment("b" * 64, add=Listed(1, "0"))]
+    config = {"verb": "amend", "splits": ["train"], "amendments": steps, "base": base}
+    read = canonical.loads(canonical.dumps(config))
+    assert settings.parse(read) == Settings("amend", {"train": read})
+    assert settings.parse(read).config == read
+    assert settings.amendments(read) == steps
+    assert settings.base(read) == base
+    assert settings.num_excluded(read) == 5
+    assert (settings.amendments(base), settings.base(base)) == ([], base)
+
+
+@pytest.mark.parametrize("steps", [None, "x", [{"parent": 1}], [{"exclude": None}], [[]]])
+def test_a_history_that_this_program_never_wrote_is_refused(steps: object) -> None:
+    config = {"verb": "amend", "splits": ["train"], "amendments": steps, "base": {}}
+    with pytest.raises(ValueError, match="expected|missing"):
+        settings.amendments(config)
+    assert settings.num_excluded(config) == 0

@@ -77,6 +77,7 @@ def given(
         "origin": "origin-" + "0" * 32,
         "prove": False,
         "placement": WHOLE,
+        "parent": "",
         "limit": 0.0,
     }
     manifest = (root / "dataset.json").read_bytes()

@@ -169,6 +169,7 @@ FIRST: dict[str, Callable[..., bytes]] = {
         origin=f"origin-{'0' * 32}",
         prove=False,
         placement=[0, 1, 1],
+        parent="",
     ),
     "look": lambda manifest: line(
         "look", manifest, protocol=PROTOCOL, prove=True, placement=[0, 1, 1]

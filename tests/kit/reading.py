@@ -17,6 +17,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import faults
+from tests.kit.samples import add_tables
 from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_set
 
 # Shards of unequal length; the last step of nearly every world is not full.
@@ -70,6 +71,7 @@ def _written(root: Path, encode: Callable[[int], bytes]) -> Path:
             number += count
         splits[split] = shards
     write_set(root, splits, num_classes=number)
+    add_tables(root)
     return root
 
 

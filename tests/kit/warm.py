@@ -28,7 +28,8 @@ from tests.kit.command import PATIENCE_S, REPOSITORY, environment, threads
 # All that verbs import when they are at work, but for Beam, TensorFlow and boto3, and Arrow, which
 # starts a thread: what is forked beside one may wait for a lock that nobody holds any more.
 VERBS = (
-    *("imagenet_prep.adopt", "imagenet_prep.download", "imagenet_prep.replicate"),
+    *("imagenet_prep.adopt", "imagenet_prep.amend", "imagenet_prep.download"),
+    *("imagenet_prep.replicate", "imagenet_prep.preparation.amendment"),
     *("imagenet_prep.report", "imagenet_prep.resize", "imagenet_prep.show", "imagenet_prep.verify"),
     *(
         "imagenet_prep.preparation.rewrite",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
+from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.order import mix, stream
 from imagenet_prep.read.records import Records
 from tests.kit.http_server import serve
+from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
 SHARDS, CLASSES = (31, 20, 29), 8
@@ -39,7 +43,18 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = itertools.count()
     shards = [[made[next(numbers)] for _ in range(size)] for size in SHARDS]
     write_set(root, {"train": shards}, num_classes=CLASSES)
+    add_tables(root)
     return root
+
+
+def without_tables(root: Path, out: Path) -> Path:
+    shutil.copytree(root, out)
+    there = manifest.loads((out / naming.MANIFEST).read_bytes(), "")
+    shards = [replace(s, samples_bytes=0, samples_sha256="") for s in there.splits["train"].shards]
+    splits = {"train": replace(there.splits["train"], shards=shards, samples_root="")}
+    (out / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    shutil.rmtree(out / naming.SAMPLES)
+    return out
 
 
 @pytest.fixture(autouse=True)
@@ -226,36 +241,80 @@ def test_shards_without_a_chosen_example_are_not_opened(pictures: Path, tmp_path
     assert reader.example(40).filename in key(40)
 
 
-def test_names_are_read_once_and_kept(
-    pictures: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_tables_tell_what_is_chosen_and_no_record_is_looked_into(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = chosen(pictures, fraction=0.3)
-    asked: list[int] = []
-    name = Records.name
+    with monkeypatch.context() as patched:
+        patched.setattr(Records, "name", None)
+        from_tables = [chosen(pictures, fraction=0.3), chosen(pictures, classes=[1, 2])]
 
-    def counted(records: Records, number: int) -> tuple[int, str]:
-        asked.append(number)
-        return name(records, number)
-
-    monkeypatch.setattr(Records, "name", counted)
-    assert chosen(pictures, fraction=0.3) == expected
-    assert asked == []
-    (table,) = kept.glob("*/.work/names-train")
-    damaged = bytearray(table.read_bytes())
-    damaged[100] ^= 1
-    table.write_bytes(damaged)
-    assert chosen(pictures, fraction=0.3) == expected
-    assert asked == list(range(COUNT))
+    assert from_tables == [by_hash(0.3), {n for n in range(COUNT) if n % CLASSES in (1, 2)}]
 
 
-def test_a_folder_that_cannot_keep_names_is_named_and_what_names_another(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_set_without_tables_is_looked_into_record_by_record_and_that_is_said(
+    pictures: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("IMAGENET_PREP_CACHE", str(file))
-    with pytest.raises(StoreError, match=f"{file}.* let IMAGENET_PREP_CACHE name a folder"):
-        open_set(pictures, fraction=0.5)
+    root = without_tables(pictures, tmp_path / "set")
+    assert chosen(root, fraction=0.3) == chosen(pictures, fraction=0.3)
+    assert open_set(root).find(key(17)) == 17
+    assert "set has no tables of samples" in caplog.text
+    assert "imagenet-prep adopt writes tables" in caplog.text
+
+
+def changed(root: Path, name: str, old: bytes, new: bytes) -> None:
+    """Changes a table, and the manifest with it: a set that somebody made up."""
+    path = root / naming.samples_name(name)
+    data = path.read_bytes().replace(old, new, 1)
+    path.write_bytes(data)
+    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    shards = [
+        replace(s, samples_bytes=len(data), samples_sha256=hashlib.sha256(data).hexdigest())
+        if s.name == name
+        else s
+        for s in there.splits["train"].shards
+    ]
+    splits = {"train": replace(there.splits["train"], shards=shards)}
+    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"_35.JPEG", b"_3\n.JPEG", "line 6 is no line of a table"),
+        (b",3,", b",8,", "line 6.*has class 8, and there are 8"),
+        (b"_35.JPEG,3,", b"_35.JPEG,03,", "line 6 is no line of a table"),
+        (b"key,", b"Key,", "line 1 is not the header"),
+        (b"\r\n", b"\r\na,0,1,\r\n", "more than 20 lines"),
+    ],
+)
+def test_a_table_that_nobody_of_us_wrote_is_refused_with_its_line(
+    pictures: Path, tmp_path: Path, old: bytes, new: bytes, said: str
+) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(pictures, root)
+    changed(root, "train-00001-of-00003", old, new)
+    with pytest.raises(DataDamagedError, match=f"train-00001-of-00003.*{said}"):
+        open_set(root, fraction=0.5)
+
+
+def test_a_table_with_a_flipped_bit_is_refused(pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(pictures, root)
+    path = root / "samples/train-00001-of-00003.csv"
+    path.write_bytes(path.read_bytes().replace(b"_35.JPEG", b"_36.JPEG"))
+    for ask in (lambda: open_set(root, fraction=0.5), lambda: open_set(root).find(key(1))):
+        with pytest.raises(DataDamagedError, match="train-00001-of-00003.csv: sha256"):
+            ask()
+
+
+def by_hash(fraction: float) -> set[int]:
+    """Returns what a fraction chooses, computed another way."""
+    return set(map(int, np.flatnonzero([_uniform(key(n)) < fraction for n in range(COUNT)])))
+
+
+def _uniform(name: str) -> float:
+    hashed = np.frombuffer(hashlib.blake2b(name.encode(), digest_size=8).digest(), "<u8")
+    return float((mix(hashed ^ stream(0, 1)) >> np.uint64(11))[0] * 2.0**-53)
 
 
 @pytest.mark.parametrize(
@@ -289,18 +348,18 @@ def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path, option: 
     assert "keys: lines 4, 5, 6, 7, 8 and 2 more: no such key in train of" in sentence
 
 
-def test_parts_and_sets_without_names_are_refused(pictures: Path, tmp_path: Path) -> None:
+def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
     records = Records(pictures, "train")
     records.placement = Placement(0, 2)
     asked = ReadConfig(str(pictures), "train", 1, fraction=0.5)
     with pytest.raises(UsageError, match="is part 0 of 2, copies: 1: choose examples of a whole"):
-        Choice(asked, records.wnids).numbers(records, tmp_path)
+        Choice(asked, records.wnids).numbers(records)
     nameless = Records(pictures, "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
     with pytest.raises(UsageError, match="its records name no files, so only classes can be"):
-        Choice(asked, nameless.wnids).numbers(nameless, tmp_path)
+        Choice(asked, nameless.wnids).numbers(nameless)
     asked = replace(asked, fraction=1.0, classes=[1])
-    of_class = Choice(asked, nameless.wnids).numbers(nameless, tmp_path)
+    of_class = Choice(asked, nameless.wnids).numbers(nameless)
     assert of_class.tolist() == list(range(1, COUNT, 8))
 
 
@@ -311,13 +370,16 @@ def test_of_a_remote_set_only_shards_with_chosen_examples_are_fetched(
     files = {str(path.relative_to(pictures)): path.read_bytes() for path in paths}
     keys = listed(tmp_path / "keys", [35, 33])
     with serve(files) as server:
-        for _ in range(2):
-            # The first time, names come from all shards; then they are kept.
-            for shard in kept.glob("*/train-*"):
-                shard.unlink()
-            reader = open_set(server.url, keys=keys, training=False)
-            assert read(reader) == [33, 35]
-            reader.close()
+        reader = open_set(server.url, keys=keys, training=False)
+        assert reader.find(key(70)) == 70
+        asked = {request.path.lstrip("/") for request in server.requests}
+        assert {name for name in asked if name.startswith(("train", "index"))} == set()
+        assert read(reader) == [33, 35]
+        reader.close()
+        server.requests.clear()
+        # The tables stay in the cache.
+        open_set(server.url, fraction=0.5).close()
+        assert not any("samples" in request.path for request in server.requests)
 
     assert [path.name for path in kept.glob("*/train-*")] == ["train-00001-of-00003"]
     assert reader.choice == open_set(pictures, keys=keys).choice

@@ -54,3 +54,31 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "a.run-0000").symlink_to("/dev/full")
     with pytest.raises(IncompleteError, match="full"):
         runs.write(tmp_path, "a", iter([b"00000001x\n" * 10_000]))
+
+
+@pytest.mark.parametrize("num", [0, 1, 200, 3000])
+def test_sides_come_sorted_and_no_key_is_cut(
+    num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RUN_ENTRIES", 100)
+    monkeypatch.setattr(runs, "_KEYS_OF_A_RUN", 7)
+    chance = random.Random(num)
+    # Keys that are the beginning of others, and several entries of a key.
+    keys = ["a" * chance.randrange(1, 9) + chance.choice("b é\U0001f600") for _ in range(50)]
+    entries = [
+        [f"{chance.choice(keys)}\0{chance.randrange(10**6)}\n".encode() for _ in range(n)]
+        for n in (num, num // 3)
+    ]
+    sides = [
+        runs.write(tmp_path, name, iter(each)) for name, each in zip("ab", entries, strict=True)
+    ]
+    ranges = list(runs.side_by_side(sides))
+
+    for side, each in enumerate(entries):
+        assert [line for of_range in ranges for line in of_range[side]] == sorted(each)
+    seen: set[bytes] = set()
+    for of_range in ranges:
+        here = {line.partition(b"\0")[0] for side in of_range for line in side}
+        assert not here & seen
+        seen |= here
+    assert len(ranges) > num // 200

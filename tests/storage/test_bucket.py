@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import random
 import tempfile
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage import upload as module
@@ -244,3 +245,40 @@ def test_an_empty_object_that_stands_for_a_folder_is_removed_with_it(
     store.remove_tree(".work")
 
     assert store.everything() == set()
+
+
+def test_the_server_copies_objects_of_another_prefix(
+    store: BucketStore, s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is fetched: only what is larger than one request may copy comes through here."""
+    from imagenet_prep.storage import bucket
+
+    there = BucketStore(f"{store.base}-there")
+    files = [File("train-00000-of-00001", len(DATA), SHA256), File("index/a", 3, _sha256(b"one"))]
+    for file, data in zip(files, (DATA, b"one"), strict=True):
+        there.put(file, lambda data=data: io.BytesIO(data))  # type: ignore[misc]
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketStore, "opened", None)
+        patch.setattr(BucketStore, "_chunks", None)
+        for _ in range(2):
+            store.take_over(there, files)
+    store.verify_published(files)
+    assert store.read("index/a") == b"one"
+
+    # Another object under the name is replaced; one that is another there is not copied.
+    store.write("index/a", b"two")
+    monkeypatch.setattr(bucket, "_MOST_COPIED", 1 << 20)
+    store.remove("train-00000-of-00001")
+    store.take_over(there, files)
+    store.verify_published(files)
+    there.write("index/a", b"two")
+    with pytest.raises(DataDamagedError, match="index/a: stored with sha256"):
+        store.take_over(there, files)
+    assert store.read("index/a") == b"one"
+    for kinds in ((store, LocalStore(tmp_path)), (LocalStore(tmp_path), store)):
+        with pytest.raises(UsageError, match="imagenet-prep"):
+            kinds[0].take_over(kinds[1], files)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
@@ -12,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import BusyError, DataDamagedError, IncompleteError, StoreError
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    IncompleteError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import Stat
@@ -626,3 +634,61 @@ def test_a_mark_is_never_made_through_a_link(store: LocalStore, tmp_path: Path) 
     with pytest.raises(StoreError, match=LINK), store.marked(".work/mark"):
         pass
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> tuple[LocalStore, list[File]]:
+    """A folder with a file, and one in a folder of it."""
+    root = tmp_path / "there"
+    (root / "index").mkdir(parents=True)
+    files = []
+    for name, data in (("a", b"one"), ("index/b", b"three")):
+        (root / name).write_bytes(data)
+        files.append(File(name, len(data), hashlib.sha256(data).hexdigest()))
+    return LocalStore(root), files
+
+
+def test_files_of_another_folder_are_taken_over_as_links(
+    two_files: tuple[LocalStore, list[File]], tmp_path: Path
+) -> None:
+    there, files = two_files
+    here = LocalStore(tmp_path / "here")
+    for _ in range(2):  # again, it changes nothing
+        here.take_over(there, files)
+        for file in files:
+            assert here.path(file.name).samefile(there.path(file.name))
+            assert here.path(file.name).stat().st_nlink == 2
+    # What lies there under the name is replaced, and never written into.
+    here.path("a").unlink()
+    here.path("a").write_bytes(b"two")
+    here.take_over(there, files)
+    assert here.path("a").samefile(there.path("a"))
+    assert there.read("a") == b"one"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "folder"])
+def test_a_file_that_is_another_one_is_not_taken_over(
+    two_files: tuple[LocalStore, list[File]], tmp_path: Path, damage: str
+) -> None:
+    there, files = two_files
+    there.path("a").unlink()
+    if damage == "cut":
+        there.path("a").write_bytes(b"on")
+    elif damage == "folder":
+        there.path("a").mkdir()
+    with pytest.raises(DataDamagedError, match="Run verify"):
+        LocalStore(tmp_path / "here").take_over(there, files)
+    assert not (tmp_path / "here" / "a").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
+def test_a_system_without_links_is_explained(
+    two_files: tuple[LocalStore, list[File]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    there, files = two_files
+    monkeypatch.setattr(os, "link", failing(code))
+    with pytest.raises(UsageError, match="same file system, and run this as"):
+        LocalStore(tmp_path / "here").take_over(there, files)

@@ -228,7 +228,7 @@ def test_files_are_named_in_the_administrators_folder_alone(
         {"replicate_to": f"hosts:{elsewhere[2]}:/x"},
         {"train_ranks": 1, "train_hosts": elsewhere[3]},
         {"train_ranks": 1, "train_flags": ["--keys", elsewhere[4]]},
-        {"train_ranks": 1, "train_flags": ["--exclude", elsewhere[4]]},
+        {"train_ranks": 1, "train_flags": ["--exclude", elsewhere[5]]},
     ]
     for conf, file in zip(confs, elsewhere, strict=True):
         airflow.env = {"IMAGENET_PREP_AIRFLOW_FILES": str(files)}

@@ -363,6 +363,8 @@ def test_a_run_that_is_killed_goes_on(copied: Path, tmp_path: Path) -> None:
         (("nowhere",), "there is no such folder"),
         (("set", "--against", "set:holdout"), "has no split 'holdout'"),
         (("--source", "nowhere"), "no such folder"),
+        (("set", "--splits", "holdout"), "has none of the splits holdout"),
+        (("--source", "source", "--splits", "holdout"), "train and validation alone"),
     ],
 )
 def test_what_is_no_place_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from PIL import Image
 
 from imagenet_prep import verify
 from imagenet_prep.reporting import facts, pictures
+from imagenet_prep.shards.difference import Side, differences, splits_that_differ
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.report.conftest import Demo
 from tests.kit import command
@@ -32,18 +34,41 @@ def prepared(small: Demo, out: Path, *flags: str) -> Path:
 def compared(one: Path, other: Path) -> Comparison:
     from imagenet_prep.reporting.compare import compare  # SciPy, which no other test needs
 
-    both = [
-        facts.gather(LocalStore(root), verify.load(LocalStore(root)), []) for root in (one, other)
-    ]
-    return compare(both[0], both[1], seed=0)
+    stores = [LocalStore(root) for root in (one, other)]
+    both = [facts.gather(store, verify.load(store), []) for store in stores]
+    sides = [Side(each.store, each.manifest) for each in both]
+    splits = splits_that_differ(*sides)
+    return compare(*both, differences(*sides, splits) if splits else (), seed=0)
 
 
 def test_a_set_is_equal_to_itself(small: Demo) -> None:
     found = compared(small.out, small.out)
 
-    assert found.equal == len(found.matches) > 20
-    assert found.psnr_at(50) is None
-    assert found.ssim_at(0) == 1.0
+    assert found.same == found.facts[0].examples > 20
+    assert (found.counts.total(), found.matches, found.missing) == (0, [], ([], []))
+
+
+def test_what_is_missing_is_counted_and_shown(small: Demo, tmp_path: Path) -> None:
+    """Without some images, in other shards, of other bytes where they are there."""
+    with open(next((small.out / "samples").glob("train-*")), newline="") as table:
+        keys = [row["key"] for row in csv.DictReader(table)][:3]
+    listed = tmp_path / "keys"
+    listed.write_text("\n".join(keys))
+    other = prepared(small, tmp_path / "less", "--exclude", str(listed), "--short-side", "48")
+    out = tmp_path / "page.html"
+    found = compared(small.out, other)
+
+    assert found.counts["only_in_a"] == 3
+    assert sorted(each.difference.key for each in found.missing[0]) == sorted(keys)
+    assert all(str(each.picture).startswith("data:image/") for each in found.missing[0])
+    assert found.missing[1] == []
+    assert found.same + found.counts["other_bytes"] + 3 == found.facts[0].examples
+    result = command.run("report", "--compare", small.out, other, "--out", out)
+    assert result.code == 0, result
+    page = out.read_text("utf-8")
+    assert f"In {small.out.name}, and not in less" in page
+    assert f"and not in {small.out.name}" not in page
+    assert all(key in page for key in keys)
 
 
 def test_lower_quality_costs_likeness_and_saves_bytes(small: Demo, tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""`imagenet-prep amend`: another set from one set alone, with images left out, relabelled, added.
+
+The set that is changed is never touched. Only the shards in which something changes are written;
+all others are hard links, or copies inside the server of a bucket.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from imagenet_prep.core import program
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
+from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.dataset.flag import data_set
+
+EXAMPLES = """\
+  imagenet-prep amend /data/imagenet-480 --exclude bad.txt --out /data/imagenet-480-clean
+  imagenet-prep amend /data/imagenet-480 --relabel labels.csv --out /data/imagenet-480-v2
+  imagenet-prep amend /data/flowers --add /data/new-photographs --out /data/flowers-2
+  imagenet-prep amend s3://bucket/imagenet --exclude bad.txt --out s3://bucket/imagenet-clean"""
+
+
+@dataclass(frozen=True)
+class Config(WorkerFlags):
+    """Settings of one run; see the help of each flag."""
+
+    dataset: str = data_set(
+        help="the set that is changed: a folder, or s3://bucket/prefix; it stays as it is"
+    )
+    out: str = flag(
+        place=Place.FOLDER_OR_BUCKET,
+        help="the set that is made: a folder on the same file system, or a prefix of the same "
+        "server",
+        metavar="DIR|URL",
+    )
+    exclude: str | None = flag(
+        None,
+        help="leave out the images whose keys this file lists, one a line: "
+        "n01440764/n01440764_10026.JPEG",
+        metavar="FILE",
+    )
+    relabel: str | None = flag(
+        None,
+        help="give other classes to the images that this CSV lists; its header is key,class, and a "
+        "class is called as in labels.txt, or by its index",
+        metavar="CSV",
+    )
+    add: str | None = flag(
+        None,
+        help="add the images in this folder of class folders, made as the set was made: "
+        "train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg of train",
+        metavar="DIR",
+    )
+    dry_run: bool = flag(False, help="print what would change; write nothing")
+    json: bool = flag(False, help="print the result as JSON")
+
+    def __post_init__(self) -> None:
+        """Refuses a run that would change nothing."""
+        super().__post_init__()
+        if not (self.exclude or self.relabel or self.add):
+            raise ValueError("expected --exclude, --relabel or --add: what is to change")
+
+
+def amend(config: Config) -> Json:
+    """Carries out a run, or what is left of it; returns the summary that is printed.
+
+    Raises:
+      ImagenetPrepError: the class says with which exit code the command ends.
+    """
+    # Everything behind the flags costs a second to import: not for --help.
+    from imagenet_prep.dataset import keys
+    from imagenet_prep.engine import Workers
+    from imagenet_prep.preparation import amendment, changes
+    from imagenet_prep.sources.tfrecords import listed_classes
+    from imagenet_prep.storage.store import open_store
+    from imagenet_prep.verify import load
+
+    store, out = open_store(config.dataset), open_store(config.out)
+    there = load(store)
+    amendment.refuse(store, there, out)
+    classes = listed_classes(store, there)
+    request = changes.Request(
+        keys.read_list(config.exclude) if config.exclude else None,
+        changes.read_relabels(config.relabel, classes) if config.relabel else None,
+        changes.read_additions(config.add, classes, there.splits) if config.add else None,
+    )
+    workers = Workers(config.workers, config.worker_kind)
+    job = amendment.Job(store, there, classes, request, workers, quiet=config.json)
+    return amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = parse(
+        Config,
+        argv,
+        verb="amend",
+        description="Make another data set from one alone, without archives: leave images out, "
+        "give them other\nclasses, or add some. Only shards that change are written, and the set "
+        "that is changed is never\ntouched. Killed or interrupted, run it again: it does what is "
+        "left.",
+        examples=EXAMPLES,
+    )
+    summary = amend(config)
+    print(json.dumps(summary, indent=1) if config.json else _render(summary))
+    return 0
+
+
+def _render(summary: Json) -> str:
+    """Returns the summary for a person."""
+    from imagenet_prep.shards.summary import render
+
+    of = summary["amended"]
+    changed = (
+        f"{of['excluded']:,} images left out, {of['relabelled']:,} with another class, "
+        f"{of['added']:,} added: {of['shards']:,} of {of['of_shards']:,} shards changed"
+    )
+    empty = [f"{split}: no image is left of {names}" for split, names in of["emptied"].items()]
+    if "manifest" not in summary:
+        size = human_bytes(of["bytes"])
+        return f"{changed}\nwould write these shards, {size}; nothing was written"
+    return render(summary, [changed, *empty])
+
+
+if __name__ == "__main__":
+    program.main("imagenet_prep.amend")

@@ -1,0 +1,207 @@
+"""`imagenet-prep diff`: which images differ between two data sets, by their tables alone."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core import program, terminal
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.flags import Place, Settings, flag, parse
+
+if TYPE_CHECKING:
+    from imagenet_prep.dataset.difference import Difference
+    from imagenet_prep.shards.difference import Side
+
+EXAMPLES = """\
+  imagenet-prep diff /data/imagenet-480 /data/imagenet-256
+  imagenet-prep diff s3://bucket/imagenet-480 /data/imagenet-480 --exit-code
+  imagenet-prep diff /data/old https://host/new --out differences.csv"""
+
+_COLUMNS = (
+    "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
+    "class_b,width_b,height_b,sha256_b,shard_b,record_b"
+)
+# In JSON, and in what people read.
+_FIRST_KEYS, _SHOWN_KEYS = 10, 3
+_WORDS = {
+    "only_in_a": "only in A",
+    "only_in_b": "only in B",
+    "other_label": "other label",
+    "other_bytes": "other bytes",
+    "other_size": "other size",
+}
+# With --exit-code, as git's: there are differences.
+_DIFFERENT = 1
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """Settings of one comparison; see the help of each flag."""
+
+    a: str = flag(
+        place=Place.ANYWHERE,
+        help="data set A: a folder, s3://bucket/prefix or http(s)://...",
+        positional=True,
+        metavar="A",
+    )
+    b: str = flag(place=Place.ANYWHERE, help="data set B", positional=True, metavar="B")
+    out: str | None = flag(
+        None,
+        place=Place.FILE,
+        help="write all differences to this CSV file, one line a key",
+        metavar="CSV",
+    )
+    exit_code: bool = flag(False, help="end with 1 if anything differs, and with 0 otherwise")
+    json: bool = flag(False, help="print the counts as JSON")
+
+
+def diff(config: Config) -> Json:
+    """Returns the counts and the first keys of what differs; writes `config.out`.
+
+    Raises:
+      UsageError: there is no data set, it has no tables, or only a part of it lies there.
+      DataDamagedError: a manifest or a table is damaged.
+      IncompleteError: a data set is not finished, the disk is full, or a server is silent.
+      StoreError: a file cannot be read or written, or a server refuses.
+    """
+    from imagenet_prep.shards.difference import differences, splits_that_differ
+
+    a, b = opened(config.a), opened(config.b)
+    splits = splits_that_differ(a, b)
+    counts: dict[str, Counter[str]] = {
+        split: Counter() for split in {**a.manifest.splits, **b.manifest.splits}
+    }
+    first: dict[str, dict[str, list[str]]] = {
+        split: {kind: [] for kind in _WORDS} for split in counts
+    }
+    with _written(config.out) as write:
+        for difference in differences(a, b, splits) if splits else ():
+            kinds = difference.kinds
+            counts[difference.split].update(kinds)
+            for kind in kinds:
+                if len(keys := first[difference.split][kind]) < _FIRST_KEYS:
+                    keys.append(difference.key)
+            write(difference)
+    same_classes = a.manifest.classes.digest == b.manifest.classes.digest
+    total = sum(counts.values(), Counter())
+    return {
+        "a": _facts(a),
+        "b": _facts(b),
+        "equal": same_classes and not total,
+        "same_classes": same_classes,
+        **{kind: total[kind] for kind in _WORDS},
+        "splits": {
+            split: {
+                "equal": not of_split,
+                **{kind: of_split[kind] for kind in _WORDS},
+                "first_keys": first[split],
+            }
+            for split, of_split in counts.items()
+        },
+    }
+
+
+def opened(dataset: str) -> Side:
+    """Returns a data set that is to be compared; raises as `diff`."""
+    from imagenet_prep import verify
+    from imagenet_prep.dataset import placement
+    from imagenet_prep.shards.difference import Side
+    from imagenet_prep.storage.store import open_readable
+
+    place = open_readable(dataset)
+    manifest = verify.load(place)
+    if (folder := place.as_folder) is not None:
+        part = placement.load(folder.root, manifest)
+        if part.nodes > 1:
+            raise UsageError(f"{place.where()} is {part}: compare whole sets.")
+    return Side(place, manifest)
+
+
+def _facts(side: Side) -> Json:
+    return {
+        "dataset": side.place.where(),
+        "digest": side.manifest.digest,
+        "examples": sum(split.examples for split in side.manifest.splits.values()),
+    }
+
+
+@contextlib.contextmanager
+def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
+    """Yields what takes each difference; the file gets its name once all are in it."""
+    from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.new_file import new_file
+    from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+
+    if out is None:
+        yield lambda _: None
+        return
+    path = Path(out).expanduser()
+    partial = path.with_name(f".{path.name}.partial")
+    with storage_errors("write", path), removed_on_failure(partial):
+        partial.unlink(missing_ok=True)  # of a run that was killed
+        with new_file(partial) as file:
+            text = io.TextIOWrapper(file, "utf-8", newline="")
+            lines = csv.writer(text)
+            lines.writerow(_COLUMNS.split(","))
+            yield lambda difference: lines.writerow(_row(difference))
+            text.detach()
+    LocalStore(path.parent).publish(partial, path.name)
+
+
+def _row(difference: Difference) -> list[Any]:
+    row: list[Any] = [difference.split, difference.key, " ".join(difference.kinds)]
+    for stored in (difference.a, difference.b):
+        row += [""] * 6 if stored is None else stored
+    return row
+
+
+def _text(found: Json) -> Iterator[str]:
+    """Yields the lines that say to people what was found."""
+    for name in "ab":
+        side = found[name]
+        yield f"{name.upper()}: {side['dataset']}, {side['examples']:,} images"
+    if not found["same_classes"]:
+        yield "their class lists differ, so labels are compared by the ids of the classes"
+    for split, of_split in found["splits"].items():
+        if of_split["equal"]:
+            yield f"{split}: equal: the same images, with the same labels and bytes"
+            continue
+        yield f"{split}:"
+        for kind, keys in of_split["first_keys"].items():
+            if count := of_split[kind]:
+                shown = [*map(terminal.printable, keys[:_SHOWN_KEYS]), "..."]
+                yield f"  {_WORDS[kind]:<11} {count:>12,}  {', '.join(shown[:count])}"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the verb and returns its exit code; errors are raised."""
+    config = parse(
+        Config,
+        argv,
+        verb="diff",
+        description="Tell which images differ between two data sets: what only one of them has, "
+        "and what has\nanother label, other bytes or another size. No image is read: the tables "
+        "of samples tell.",
+        examples=EXAMPLES,
+    )
+    found = diff(config)
+    if config.json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(_text(found)))
+        if config.out is not None:
+            print(f"{config.out}: all differences")
+    return _DIFFERENT if config.exit_code and not found["equal"] else 0
+
+
+if __name__ == "__main__":
+    program.main("imagenet_prep.diff")

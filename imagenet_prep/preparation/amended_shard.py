@@ -1,0 +1,148 @@
+"""One shard of an amended set, from the shard of its parent; what stays passes byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from imagenet_prep import engine
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset.member import Incident, Member
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset.settings import EXCLUDED
+from imagenet_prep.preparation.changes import ShardChange
+from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.shards import plan
+from imagenet_prep.shards.writer import Stored, WrittenShard
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.shard_files import split_of
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage.store import Store
+
+
+@dataclass(frozen=True)
+class AmendWork:
+    """Writes a shard in which something changes; picklable.
+
+    Attributes:
+      parent: where the set that is changed lies.
+      lacks, label_offset, classes: of both sets.
+      seed: by which its images were dealt.
+      writes: by split, what writes shards, and makes new images as the others were made.
+      images: reads new images; None where there are none.
+      sha256: of their files, by archive.
+    """
+
+    parent: Store
+    lacks: Mapping[str, str]
+    label_offset: int
+    classes: ClassList
+    seed: int
+    writes: Mapping[str, WriteWork]
+    images: MemberReader | None
+    sha256: Mapping[str, str]
+
+    def __call__(self, change: ShardChange) -> engine.Result[WrittenShard]:
+        """Returns what is written, and the files of the shard."""
+        left_out: list[Incident] = []
+        write = self.writes[split_of(change.name)]
+        content, outputs = write(change.name, self._in_order(change, left_out))
+        # Most of its records have no known origin, so it names none.
+        content = replace(content, incidents=[*content.incidents, *left_out], origins=[])
+        return engine.Result(content, outputs)
+
+    def _in_order(
+        self, change: ShardChange, left_out: list[Incident]
+    ) -> Iterator[Stored | tuple[Member, bytes]]:
+        """Yields what stays and what comes in, in the order in which `plan` puts images.
+
+        A new image comes before the first that stays whose place is behind its own. So it does not
+        matter which new image came first, whatever the order of the others is.
+        """
+        assert self.images or not change.added
+        coming = sorted(change.added, key=lambda member: self._place(member.key), reverse=True)
+        for stored in self._staying(change, left_out):
+            while coming and self._place(coming[-1].key) < self._place(stored.sample.key):
+                yield self._read(coming.pop())
+            yield stored
+        while coming:
+            yield self._read(coming.pop())
+
+    def _place(self, key: str) -> tuple[int, str]:
+        return plan.keyed_hash(self.seed, "order", key), key
+
+    def _read(self, member: Member) -> tuple[Member, bytes]:
+        assert self.images
+        data = self.images.read(member)
+        if hashlib.sha256(data).hexdigest() != self.sha256[member.archive]:
+            raise DataDamagedError(
+                f"{member.archive}: is another file than when it was listed. Leave the images of "
+                "--add as they are while they are read, then run this again."
+            )
+        return member, data
+
+    def _staying(self, change: ShardChange, left_out: list[Incident]) -> Iterator[Stored]:
+        """Yields the records of the parent that stay, those with another class rewritten.
+
+        Raises:
+          DataDamagedError: the shard is not the one that the manifest names.
+        """
+        shard, digest, number = change.shard, hashlib.sha256(), 0
+        where = self.parent.where(shard.name)
+        samples = list(tables.rows(self.parent, shard))
+        try:
+            with self.parent.opened(shard.name) as opened:
+                stream = as_file(hashed(opened, [digest]))
+                for number, record in enumerate(tfrecord.read_records(stream, where), start=1):
+                    if number > len(samples):
+                        raise DataDamagedError(f"{where}: more than {len(samples):,} records")
+                    sample, payload = samples[number - 1], record.payload
+                    if sample.key in change.excluded:
+                        self._demand(payload, sample, f"{where}: record {record.number}")
+                        left_out.append(_left_out(change.name, sample))
+                        continue
+                    index = change.relabelled.get(sample.key)
+                    if index is not None:
+                        self._demand(payload, sample, f"{where}: record {record.number}")
+                        payload = self._relabelled(payload, index)
+                        sample = sample._replace(class_index=index)
+                    yield Stored(tfrecord.frame_parts((payload, b"", b"")), sample)
+        except OSError as error:
+            raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
+        if digest.hexdigest() != shard.sha256 or number != len(samples):
+            raise DataDamagedError(
+                f"{where}: {number:,} records, sha256 {digest.hexdigest()}; its manifest says "
+                f"{shard.examples:,} and {shard.sha256}. Run verify on {self.parent.where()}."
+            )
+
+    def _demand(self, payload: bytes, sample: Sample, where: str) -> None:
+        """Proves that a record which changes is the one that the table names.
+
+        Raises:
+          DataDamagedError: it is another one.
+        """
+        stored = example.decode(payload, self.lacks)
+        index = stored.stored_label - self.label_offset
+        if (index, hashlib.sha256(stored.encoded).hexdigest()) != (
+            sample.class_index,
+            sample.sha256,
+        ):
+            raise DataDamagedError(f"{where}: is not what the table of samples says")
+
+    def _relabelled(self, payload: bytes, index: int) -> bytes:
+        wnid, words = self.classes.wnids[index], self.classes.words[index]
+        return example.relabelled(payload, index + self.label_offset, wnid, words)
+
+
+def _left_out(shard: str, sample: Sample) -> Incident:
+    """Returns the line of quarantine.jsonl of an image that a list leaves out.
+
+    It names no place in the shard: that may depend on what was changed before.
+    """
+    detail = f"the list of amend --exclude has its key; its image had sha256 {sample.sha256}"
+    place = sample.key, shard, 0, sample.num_bytes, sample.class_index
+    return Incident(*place, EXCLUDED, "listed", detail)

@@ -1,0 +1,351 @@
+"""Another set from one set alone: images leave it, get another class, or come in.
+
+Only the shards that a change touches are written. All others are hard links, or copies that the
+server of the bucket makes. A record that stays as it is passes byte for byte.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from imagenet_prep import engine
+from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Policy
+from imagenet_prep.codec.transform import keep, require, transform
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError, some
+from imagenet_prep.dataset import naming, placement, settings
+from imagenet_prep.dataset.manifest import Manifest, Shard, Split
+from imagenet_prep.dataset.member import Incident, PreparedImage
+from imagenet_prep.dataset.orientation import KEEP, RULES
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
+from imagenet_prep.preparation import standing
+from imagenet_prep.preparation.amended_shard import AmendWork
+from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
+from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.selection import refuse_source_as_output
+from imagenet_prep.preparation.standing import Wanted
+from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.shards.samples_root import samples_root
+from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources.labels import ClassList
+from imagenet_prep.sources.tfrecords import small_file
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.store import Store, same_place
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How the images of a split were made, as its settings say it."""
+
+    short_side: int | None = None
+    quality: int | None = None
+    check: str = CHECK_DECODE
+    stretch: bool = False
+    orientation: str = KEEP
+
+    def __post_init__(self) -> None:
+        if (self.short_side or 1) < 1 or not 1 <= (self.quality or 1) <= 100:
+            raise ValueError(f"short_side {self.short_side}, quality {self.quality}")
+        if self.check not in (CHECK_DECODE, CHECK_HEADER) or self.orientation not in RULES:
+            raise ValueError(f"check {self.check!r}, orientation {self.orientation!r}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request, resolved.
+
+    Attributes:
+      store, there: the set that is changed, and its manifest.
+      classes: of the set.
+      request: what is to change.
+      workers: how much runs at once.
+      quiet: show no progress.
+    """
+
+    store: Store
+    there: Manifest
+    classes: ClassList
+    request: Request
+    workers: engine.Workers
+    quiet: bool = False
+
+    @cached_property
+    def steps(self) -> list[Amendment]:
+        """All changes since the set was made, this one the last."""
+        request = self.request
+        exclude, relabel, add = request.exclude, request.relabel, request.add
+        step = Amendment(
+            self.there.digest,
+            exclude and Listed(len(exclude.keys), exclude.sha256),
+            relabel and Listed(len(relabel.class_of), relabel.listed.sha256),
+            add.summary if add else None,
+        )
+        return [*_parsed(self, settings.amendments), step]
+
+    @cached_property
+    def base(self) -> settings.Config:
+        """What the set was made with that the first amendment has changed."""
+        found: settings.Config = _parsed(self, settings.base)
+        return found
+
+    @cached_property
+    def seed(self) -> int:
+        """The seed by which images of the set were dealt; 0 where its manifest says none."""
+        found = self.base.get("seed")
+        return found if type(found) is int else 0
+
+    @cached_property
+    def changes(self) -> list[ShardChange]:
+        """The shards that change; raises as `changes_of`."""
+        return changes_of(self.request, self.store, self.there, self.seed)
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """The data set to make."""
+        splits = list(self.there.splits)
+        config = {"verb": AMEND, "splits": splits, "amendments": self.steps, "base": self.base}
+        info = canonical.loads(small_file(self.store, self.there, naming.TFDS_INFO))
+        return Wanted(
+            # As it is read again.
+            Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),
+            self.there.producer.libraries,
+            label_offset=self.there.label_offset,
+            # Its counts or its labels are none that were published.
+            subset=True,
+            name=str(info["name"]).removesuffix("_subset"),
+        )
+
+    def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
+        """Returns what makes a new image as the others of a split were made.
+
+        Raises:
+          UsageError: they were made by a codec that is not here.
+        """
+        try:
+            made = settings.parse(self.base)
+            of_split = records.parse(_Made, made.splits.get(split, {}), others=True)
+        except ValueError as error:
+            raise _not_ours(self, error) from None
+        codec = self.there.producer.libraries.get("codec", "")
+        if made.verb == ADOPT or of_split.short_side is of_split.quality is None:
+            return keep
+        if codec not in CODECS.values():
+            raise UsageError(
+                f"{self.store.where()}: its images were made by the codec {codec}, which this "
+                "program has not, so --add cannot make others alike."
+            )
+        policy = Policy(
+            of_split.short_side,
+            of_split.quality or Policy.quality,
+            of_split.check,
+            stretch=of_split.stretch,
+            codec=codec,
+            orientation=of_split.orientation,
+        )
+        require(policy)
+        return partial(transform, policy=policy)
+
+
+def refuse(store: Store, there: Manifest, out: Store) -> None:
+    """Refuses what cannot be amended, before anything is written.
+
+    Args:
+      store, there: the set, and its manifest.
+      out: where the other set is to be made.
+
+    Raises:
+      UsageError: the set has no tables, or is a part of one; or the other cannot lie there.
+      DataDamagedError: a file of the set is missing, or has another size.
+    """
+    where, folder = store.where(), store.as_folder
+    if (folder is None) != (out.as_folder is None):
+        raise UsageError(
+            f"--out {out.where()}: {where} is amended where it lies, into another "
+            f"{'prefix of its server' if folder is None else 'folder beside it'}. Then "
+            "`imagenet-prep replicate` brings the new set elsewhere."
+        )
+    places = [where, out.where()]
+    if folder:
+        places = [str(Path(place).resolve()) for place in places]
+    if same_place(*places) or places[1].startswith(f"{places[0]}/"):
+        raise UsageError(
+            f"--out {out.where()} lies in the set itself, which stays as it is. Choose a place "
+            "beside it."
+        )
+    if folder and (part := placement.load(folder.root, there)).nodes > 1:
+        raise UsageError(f"{where} is {part}. Amend the whole set where it lies.")
+    if not there.has_samples:
+        raise UsageError(
+            f"{where}: has no tables of samples, which say where an image lies. Older sets and "
+            f"those of other programs get them by imagenet-prep adopt {where} --out NEW."
+        )
+    files = there.files_of(there.splits)
+    sizes = store.sizes(file.name for file in files)
+    if wrong := [file.name for file in files if sizes.get(file.name) != file.num_bytes]:
+        raise DataDamagedError(
+            f"{where}: {len(wrong):,} files are missing, or not as long as the manifest says: "
+            f"{some(wrong)}. Nothing was written. Run verify there."
+        )
+
+
+def run(job: Job, store: Store) -> Json:
+    """Makes the other set, or what is left of it, and returns the summary.
+
+    Raises:
+      ImagenetPrepError: the class says with which exit code the command ends.
+    """
+    if job.request.add:
+        source = job.request.add.source
+        refuse_source_as_output(store.where(), str(source.root), source)
+    output, changes = Output(store, job.wanted), job.changes
+    if output.left():
+        with output.lock():
+            if left := output.left():
+                output.begin(left)
+                _write(job, changes, output)
+    summary = output.end()
+    made = standing.read_manifest(store)
+    emptied = {
+        split: some(names) for split in made.splits if (names := [*_emptied(job, made, split)])
+    }
+    return {**summary, "amended": {**_changed(job), "emptied": emptied}}
+
+
+def preview(job: Job, store: Store) -> Json:
+    """Returns what a run would change; raises as `run`."""
+    Output(store, job.wanted).left()
+    return {"amended": {**_changed(job), "emptied": {}}}
+
+
+def _changed(job: Job) -> Json:
+    changes = job.changes
+    return {
+        "parent": job.there.digest,
+        "excluded": sum(len(change.excluded) for change in changes),
+        "relabelled": sum(len(change.relabelled) for change in changes),
+        "added": sum(len(change.added) for change in changes),
+        "shards": len(changes),
+        "of_shards": sum(len(split.shards) for split in job.there.splits.values()),
+        "bytes": sum(change.shard.num_bytes for change in changes),
+    }
+
+
+def _emptied(job: Job, made: Manifest, split: str) -> Iterator[str]:
+    """Yields the classes that had images in a split, and have none any more."""
+    before, after = (each.splits[split].examples_per_class for each in (job.there, made))
+    for index, name in enumerate(job.classes.wnids):
+        if before[index] and not after[index]:
+            yield name
+
+
+def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> None:
+    """Writes the shards that change, takes over the others, and commits."""
+    store, add = output.store, job.request.add
+    writes = {
+        split: WriteWork(
+            store=store,
+            transform=job.transform_of(split) if add else keep,
+            classes=job.classes,
+            label_offset=job.there.label_offset,
+            fail_on_bad_image=False,
+        )
+        for split in job.there.splits
+    }
+    work = AmendWork(
+        job.store,
+        job.there.lacks,
+        job.there.label_offset,
+        job.classes,
+        job.seed,
+        writes,
+        add.images if add else None,
+        add.sha256 if add else {},
+    )
+    digest = canonical.digest(job.wanted.settings.config)
+    stage = engine.Stage(AMEND, digest, store, work, WrittenShard)
+    receipts = engine.run(
+        stage, changes, job.workers, title=AMEND, watch=output.watch, quiet=job.quiet
+    )
+    written = {receipt.content.shard: receipt.content for receipt in receipts}
+    shards = [shard for split in job.there.splits.values() for shard in split.shards]
+    others = [shard for shard in shards if shard.name not in written]
+    store.take_over(job.store, [file for shard in others for file in shard.files])
+    _commit(job, output, written)
+
+
+def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> None:
+    there = job.there
+    splits = {
+        name: _split(
+            output.store,
+            [written[s.name].entry if s.name in written else s for s in split.shards],
+            len(job.classes.wnids),
+        )
+        for name, split in there.splits.items()
+    }
+    incidents = [incident for each in written.values() for incident in each.incidents]
+    changed = {incident.key for incident in incidents} | {
+        key for of_split in job.request.new.values() for key in of_split
+    }
+    listed = io.BytesIO(small_file(job.store, there, naming.QUARANTINE))
+    before = (records.loads(Incident, line) for line in listed)
+    output.commit(
+        splits,
+        job.classes,
+        incidents=[*(each for each in before if each.key not in changed), *incidents],
+        sources=there.sources,
+        missing_features=there.lacks,
+        plan_digest=canonical.digest([s.sha256 for each in splits.values() for s in each.shards]),
+        edition=there.edition,
+    )
+
+
+def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
+    """Returns what a manifest says of a split whose tables are in their place."""
+    per_class: Counter[int] = Counter()
+    resized = height = width = 0
+
+    def samples() -> Iterator[Sample]:
+        nonlocal resized, height, width
+        for shard in shards:
+            for sample in tables.rows(store, shard):
+                per_class[sample.class_index] += 1
+                # An image that is turned has the same sides.
+                resized += {sample.height, sample.width} != {
+                    sample.source_height,
+                    sample.source_width,
+                }
+                height, width = max(height, sample.height), max(width, sample.width)
+                yield sample
+
+    root = samples_root(samples())
+    return Split(
+        examples=per_class.total(),
+        num_bytes=sum(shard.num_bytes for shard in shards),
+        examples_per_class=[per_class[index] for index in range(num_classes)],
+        resized=resized,
+        max_height=height,
+        max_width=width,
+        shards=shards,
+        samples_root=root,
+    )
+
+
+def _parsed(job: Job, parse: Callable[[settings.Config], Any]) -> Any:
+    try:
+        return parse(job.there.config)
+    except ValueError as error:
+        raise _not_ours(job, error) from None
+
+
+def _not_ours(job: Job, error: ValueError) -> ManifestError:
+    where = job.store.where(naming.MANIFEST)
+    return ManifestError(f"{where}: its config was not written by this program: {error}")

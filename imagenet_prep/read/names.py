@@ -1,0 +1,95 @@
+"""Keys and classes of the examples of a split, without their images."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.storage import tables
+from imagenet_prep.storage.folder import LocalStore
+
+if TYPE_CHECKING:
+    from imagenet_prep.read.records import Records
+
+Name = tuple[int, str]
+
+
+class Names:
+    """Class index and key of examples: from the tables of samples, or else from the records."""
+
+    def __init__(self, records: Records) -> None:
+        """Takes a split; of a remote set the tables are fetched, and no shard.
+
+        Raises:
+          ImagenetPrepError: they cannot be had.
+        """
+        self._records = records
+        self._store = LocalStore(records.root)
+        if records.manifest.has_samples:
+            records.bring_samples()
+        else:
+            logging.getLogger(__name__).warning(
+                f"{records.root} has no tables of samples, so each record is looked into for its "
+                "key. imagenet-prep adopt writes tables, and leaves the images as they are."
+            )
+
+    def of(self, shard: int) -> Iterator[Name]:
+        """Yields class index and key of each example of a shard.
+
+        Raises:
+          DataDamagedError: the message names the table and its line, or the record.
+          ImagenetPrepError: as for `Records.name`.
+        """
+        records = self._records
+        if not records.manifest.has_samples:
+            yield from map(records.name, records.numbers_of(shard))
+            return
+        there = records.shards[shard]
+        for record, (key, class_index, _) in enumerate(tables.heads(self._store, there)):
+            self._demand_class(there, record, class_index)
+            yield class_index, key
+
+    def _demand_class(self, shard: Shard, record: int, class_index: int) -> None:
+        if class_index >= (num_classes := len(self._records.wnids)):
+            raise DataDamagedError(
+                f"{self._store.where(naming.samples_name(shard.name))}: line {record + 2:,} has "
+                f"class {class_index:,}, and there are {num_classes:,}"
+            )
+
+    def __iter__(self) -> Iterator[Name]:
+        """Yields those of all examples, in the order of their records; raises as `of`."""
+        return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
+
+    def having(self, shard: int, sha256: str) -> Iterator[tuple[int, Sample]]:
+        """Yields number and sample of each example of a shard that is, or was, a certain file.
+
+        Args:
+          shard: with a table of samples.
+          sha256: of the file, in hex: as the image is stored, or as it was in the source.
+
+        Raises:
+          ImagenetPrepError: as for `of`.
+        """
+        there = self._records.shards[shard]
+        if not any(sha256.encode() in line for line in tables.lines(self._store, there)):
+            return
+        numbers = self._records.numbers_of(shard)
+        rows = list(tables.rows(self._store, there))  # to its end, where the table is proven
+        for record, sample in enumerate(rows):
+            if sha256 in (sample.sha256, sample.source_sha256):
+                self._demand_class(there, record, sample.class_index)
+                yield numbers[record], sample
+
+    def at(self, number: int) -> Name:
+        """Returns those of one example; raises as `of`."""
+        shard, record = self._records.place(number)
+        if not self._records.manifest.has_samples:
+            return self._records.name(number)
+        # To its end, where the table is proven.
+        return list(self.of(shard))[record]

@@ -1,0 +1,425 @@
+"""amend: another set from one alone, byte for byte what it must be, and the one stays as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.read import make_dataset
+from tests.kit import command
+from tests.kit.amended import Changes, make_changes, rows, shards_of
+from tests.kit.dataset import (
+    SETTINGS,
+    Reference,
+    contents,
+    everything,
+    records,
+    split_records,
+    stamps,
+)
+from tests.kit.faults import cut, flip_bit
+
+
+@pytest.fixture(scope="module")
+def changes(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Changes:
+    """Changes of the reference; read-only."""
+    return make_changes(reference.out, tmp_path_factory.mktemp("changes") / "of")
+
+
+def amend(out: Path, new: Path, *flags: str | Path) -> command.Finished:
+    return command.run("amend", out, "--out", new, *flags)
+
+
+def made(out: Path, new: Path, *flags: str | Path) -> dict[str, bytes]:
+    """Returns the files of the set that is made."""
+    result = amend(out, new, *flags)
+    assert result.code == 0, result
+    return contents(new)
+
+
+def roots(files: dict[str, bytes]) -> dict[str, str]:
+    splits = json.loads(files["dataset.json"])["splits"]
+    return {name: split["samples_root"] for name, split in splits.items()}
+
+
+def test_images_leave_as_if_prepare_had_left_them_out(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    before = everything(reference.out)
+    amended = made(reference.out, tmp_path / "new", "--exclude", changes.exclude)
+    flags = (*SETTINGS, "--exclude", changes.exclude)
+    result = command.run(
+        "prepare", "--source", reference.source, "--out", tmp_path / "prepared", *flags
+    )
+    assert result.code == 0, result
+    prepared = contents(tmp_path / "prepared")
+
+    assert roots(amended) == roots(prepared) != roots(reference.contents)
+    different = {name for name in prepared if amended[name] != prepared[name]}
+    assert different == {"dataset.json", "quarantine.jsonl"}
+    splits = [json.loads(each["dataset.json"])["splits"] for each in (amended, prepared)]
+    assert splits[0] == splits[1]
+    lines = [json.loads(line) for line in amended["quarantine.jsonl"].splitlines()]
+    left_out = [line for line in lines if line["action"] == "excluded"]
+    assert sorted(line["key"] for line in left_out) == sorted(changes.excluded)
+    proven = command.run("verify", tmp_path / "new", "--level", "decode")
+    assert proven.code == 0, proven
+    assert "excluded: 2 images" in proven.out
+    assert {**everything(reference.out), "": ()} == {**before, "": ()}
+
+
+def test_only_shards_that_change_are_written(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "new", *changes.flags)
+    old, new = stamps(reference.out), stamps(tmp_path / "new")
+    shards = {name for name in old if name.startswith(("train", "validation"))}
+    written = {name for name in shards if old[name] != new[name]}
+    after = shards_of(tmp_path / "new", *changes.added)
+    assert written == shards_of(reference.out, *changes.excluded, changes.relabelled) | after
+    for name in shards - written:
+        for file in (name, f"index/{name}", f"samples/{name}.csv"):
+            assert old[file] == new[file]
+
+
+def test_a_label_changes_and_nothing_else_of_the_record(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "new", "--relabel", changes.relabel)
+    (shard,) = shards_of(reference.out, changes.relabelled)
+    lines = (reference.out / "labels.txt").read_text().splitlines()
+    wnid, _, text = lines[changes.label].partition(" ")
+    before, after = records(reference.out / shard), records(tmp_path / "new" / shard)
+    expected = before[0]._replace(stored_label=changes.label + 1, wnid=wnid, text=text)
+    assert after == [expected, *before[1:]]
+    # The key stays, so that another amendment finds the image, and `diff` says what has changed.
+    was, row = rows(reference.out)[changes.relabelled], rows(tmp_path / "new")[changes.relabelled]
+    assert row == [was[0], str(changes.label), *was[2:]]
+    proven = command.run("verify", tmp_path / "new", "--level", "decode")
+    assert proven.code == 0, proven
+
+
+def test_images_come_in_as_prepare_would_have_made_them(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "new", "--add", changes.add)
+    alone = ("--splits", "train", "--short-side", "64", "--allow-subset")
+    result = command.run("prepare", "--source", changes.add, "--out", tmp_path / "own", *alone)
+    assert result.code == 0, result
+    own = {record.filename: record.encoded for record in split_records(tmp_path / "own", "train")}
+    there = {r.filename: r.encoded for r in split_records(tmp_path / "new", "train")}
+    assert own.items() <= there.items()
+    assert len(there) == len(split_records(reference.out, "train")) + len(own)
+    assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
+
+
+def test_the_order_of_amendments_does_not_matter(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    """What is one run's, or of two or three in any order, is one set but for its history."""
+    exclude, relabel, add = (changes.flags[at : at + 2] for at in (0, 2, 4))
+    one = made(reference.out, tmp_path / "one", *changes.flags)
+    for number, steps in enumerate([(exclude, relabel, add), (add, relabel, exclude)]):
+        out = reference.out
+        for place, step in enumerate(steps):
+            found = made(out, tmp_path / f"{number}-{place}", *step)
+            out = tmp_path / f"{number}-{place}"
+        assert {name for name in one if found[name] != one[name]} == {"dataset.json"}
+        assert roots(found) == roots(one)
+        splits = [json.loads(each["dataset.json"])["splits"] for each in (found, one)]
+        assert splits[0] == splits[1]
+
+
+def test_the_order_of_additions_does_not_matter(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    parts = [tmp_path / "first", tmp_path / "second"]
+    for part in parts:
+        shutil.copytree(changes.add, part)
+    for part, key in ((parts[0], changes.added[0]), (parts[1], changes.added[1])):
+        (part / "train" / key).unlink()
+        (part / "train" / key).parent.rmdir()
+    (parts[0] / "train" / changes.added[2]).unlink()
+    (parts[0] / "train" / changes.added[2]).parent.rmdir()
+    both = made(reference.out, tmp_path / "both", "--add", changes.add)
+    for name, order in (("a", parts), ("b", parts[::-1])):
+        made(reference.out, tmp_path / f"{name}1", "--add", order[0])
+        found = made(tmp_path / f"{name}1", tmp_path / f"{name}2", "--add", order[1])
+        assert {each for each in both if found[each] != both[each]} == {"dataset.json"}
+
+
+def test_the_manifest_tells_what_was_changed(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "first", "--relabel", changes.relabel)
+    second = made(tmp_path / "first", tmp_path / "second", "--exclude", changes.exclude)
+    parents = [
+        json.loads((out / "dataset.json").read_text())
+        for out in (reference.out, tmp_path / "first")
+    ]
+    manifest = json.loads(second["dataset.json"])
+    steps = manifest["config"]["amendments"]
+    assert [step["parent"] for step in steps] == [parent["digest"] for parent in parents]
+    assert steps[0]["relabel"]["images"] == 1
+    assert steps[1]["exclude"]["images"] == 2
+    assert manifest["config"]["base"] == parents[0]["config"]
+    assert manifest["subset"] is True
+    assert manifest["sources"] == parents[0]["sources"]
+
+
+@pytest.mark.parametrize("verb", [("prepare", "--source"), ("resize", "-i")])
+def test_another_verb_takes_an_amended_set_for_its_own_no_more(
+    reference: Reference, changes: Changes, tmp_path: Path, verb: tuple[str, str]
+) -> None:
+    before = made(reference.out, tmp_path / "new", "--exclude", changes.exclude)
+    source = reference.source if verb[0] == "prepare" else reference.out
+    flags = (*SETTINGS, "--out") if verb[0] == "prepare" else ("-o",)
+    refused = command.run(verb[0], verb[1], source, *flags, tmp_path / "new")
+    assert refused.code == 2, refused
+    assert contents(tmp_path / "new") == before
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_lists_that_name_what_is_not_there_are_refused(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    known, other = changes.excluded
+    lists = {
+        ("exclude", f"{known}\nnobody\n\nn0/nobody.jpg\n"): "2 lines with a key that no image of",
+        ("exclude", f"{known}\n{other}\n{known}\n"): "1 line with a key that an earlier line names",
+        ("relabel", f"key,class\n{known},0\nnobody,1\n"): "1 line with a key that no image of",
+        ("relabel", f"key,class\n{known},n00000000\n"): "1 line with a class that is not one of",
+        ("relabel", f"key,class\n{known},8\n"): "1 line with a class that is not one of",
+        ("relabel", f"key,class\n{known},-1\n"): "1 line with a class that is not one of",
+        ("relabel", f"key,class\n{known},0\n{known},1\n"): "1 line with a key that an earlier",
+        ("relabel", f"{known},0\n"): "line 1: expected the header key,class",
+        ("relabel", f"key,class\n{known}\n"): "line 2: expected a key and a class",
+        ("relabel", "key,class\n"): "lists no key",
+        ("relabel", 'key,class\n"a,1\n'): "line 2: ",
+    }
+    for (flag, text), said in lists.items():
+        listed = write(tmp_path / "list", text)
+        refused = amend(reference.out, tmp_path / "new", f"--{flag}", listed)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused
+        assert said in refused.err
+        assert known not in refused.err
+    both = write(tmp_path / "both", f"key,class\n{known},0\n")
+    flags = ("--exclude", changes.exclude, "--relabel", both)
+    refused = amend(reference.out, tmp_path / "new", *flags)
+    assert refused.code == 2
+    assert "1 line with a key that" in refused.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_images_that_cannot_come_in_are_refused(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "first", "--add", changes.add)
+    again = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add)
+    assert again.code == 2
+    assert (
+        f"3 of its images have keys that are in train already; the first is {changes.added[0]}"
+        in (again.err)
+    )
+    named = write(tmp_path / "named", f"{changes.added[0]}\n")
+    twice = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add, "--exclude", named)
+    assert (twice.code, "line 1 names a key that --add brings" in twice.err) == (2, True)
+    stranger = tmp_path / "stranger" / "train" / "n00000007"
+    stranger.mkdir(parents=True)
+    (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
+    refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
+    assert (refused.code, "1 of its classes are not in the set" in refused.err) == (2, True)
+    for folder, said in ((tmp_path / "no", "no such folder"), (tmp_path, "no images of classes")):
+        refused = amend(reference.out, tmp_path / "new", "--add", folder)
+        assert (refused.code, said in refused.err) == (2, True), refused
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_image_that_cannot_be_used_is_listed(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    shutil.copytree(changes.add, tmp_path / "add")
+    cut(tmp_path / "add" / "train" / changes.added[0], 300)
+    found = made(reference.out, tmp_path / "new", "--add", tmp_path / "add")
+    bad = [json.loads(line) for line in found["quarantine.jsonl"].splitlines()]
+    assert [line["action"] for line in bad if line["key"] == changes.added[0]] == ["quarantined"]
+    assert changes.added[0] not in rows(tmp_path / "new")
+    assert set(changes.added[1:]) <= set(rows(tmp_path / "new"))
+
+
+def test_a_shard_must_keep_an_image(reference: Reference, tmp_path: Path) -> None:
+    shard = "train-00002-of-00008"
+    lines = (reference.out / "samples" / f"{shard}.csv").read_text().splitlines()[1:]
+    every = write(tmp_path / "every", "".join(f"{line.partition(',')[0]}\n" for line in lines))
+    refused = amend(reference.out, tmp_path / "new", "--exclude", every)
+    assert (refused.code, f"leaves no image in {shard}," in refused.err) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_path: Path) -> None:
+    name = (reference.out / "labels.txt").read_text().split()[0]
+    of_class = [key for key, row in rows(reference.out, "train").items() if row[1] == "0"]
+    listed = write(tmp_path / "list", "".join(f"{key}\n" for key in of_class))
+    result = amend(reference.out, tmp_path / "new", "--exclude", listed)
+    assert result.code == 0, result
+    assert f"\ntrain: no image is left of {name}\n" in result.out
+    assert (tmp_path / "new" / "labels.txt").read_bytes() == reference.contents["labels.txt"]
+    assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
+
+
+@pytest.mark.parametrize("what", ["shard", "table", "labels", "manifest", "missing", "untouched"])
+def test_a_damaged_parent_is_refused(
+    prepared: Path, changes: Changes, tmp_path: Path, what: str
+) -> None:
+    (shard,) = shards_of(prepared, changes.excluded[0])
+    others = {path.name for path in prepared.glob("train-*")} - {shard}
+    if what == "shard":
+        flip_bit(prepared / shard, 2000)
+    elif what == "table":
+        flip_bit(prepared / "samples" / f"{shard}.csv", 200)
+    elif what == "labels":
+        flip_bit(prepared / "labels.txt", 3)
+    elif what == "manifest":
+        flip_bit(prepared / "dataset.json", 100)
+    elif what == "missing":
+        (prepared / "index" / shard).unlink()
+    else:
+        cut(prepared / min(others), 100)
+    before = everything(prepared)
+    refused = amend(prepared, tmp_path / "new", "--exclude", changes.exclude)
+    assert (refused.code, refused.err.count("\n")) == (3, 1), refused
+    assert not (tmp_path / "new" / "dataset.json").exists()
+    assert {**everything(prepared), "": ()} == {**before, "": ()}
+
+
+def test_a_run_that_was_ended_goes_on(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    whole = made(reference.out, tmp_path / "whole", *changes.flags)
+    out = tmp_path / "new"
+    made(reference.out, out, *changes.flags)
+    (shard, *_) = sorted(shards_of(out, changes.added[0]))
+    for lost in ("dataset.json", "labels.txt", shard, "train-00007-of-00008", "index/" + shard):
+        (out / lost).unlink()
+    (out / "train-00006-of-00008").unlink()
+    (out / "train-00006-of-00008").write_bytes(b"another file")
+    refused = amend(reference.out, out, "--exclude", changes.exclude)
+    assert (refused.code, "unfinished work of another run" in refused.err) == (2, True), refused
+    assert made(reference.out, out, *changes.flags) == whole
+    seen = stamps(out)
+    again = amend(reference.out, out, *changes.flags)
+    assert "nothing was left to do" in again.out
+    assert stamps(out) == seen
+
+
+def test_a_set_cannot_be_made_in_the_one_that_is_changed(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    before = everything(reference.out)
+    (tmp_path / "link").symlink_to(reference.out)
+    for out in (reference.out, reference.out / "new", tmp_path / "link", tmp_path / "link" / "new"):
+        refused = amend(reference.out, out, "--exclude", changes.exclude)
+        assert (refused.code, "lies in the set itself" in refused.err) == (2, True)
+    refused = command.run("amend", reference.out, "--out", "s3://b/c", "--exclude", changes.exclude)
+    assert (refused.code, "is amended where it lies" in refused.err) == (2, True)
+    inside = amend(reference.out, changes.add / "train" / "new", "--add", changes.add)
+    assert (inside.code, "among the images of the source" in inside.err) == (2, True)
+    assert {**everything(reference.out), "": ()} == {**before, "": ()}
+
+
+def test_links_that_the_system_refuses_are_explained(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    code = "import errno, os\nfrom imagenet_prep.__main__ import main\n"
+    code += "def link(*_, **__): raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))\n"
+    code += "os.link = link\nmain()"
+    flags = ("amend", reference.out, "--exclude", changes.exclude, "--out", tmp_path / "new")
+    refused = command.run(*flags, program=("-c", code))
+    assert refused.code == 2, refused
+    assert f"makes no hard link to {reference.out}" in refused.err
+    assert not os.path.exists(tmp_path / "new" / "dataset.json")
+
+
+def test_a_dry_run_writes_nothing(reference: Reference, changes: Changes, tmp_path: Path) -> None:
+    looked = amend(reference.out, tmp_path / "new", *changes.flags, "--dry-run", "--json")
+    assert looked.code == 0, looked
+    found = looked.json["amended"]
+    assert (found["excluded"], found["relabelled"], found["added"]) == (2, 1, 3)
+    assert 2 <= found["shards"] <= 6
+    assert not (tmp_path / "new").exists()
+    real = amend(reference.out, tmp_path / "new", *changes.flags, "--json").json["amended"]
+    assert real == found
+
+
+def test_the_history_is_shown(reference: Reference, changes: Changes, tmp_path: Path) -> None:
+    first = made(reference.out, tmp_path / "first", "--relabel", changes.relabel)
+    flags = ("--exclude", changes.exclude, "--add", changes.add)
+    made(tmp_path / "first", tmp_path / "second", *flags)
+    parents = [json.loads(each["dataset.json"])["digest"] for each in (reference.contents, first)]
+    shown = command.run("show", tmp_path / "second")
+    assert shown.code == 0, shown
+    lines = [line for line in shown.out.splitlines() if line.startswith("amended: ")]
+    assert [line.split()[1] for line in lines] == [f"{parent[:16]}," for parent in parents]
+    assert "relabel 1 (" in lines[0]
+    assert "exclude 2 (" in lines[1]
+    assert "add 3 (" in lines[1]
+    assert "settings: " in shown.out
+    found = command.run("show", tmp_path / "second", "--json").json
+    assert [step["parent"] for step in found["amendments"]] == parents
+    assert "amendments" not in command.run("show", reference.out, "--json").json
+
+
+def test_readers_and_export_take_an_amended_set(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "new", *changes.flags)
+    reader = make_dataset(
+        tmp_path / "new", "train", batch_size=8, backend="native", image_size=32, training=False
+    )
+    seen = Counter(label for batch in reader for label in batch["class_index"][batch["mask"]])
+    labels = [int(row[1]) for row in rows(tmp_path / "new", "train").values()]
+    assert seen == Counter(labels)
+    exported = command.run(
+        "export", tmp_path / "new", "--split", "train", "--out", tmp_path / "rec" / "train"
+    )
+    assert exported.code == 0, exported
+    lines = (tmp_path / "rec" / "train.lst").read_text().splitlines()
+    assert [float(line.split("\t")[1]) for line in lines] == labels
+    again = command.run("resize", "-i", tmp_path / "new", "-o", tmp_path / "small", "-r", "32")
+    assert again.code == 0, again
+    assert command.run("verify", tmp_path / "small", "--level", "decode").code == 0
+
+
+def test_replicas_of_it_get_what_their_parents_lack(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    new = made(reference.out, tmp_path / "new", *changes.flags)
+    replicate = ("replicate", tmp_path / "new", "--json", "--to")
+    there, copy = tmp_path / "there", tmp_path / "copy"
+    assert command.run("replicate", reference.out, "--to", there).code == 0
+    parent = contents(there)
+    # What is damaged there moves, and stays as it is in the parent's replica.
+    (unchanged, *_) = sorted(
+        name for name in parent if name in new and new[name] == parent[name] and "train-" in name
+    )
+    flip_bit(there / unchanged, 1)
+    done = command.run(*replicate, copy, "--from-parent", there)
+    assert done.code == 0, done
+    assert contents(copy) == new
+    moved = done.json["replicas"][0]["moved_bytes"]
+    same = {name for name in new if parent.get(name) == new[name] and name != unchanged}
+    others = new.keys() - same - {"dataset.json"}
+    assert moved == sum(len(new[name]) for name in others)
+    assert contents(there) != parent
+    assert command.run("replicate", tmp_path / "new", "--to", copy, "--check").code == 0
+    refused = command.run(*replicate, tmp_path / "other", "--from-parent", tmp_path / "nothing")
+    assert (refused.code, "holds no dataset.json" in refused.err) == (2, True), refused

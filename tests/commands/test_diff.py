@@ -1,0 +1,266 @@
+"""`diff`: two sets compared image by image, by their tables alone."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset.example import ImageExample
+from tests.kit import command
+from tests.kit.dataset import all_files, everything
+from tests.kit.http_server import serve
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, wnid, write_set
+
+CLASSES = 5
+
+
+def example(number: int, look: int | None = None, class_index: int | None = None) -> ImageExample:
+    index = number % CLASSES if class_index is None else class_index
+    one = picture(index, plain(number if look is None else look))
+    return one._replace(filename=f"image_{number}.JPEG")
+
+
+def written(
+    root: Path, shards: list[list[ImageExample]], num_classes: int = CLASSES, **more: Any
+) -> Path:
+    splits = {"train": shards, "validation": [[example(900), example(901)]], **more}
+    write_set(root, splits, num_classes=num_classes)
+    add_tables(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 images of train in three shards; read-only."""
+    images = [example(number) for number in range(30)]
+    return written(tmp_path_factory.mktemp("one") / "set", [images[n::3] for n in range(3)])
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same but for five images, in two shards and another order; read-only."""
+    images = {number: example(number) for number in range(30)}
+    del images[7]
+    images[40] = example(40)
+    images[3] = example(3, look=4)  # another size
+    images[10] = example(10, look=10 + 35)  # the same size
+    del images[12]
+    images[41] = example(41, class_index=2)
+    order = sorted(images.values(), key=lambda image: image.filename)[::-1]
+    return written(tmp_path_factory.mktemp("other") / "set", [order[:11], order[11:]])
+
+
+def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None:
+    images = [example(number) for number in range(30)][::-1]
+    again = written(tmp_path / "again", [images[:4], images[4:]])
+    shutil.rmtree(again / "samples")  # the roots say it
+    result = command.run("diff", one, again, "--exit-code")
+
+    assert (result.code, result.err) == (0, "")
+    assert "train: equal: the same images, with the same labels and bytes\n" in result.out
+    found = command.run("diff", one, again, "--json").json
+    assert found["equal"] is found["same_classes"] is True
+    assert [found[kind] for kind in KINDS] == [0] * 5
+
+
+KINDS = ("only_in_a", "only_in_b", "other_label", "other_bytes", "other_size")
+
+
+def test_what_differs_is_counted_named_and_listed(one: Path, other: Path, tmp_path: Path) -> None:
+    before = everything(one), everything(other)
+    out = tmp_path / "differences.csv"
+    result = command.run("diff", one, other, "--json", "--out", out)
+
+    found = result.json
+    assert (result.code, result.err) == (0, "")
+    assert [found[kind] for kind in KINDS] == [2, 2, 0, 2, 1]
+    train = found["splits"]["train"]
+    assert {kind: train[kind] for kind in KINDS} == {kind: found[kind] for kind in KINDS}
+    assert train["first_keys"]["only_in_a"] == [key(12), key(7)]
+    assert train["first_keys"]["other_size"] == [key(3)]
+    assert found["splits"]["validation"]["equal"] is True
+    assert (found["a"]["dataset"], found["a"]["examples"]) == (str(one), 32)
+    rows = list(csv.DictReader(io.StringIO(out.read_bytes().decode(), newline="")))
+    said = {row["key"]: row["difference"] for row in rows}
+    assert said == {
+        key(7): "only_in_a",
+        key(12): "only_in_a",
+        key(40): "only_in_b",
+        f"{wnid(2)}/image_41.JPEG": "only_in_b",
+        key(3): "other_bytes other_size",
+        key(10): "other_bytes",
+    }
+    assert [row["key"] for row in rows] == sorted(said)
+    (three,) = (row for row in rows if row["key"] == key(3))
+    shard = other / three["shard_b"]
+    assert naming.parse_shard_name(shard.name)
+    result = command.run("show", shard, "--image", three["record_b"], "--out", tmp_path / "3.jpg")
+    stored = (tmp_path / "3.jpg").read_bytes()
+    assert hashlib.sha256(stored).hexdigest() == three["sha256_b"] != three["sha256_a"]
+    assert (everything(one), everything(other)) == before
+
+
+def key(number: int) -> str:
+    return f"{wnid(number % CLASSES)}/image_{number}.JPEG"
+
+
+def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
+    result = command.run("diff", one, other, "--exit-code")
+
+    assert (result.code, result.err) == (1, "")
+    assert f"A: {one}, 32 images\nB: {other}, 32 images\ntrain:\n" in result.out
+    assert f"  only in A              2  {key(12)}, {key(7)}\n" in result.out
+    assert "other label" not in result.out
+    assert "validation: equal" in result.out
+
+
+def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) -> None:
+    """With another class list, the same class has another index."""
+    other = tmp_path / "other"
+    shutil.copytree(one, other)
+    labels = "".join(f"{wnid(index)} thing\n" for index in range(CLASSES + 1)).encode()
+    (other / naming.LABELS).write_bytes(labels)
+    there = manifest.loads((other / naming.MANIFEST).read_bytes(), "")
+    ids = "".join(f"{wnid(index)}\n" for index in range(CLASSES + 1)).encode()
+    classes = replace(there.classes, count=CLASSES + 1, digest=hashlib.sha256(ids).hexdigest())
+    file = manifest.File(naming.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
+    (other / naming.MANIFEST).write_bytes(replace(there, classes=classes, files=[file]).dumps())
+    result = command.run("diff", one, other, "--json", "--exit-code")
+
+    assert result.code == 1
+    assert (result.json["equal"], result.json["same_classes"]) == (False, False)
+    assert [result.json[kind] for kind in KINDS] == [0] * 5
+    relabelled = tmp_path / "relabelled"
+    shutil.copytree(one, relabelled)
+    edit(relabelled, lambda data: data.replace(b"image_0.JPEG,0,", b"image_0.JPEG,4,"))
+    for a, b in ((one, relabelled), (relabelled, other)):
+        found = command.run("diff", a, b, "--json").json
+        assert [found[kind] for kind in KINDS] == [0, 0, 1, 0, 0]
+        assert found["splits"]["train"]["first_keys"]["other_label"] == [key(0)]
+
+
+def edit(root: Path, change: Callable[[bytes], bytes], number: int = 0) -> None:
+    """Changes a table of train, and what the manifest says of it."""
+    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    train = there.splits["train"]
+    shard = train.shards[number]
+    path = root / naming.samples_name(shard.name)
+    data = change(path.read_bytes())
+    path.write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    shards = [*train.shards]
+    shards[number] = replace(shard, samples_bytes=len(data), samples_sha256=digest)
+    train = replace(train, shards=shards, samples_root=digest)
+    splits = {**there.splits, "train": train}
+    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+
+
+def test_a_split_that_one_set_lacks_is_missing_image_by_image(one: Path, tmp_path: Path) -> None:
+    images = [example(number) for number in range(30)]
+    held = written(tmp_path / "held", [images], holdout=[[example(50), example(51)]])
+    found = command.run("diff", one, held, "--json").json
+
+    assert (found["equal"], found["only_in_b"]) == (False, 2)
+    assert found["splits"]["train"]["equal"] is True
+    assert found["splits"]["holdout"]["first_keys"]["only_in_b"] == [key(50), key(51)]
+
+
+def test_tables_that_both_have_are_not_read(one: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    shutil.copytree(one, child)
+    edit(child, lambda data: data.replace(b"image_1.JPEG,1,", b"image_1.JPEG,3,"), number=1)
+    parent = tmp_path / "parent"
+    shutil.copytree(one, parent)
+    for root in (parent, child):
+        for number in (0, 2):
+            (root / f"samples/train-{number:05}-of-00003.csv").unlink()
+    found = command.run("diff", parent, child, "--json")
+
+    assert (found.code, found.json["other_label"]) == (0, 1)
+
+
+def test_sets_on_a_web_server_are_compared(one: Path, other: Path) -> None:
+    expected = command.run("diff", one, other, "--json").json
+    with serve(all_files(other)) as server:
+        found = command.run("diff", one, server.url, "--json")
+        asked = {request.path for request in server.requests}
+
+    assert found.code == 0, found
+    assert found.json["splits"] == expected["splits"]
+    assert not {path for path in asked if path.strip("/").startswith(("train", "index"))}
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "line": (lambda data: data.replace(b",kept,", b",kept").replace(b"image_6.", b"im\n"), "line"),
+    "number": (lambda data: data.replace(b"image_6.JPEG,1,", b"image_6.JPEG,9,"), "line 4 has cla"),
+    "twice": (
+        lambda data: data.replace(b"image_6.JPEG,1,", b"image_21.JPEG,1,"),
+        "has a key that is in another line",
+    ),
+    "header": (lambda data: data[1:], "line 1 is not the header"),
+    "cut": (lambda data: data[: data.rindex(b"\r\n", 0, -2) + 2], "9 lines, expected 10"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_table_is_named_with_its_line(one: Path, tmp_path: Path, damage: str) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(one, root)
+    change, said = DAMAGES[damage]
+    edit(root, change)
+    result = command.run("diff", one, root, "--out", tmp_path / "out.csv")
+
+    assert (result.code, result.out) == (3, ""), result
+    assert f"{root}/samples/train-00000-of-00003.csv" in result.err
+    assert said in result.err
+    assert list(tmp_path.iterdir()) == [root]
+
+
+def test_a_table_that_is_not_the_manifests_is_refused(
+    one: Path, other: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(one, root)
+    path = root / "samples/train-00001-of-00003.csv"
+    path.write_bytes(path.read_bytes().replace(b"image_1.", b"image_2."))
+    result = command.run("diff", root, other)
+
+    assert result.code == 3
+    assert f"{path}: sha256" in result.err
+
+
+def test_what_cannot_be_compared_is_refused(one: Path, tmp_path: Path) -> None:
+    plain_set = tmp_path / "plain"
+    write_set(plain_set, {"train": [[example(1)]]}, num_classes=CLASSES)
+    (tmp_path / "empty").mkdir()
+    for root, said in (
+        (plain_set, "has no tables of samples"),
+        (tmp_path / "empty", "no dataset.json: not a data set"),
+    ):
+        result = command.run("diff", one, root)
+        assert (result.code, result.out) == (2, ""), result
+        assert said in result.err
+    out = tmp_path / "no" / "out.csv"
+    result = command.run("diff", one, one, "--out", out)
+    assert result.code == 1
+    assert str(out) in result.err
+
+
+def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(one, root)
+    edit(root, lambda data: data)
+    result = command.run("diff", one, root)
+
+    assert result.code == 3
+    assert "the roots of train differ, and no image does" in result.err

@@ -1,0 +1,97 @@
+"""Where new images come to lie: what `amend` decides from keys alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.preparation.amended_shard import AmendWork
+from imagenet_prep.preparation.changes import Relabels, Request, ShardChange, read_relabels
+from imagenet_prep.shards import plan
+from imagenet_prep.shards.writer import Stored
+from imagenet_prep.sources.labels import ClassList
+from tests.kit.samples import kept
+
+
+class _Work(AmendWork):
+    """Work whose records are given, and whose new images are their names."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.__dict__.update(samples=samples, seed=0, images=object())
+
+    def _staying(self, change: ShardChange, left_out: object) -> Any:  # noqa: ARG002
+        stay = (each for each in self.samples if each.key not in change.excluded)  # type: ignore[attr-defined]
+        return (Stored((b"", b"", b""), each) for each in stay)
+
+    def _read(self, member: Member) -> tuple[Member, bytes]:
+        return member, b""
+
+
+def order(before: Sequence[str], *added: str, left_out: Sequence[str] = ()) -> list[str]:
+    """Returns the keys of a shard after an amendment."""
+    members = tuple(Member(key, "a", 0, 1, 0) for key in added)
+    change = ShardChange(cast("Any", None), frozenset(left_out), {}, members)
+    work = _Work([kept(key) for key in before])
+    made = work._in_order(change, [])
+    return [each.sample.key if isinstance(each, Stored) else each[0].key for each in made]
+
+
+def place(key: str) -> tuple[int, str]:
+    return plan.keyed_hash(0, "order", key), key
+
+
+def test_new_images_come_where_the_plan_puts_them() -> None:
+    keys = [f"n1/{number}" for number in range(40)]
+    assert order(sorted(keys[:30], key=place), *keys[30:]) == sorted(keys, key=place)
+
+
+def test_the_order_of_additions_does_not_matter_whatever_the_order_of_the_others_is() -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        others = [f"n1/{rng.random()}" for _ in range(6)]
+        new = [f"n2/{rng.random()}" for _ in range(3)]
+        found = set()
+        for steps in itertools.permutations(new):
+            shard = others
+            for key in steps:
+                shard = order(shard, key)
+            found.add(tuple(shard))
+        assert found == {tuple(order(others, *new))}
+
+
+def test_leaving_out_and_adding_in_either_order_is_the_same_in_a_set_of_prepare() -> None:
+    keys = sorted((f"n1/{number}" for number in range(20)), key=place)
+    added = [f"n2/{number}" for number in range(5)]
+    first = order(order(keys, *added), left_out=keys[3:9])
+    assert first == order(order(keys, left_out=keys[3:9]), *added)
+    assert first == order(keys, *added, left_out=keys[3:9])
+
+
+def test_a_class_is_called_by_its_name_before_its_place(tmp_path: Any) -> None:
+    classes = ClassList(("0", "10", "2"), ("zero", "ten", "two"))
+    listed = tmp_path / "list"
+    listed.write_bytes(b'\xef\xbb\xbfkey,class\r\n"n1/a,b",2\r\n n1/c , 1\r\n\r\nn1/d,0\r\n')
+    found = read_relabels(str(listed), classes)
+    assert found.class_of == {"n1/a,b": 2, "n1/c": 1, "n1/d": 0}
+    assert found.listed.keys == {"n1/a,b": 2, "n1/c": 3, "n1/d": 5}
+    # The digest is that of what the list says.
+    other = tmp_path / "other"
+    other.write_text('key,class\nn1/d,0\nn1/c,10\n"n1/a,b",2\n')
+    assert read_relabels(str(other), classes).listed.sha256 == found.listed.sha256
+
+
+def test_a_key_is_named_once() -> None:
+    once = KeyList("once", {"a": 1, "b": 2}, "")
+    Request(once, Relabels(KeyList("other", {"c": 2}, ""), {"c": 0}))
+    with pytest.raises(UsageError, match="twice: 2 lines with a key that an earlier .* line 7"):
+        Request(KeyList("twice", {"a": 1}, "", (7, 9)))
+    with pytest.raises(UsageError, match="other: 1 line with a key that once names"):
+        Request(once, Relabels(KeyList("other", {"b": 2}, ""), {"b": 0}))

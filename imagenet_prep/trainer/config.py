@@ -12,8 +12,10 @@ from imagenet_prep.core.flags import Place, Settings, flag
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START
 
-# MXNet has these models: those of Gluon's model zoo, and a small net of our own.
-GLUON_MODELS = ("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny")
+# MXNet has these models: those of Gluon's model zoo, and two small nets.
+GLUON_MODELS = (
+    *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
+)
 # MXNet has these values of flags that have more with TensorFlow.
 _MXNET_HAS = {
     "optimizer": ("sgd",),
@@ -227,6 +229,9 @@ class Config(Settings):
         False, help="send gradients between processes as float16", only=_TENSORFLOW
     )
     jit: bool = flag(False, help="compile forward and backward pass with XLA", only=_TENSORFLOW)
+    train_accuracy: bool = flag(
+        False, help="print how many of the images of a step the network knew, in a column Acc"
+    )
     display_every: int = flag(50, least=1, help="steps between two lines of output")
     eval_every: float | None = flag(
         None,

@@ -72,7 +72,14 @@ class Log:
         self._keep("start", facts)
 
     def train(
-        self, step: int, epoch: float, speed: float, loss: float, total: float, rate: float
+        self,
+        step: int,
+        epoch: float,
+        speed: float,
+        loss: float,
+        total: float,
+        rate: float,
+        accuracy: float | None = None,
     ) -> None:
         """Prints and writes a row of the tutorial's table.
 
@@ -84,12 +91,15 @@ class Log:
           loss: cross entropy, mean over the ranks.
           total: with weight decay's loss.
           rate: learning rate of the step.
+          accuracy: share of the images of the step whose class was the likeliest; None: no column.
         """
         if not self._has_header:
-            self.say(_TRAIN_HEADER)
+            self.say(_TRAIN_HEADER + "     Acc" * (accuracy is not None))
             self._has_header = True
-        self.say(f"{step:6d} {epoch:5.1f} {speed:7.1f} {loss:6.3f} {total:6.3f} {rate:7.5f}")
+        last = "" if accuracy is None else f" {100 * accuracy:7.3f}"
+        self.say(f"{step:6d} {epoch:5.1f} {speed:7.1f} {loss:6.3f} {total:6.3f} {rate:7.5f}{last}")
         row = {"epoch": epoch, "images_per_s": speed, "loss": loss, "total_loss": total}
+        row |= {} if accuracy is None else {"accuracy": accuracy}
         self._keep("train", {"step": step, **row, "learning_rate": rate})
         self._scalar(step, "train", {**row, "learning_rate": rate})
 

@@ -223,9 +223,10 @@ class _Training:
             timer.count += 1
             if step <= 1 or step % config.display_every == 0:
                 size = self._comm.world.size
-                loss, total = (each / size for each in self._comm.totals(values))
+                loss, total, accuracy = (each / size for each in self._comm.totals(values))
                 speed = plan.global_batch * timer.rate()
-                self._log.train(step, plan.epoch(step), speed, loss, total, rate)
+                shown = {"accuracy": accuracy} if config.train_accuracy else {}
+                self._log.train(step, plan.epoch(step), speed, loss, total, rate, **shown)
                 if not math.isfinite(loss):
                     raise ImagenetPrepError(
                         f"step {step}: the loss is {loss}. Choose a smaller --lr or a longer "

@@ -124,7 +124,7 @@ class MxnetLearner:
         """Makes a step; both results are arrays."""
         plan = self._plan
         with mx.autograd.record():
-            loss = self._loss(**{name: self._array(each) for name, each in batch.items()})
+            loss, accuracy = self._loss(**{name: self._array(each) for name, each in batch.items()})
             scaled = loss * plan.loss_scale
         scaled.backward()
         weights = [each.data() for each in self._weights]
@@ -134,7 +134,7 @@ class MxnetLearner:
         squares = mx.nd.multi_sum_sq(*decaying, num_arrays=len(decaying)).sum()
         total = loss + plan.weight_decay / 2 * squares
         # The elements of such an array turn into numbers when they are asked for.
-        values = mx.nd.concat(loss, total, dim=0).as_np_ndarray()
+        values = mx.nd.concat(loss, total, accuracy, dim=0).as_np_ndarray()
         # float16 overflows now and then. The sum then overflows on every rank, and all skip the
         # step. To look waits for the device, as MXNet's own loss scaler does.
         if plan.loss_scale == 1.0 or _are_finite(gradients):
@@ -146,11 +146,13 @@ class MxnetLearner:
         return values, asking
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
-        """Returns the mean cross entropy of the images that are there, [1]."""
+        """Returns mean cross entropy and accuracy of the images that are there, [1] each."""
         share = self._plan.label_smoothing
         logs = mx.nd.log_softmax(self._network(images).astype("float32"))
         losses = (share - 1) * mx.nd.pick(logs, class_index) - share * logs.mean(axis=1)
-        return (losses * mask).sum() / mx.nd.maximum(mask.sum(), 1)
+        number = mx.nd.maximum(mask.sum(), 1)
+        known = logs.detach().argmax(axis=1) == class_index
+        return (losses * mask).sum() / number, (known * mask).sum() / number
 
     def logits(self, images: Any) -> Any:
         """Returns the network's answers."""
@@ -169,13 +171,19 @@ class MxnetLearner:
 def _network(plan: Run, context: Any) -> Any:
     """Returns an initialised network: [batch, 3, size, size] normalised images -> logits.
 
-    "tiny" has 24 thousand weights and no batch norm; all others are v1 of Gluon's model zoo.
+    "tiny" has 24 thousand weights and no batch norm, "mnist" is the net of Horovod's example
+    mxnet_mnist.py; all others are v1 of Gluon's model zoo.
     """
     if plan.model == "tiny":
         network = nn.HybridSequential()
         for filters in (16, 32, 64):
             network.add(nn.Conv2D(filters, 3, strides=2, padding=1, activation="relu"))
         network.add(nn.GlobalAvgPool2D(), nn.Dense(plan.num_classes))
+    elif plan.model == "mnist":
+        network = nn.HybridSequential()
+        for filters in (20, 50):
+            network.add(nn.Conv2D(filters, 5, activation="relu"), nn.MaxPool2D(2, 2))
+        network.add(nn.Flatten(), nn.Dense(512, activation="relu"), nn.Dense(plan.num_classes))
     else:
         zoo = f"{plan.model.removesuffix('-v1')}_v1"
         network = model_zoo.vision.get_model(zoo, classes=plan.num_classes)

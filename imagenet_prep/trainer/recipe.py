@@ -61,6 +61,8 @@ _RECIPES: dict[str, Json] = {
     # Adam as in Horovod's MNIST example, for two epochs.
     "mnist": _CIFAR10 | {"schedule": "cosine", "warmup_epochs": 0.0},
 }
+# Horovod's example for MXNet, mxnet_mnist.py.
+_MNIST_OF_MXNET: Json = {"optimizer": "sgd", "has_rate": ("sgd",), "lr_of_rank": 0.01}
 # train_more_aug.sh.
 _MANY_RANKS = {
     "optimizer": "larc",
@@ -257,6 +259,8 @@ def eval_steps(config: Config, steps_per_epoch: int) -> int:
 def _chosen(config: Config, batch: int, world_size: int) -> Json:
     """Returns the recipe's numbers, with those that were given instead."""
     recipe = _USUAL | _RECIPES[config.recipe]
+    if config.recipe == "mnist" and config.framework == "mxnet":
+        recipe |= _MNIST_OF_MXNET
     of_256, of_rank = (recipe.pop(name, 0.0) for name in ("lr_of_256", "lr_of_rank"))
     recipe["lr"] = of_256 * batch / 256 + of_rank * world_size
     if config.recipe == "tutorial" and world_size >= _TUTORIAL_LARGE:

@@ -117,17 +117,20 @@ class TensorFlowLearner:
         return made
 
     def _loss(self, images: Any, class_index: Any, mask: Any) -> Any:
-        """Returns the mean cross entropy of the images that are there."""
+        """Returns mean cross entropy and accuracy of the images that are there."""
         logits = self._model(images, training=True)
         losses = self._cross_entropy(tf.one_hot(class_index, self._plan.num_classes), logits)
         there = tf.cast(mask, tf.float32)
-        return tf.reduce_sum(losses * there) / tf.maximum(tf.reduce_sum(there), 1.0)
+        known = tf.equal(tf.argmax(logits, 1, tf.int32), tf.cast(class_index, tf.int32))
+        number = tf.maximum(tf.reduce_sum(there), 1.0)
+        accuracy = tf.reduce_sum(tf.cast(known, tf.float32) * there) / number
+        return tf.reduce_sum(losses * there) / number, accuracy
 
     def _move(self, images: Any, class_index: Any, mask: Any, rate: Any, asks: Any) -> Any:
-        """Returns [loss, total loss], and how many ranks ask to end, after one step."""
+        """Returns [loss, total loss, accuracy], and how many ranks ask to end, after one step."""
         plan = self._plan
         with tf.GradientTape() as tape:
-            loss = self._forward(images, class_index, mask)
+            loss, accuracy = self._forward(images, class_index, mask)
             scaled = loss * plan.loss_scale
         gradients = self.comm.tape(tape).gradient(scaled, self._weights)
         gradients = [gradient / plan.loss_scale for gradient in gradients]
@@ -140,7 +143,7 @@ class TensorFlowLearner:
             sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
             if sound:
                 self._optimizer.apply(gradients, rate)
-        return tf.stack([loss, total]), self.comm.sum(asks)
+        return tf.stack([loss, total, accuracy]), self.comm.sum(asks)
 
     def logits(self, images: Any) -> Any:
         """Returns the model's answers."""

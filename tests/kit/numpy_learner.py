@@ -65,10 +65,11 @@ class NumpyLearner:
             shares = np.exp(logits - logits.max(1, keepdims=True))
             shares /= shares.sum(1, keepdims=True)
             loss = -np.log(shares[np.arange(len(labels)), labels]).mean()
+            accuracy = (logits.argmax(1) == labels).mean()
             shares[np.arange(len(labels)), labels] -= 1
             self._momentum = np.float32(0.9) * self._momentum + rows.T @ shares / len(labels)
             self._weights = self._weights - np.float32(0.01 * rate) * self._momentum
-        return np.array([loss, loss]), int(asks)
+        return np.array([loss, loss, accuracy]), int(asks)
 
     def logits(self, images: Any) -> Any:
         return _rows(images) @ self._weights

@@ -51,7 +51,7 @@ MXNET = {"framework": "mxnet", "synthetic": True}
         ({"synthetic": True, "export": "model.h5"}, "model.h5"),
         ({"synthetic": True, "comm": "dist_sync"}, "is for --framework mxnet"),
         (MXNET | {"model": "resnet50"}, "Gluon has no resnet50; --model is one of resnet18"),
-        (MXNET | {"recipe": "mnist"}, "Gluon has no mnist"),
+        (MXNET | {"recipe": "cifar10"}, "Gluon has no cifar"),
         (MXNET | {"optimizer": "lars"}, "--optimizer lars is for --framework tensorflow alone"),
         (MXNET | {"precision": "bfloat16"}, "--precision bfloat16 is for"),
         (MXNET | {"jit": True}, "--jit is for"),

@@ -40,7 +40,7 @@ class Catalogue:
     def __init__(self, data_dir: str, splits: Sequence[str]) -> None:
         """Opens the splits; raises as `make_dataset`, and UsageError where images have no names."""
         self._splits = {split: open_records(ReadConfig(data_dir, split, 1)) for split in splits}
-        self._finders: dict[str, Finder] = {}
+        self._finders: dict[str, tuple[Finder, Names]] = {}
         if any(schema.FILENAME in each.manifest.lacks for each in self._splits.values()):
             raise UsageError(
                 f"{data_dir}: its records name no files, so its images have no keys. "
@@ -103,11 +103,12 @@ class Catalogue:
         for split, records in self._splits.items():
             try:
                 if split not in self._finders:
-                    self._finders[split] = Finder(records)
-                number = self._finders[split].find(key)
+                    self._finders[split] = Finder(records), Names(records)
+                finder, names = self._finders[split]
+                number = finder.find(key)
             except KeyError:
                 continue
-            class_index, name = Names(records).at(number)
+            class_index, name = names.at(number)
             found.append(Entry(split, number, class_index, records.wnids[class_index], name))
         return found
 

@@ -37,13 +37,14 @@ class Stop:
         """
 
         def remember(signum: int, frame: FrameType | None) -> None:
-            if self.came and self.alone and callable(earlier := before[signal.Signals(signum)]):
+            # Noted first: the second signal may come while this answers the first.
+            first, self.came = not self.came, True
+            if not first and self.alone and callable(earlier := before[signal.Signals(signum)]):
                 earlier(signum, frame)
-            if not self.came and self.alone and signum == signal.SIGINT:
+            if first and self.alone and signum == signal.SIGINT:
                 # Python may be in the midst of writing to its own stream.
                 with contextlib.suppress(OSError):
                     os.write(2, _AGAIN)
-            self.came = True
 
         with signals.handled(remember, signal.SIGINT) as before:
             yield

@@ -48,7 +48,7 @@ def test_a_ring_among_one_costs_nothing_and_two_send_all_data_once_each_way() ->
 
 def test_the_tables_have_headers_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     scaling.main(["--price", "10", "--server-price", "0"])
-    tables = capsys.readouterr().out.split("\n\n")
+    tables = capsys.readouterr().out.rstrip().split("\n\n")
 
     assert [table.count("\n") for table in tables] == [5, 5, 5]
     for table in tables:

@@ -162,20 +162,6 @@ def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, report: Report
     assert data(page)["tiles"]
 
 
-def test_receipts_of_older_versions_are_read(copy: Path, report: Report) -> None:
-    for path in receipts(copy):
-        receipt = json.loads(path.read_bytes())
-        for name in ("origins", "transform_s", "worker"):
-            receipt.pop(name, None)
-        path.write_text(json.dumps(receipt))
-    page = report(copy)
-
-    assert verdict(page).startswith("Whole")
-    assert "Throughput over the run" in page
-    assert "Images/s per worker" not in page
-    assert len(data(page)["tiles"]) >= 70
-
-
 def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Report) -> None:
     missing, short, lone, *_ = sorted(path.name for path in copy.glob("train-*"))
     (copy / missing).unlink()

@@ -101,6 +101,12 @@ class Config(RunFlags):
         "to 1; apply turns its pixels and boxes; keep leaves the tag of what is not shrunk "
         "(default: neutral; keep with --keep-original)",
     )
+    exclude: str | None = flag(
+        None,
+        help="leave out the images whose keys this file lists, one a line: "
+        "n01440764/n01440764_10026.JPEG",
+        metavar="FILE",
+    )
     force: bool = flag(
         False,
         help="replace a split that resize made in OUTPUT with other settings or another codec, and "
@@ -148,6 +154,7 @@ def resize(config: Config) -> Json:
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
+    from imagenet_prep.dataset import keys
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import shard_files
@@ -175,6 +182,7 @@ def resize(config: Config) -> Json:
         policy=None if config.keep_original else policy,
         workers=Workers(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
+        exclude=None if config.exclude is None else keys.read_list(config.exclude),
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,
         quiet=config.json,

@@ -326,7 +326,7 @@ def run(argv: Sequence[str]) -> int:
             )
         if result["excluded"]:
             excluded = counted(result["excluded"], "image")
-            print(f"excluded: {excluded}, which prepare left out as it was asked")
+            print(f"excluded: {excluded}, left out as it was asked")
         if result["oriented"]:
             oriented = counted(result["oriented"], "image")
             print(

@@ -23,7 +23,7 @@ ADOPT = "adopt"
 AMEND = "amend"
 # One run of these makes all splits of a set.
 _ALL_AT_ONCE = (PREPARE, AMEND)
-# The setting of prepare --exclude: how many images, and the digest of the list.
+# The setting of --exclude of prepare and resize: how many images, and the digest of the list.
 EXCLUDED = "excluded"
 # What was done with EXIF orientation, one of `orientation.RULES`; without it, tags were kept.
 ORIENTATION = "orientation"
@@ -100,10 +100,12 @@ def base(config: Config) -> Config:
 def num_excluded(config: Config) -> int:
     """Returns how many images were left out because a list of keys asked for it."""
     try:
-        excluded: Any = base(config).get(EXCLUDED)
-        number = 0 if excluded is None else records.parse(int, excluded["images"])
+        made = base(config)
+        of_splits = made["splits"].values() if "verb" in made else [made]
+        lists: list[Any] = [each[EXCLUDED] for each in of_splits if each.get(EXCLUDED)]
+        number = sum(records.parse(int, each["images"]) for each in lists)
         steps = amendments(config)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return 0
     return number + sum(step.exclude.images for step in steps if step.exclude)
 

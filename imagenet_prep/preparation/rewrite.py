@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -15,10 +15,19 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
+from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
-from imagenet_prep.dataset.settings import KEEP_ORIGINAL, ORIENTATION, RESIZE, Settings
+from imagenet_prep.dataset.settings import (
+    EXCLUDED,
+    KEEP_ORIGINAL,
+    ORIENTATION,
+    RESIZE,
+    Listed,
+    Settings,
+)
+from imagenet_prep.preparation import changes
 from imagenet_prep.preparation.existing_set import (
     check_validation_labels,
     count_member,
@@ -35,6 +44,8 @@ from imagenet_prep.sources.labelling import Labelling, are_wnids
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
+
+_LISTED = "the list of --exclude has its key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +74,14 @@ class RewriteWork:
       store: where the source lies.
       labelling: what the labels of the source mean.
       count_colorspaces: count images that are kept although they are not RGB.
+      excluded: by shard, the keys of the images that are left out.
     """
 
     write: WriteWork
     store: Store
     labelling: Labelling
     count_colorspaces: bool
+    excluded: Mapping[str, frozenset[str]]
 
     def __call__(self, shard: ShardFile) -> engine.Result[RewrittenShard]:
         """Returns what is written, and the three files of the shard."""
@@ -76,10 +89,15 @@ class RewriteWork:
         counts: Counter[int] = Counter()
         validation: dict[int, int] = {}
         not_rgb = 0
+        excluded = self.excluded.get(shard.name, frozenset())
+        left_out: list[Incident] = []
 
         def images() -> Iterator[tuple[Member, bytes]]:
             nonlocal not_rgb
             for member, data in tfrecords.read(self.store, shard, self.labelling, [md5]):
+                if member.key in excluded:
+                    left_out.append(Incident(*member[:5], EXCLUDED, "listed", _LISTED))
+                    continue
                 count_member(member, counts, validation)
                 not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
                 yield member, data
@@ -87,7 +105,7 @@ class RewriteWork:
         written, outputs = self.write(shard.name, images())
         source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.total())
         content = RewrittenShard(
-            **vars(written),
+            **vars(written) | {"incidents": [*written.incidents, *left_out]},
             num_per_class=counts,
             validation=validation,
             not_rgb=not_rgb,
@@ -107,6 +125,7 @@ class Job:
       workers: how much runs at once.
       allowed_bad_images: 0 stops at the first, None never.
       labelling: what the labels mean, if that is known already.
+      exclude: the keys of images that are left out.
       wnids_only: refuse classes whose names are not WNIDs.
       force: replace a split that has other settings; None if the verb has no such flag.
       quiet: show no progress.
@@ -118,9 +137,31 @@ class Job:
     workers: engine.Workers
     allowed_bad_images: int | None = None
     labelling: Labelling | None = None
+    exclude: KeyList | None = None
     wnids_only: bool = False
     force: bool | None = None
     quiet: bool = False
+
+    @cached_property
+    def excluded(self) -> dict[str, frozenset[str]]:
+        """The keys of the images that are left out, by shard.
+
+        Raises:
+          UsageError: the input has no tables of samples, a key belongs to none of its images or to
+            two, or a shard is left empty.
+          DataDamagedError: a table is not the one that the manifest names.
+        """
+        if self.exclude is None:
+            return {}
+        store, there = self.found.store, self.found.manifest
+        if there is None or not there.has_samples:
+            raise UsageError(
+                f"{store.where()}: has no tables of samples, which --exclude looks keys up in. "
+                f"Sets of other programs get them by imagenet-prep adopt {store.where()} --out NEW."
+            )
+        request = changes.Request(self.exclude)
+        found = changes.changes_of(request, store, there, seed=0)
+        return {change.name: change.excluded for change in found}
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -141,11 +182,14 @@ class Job:
             root = folder.root.absolute()
             shards = [shard for split in self.found.splits.values() for shard in split]
             origin = Origin(str(root), {shard.file: str(root / shard.path) for shard in shards})
+        made = {s: {**byte_settings, "source": canonical.digest(files[s])} for s in self.splits}
+        if self.exclude:
+            for split in made:
+                names = (shard.name for shard in self.found.splits[split])
+                number = sum(len(self.excluded.get(name, ())) for name in names)
+                made[split][EXCLUDED] = vars(Listed(number, self.exclude.sha256))
         return Wanted(
-            Settings(
-                RESIZE,
-                {s: {**byte_settings, "source": canonical.digest(files[s])} for s in self.splits},
-            ),
+            Settings(RESIZE, made),
             libraries,
             allowed_bad_images=self.allowed_bad_images,
             origin=origin,
@@ -176,7 +220,8 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns what a run would make; reads only the first and last shards."""
+    """Returns what a run would make; reads only the first and last shards, and tables."""
+    _ = job.wanted  # refuses keys that belong to no image, as a run does
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "known only after the whole set is read, so it is read twice"
     if labelling is not None:
@@ -233,7 +278,13 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         label_offset=job.wanted.label_offset,
         fail_on_bad_image=job.allowed_bad_images == 0,
     )
-    work = RewriteWork(write, job.found.store, labelling, count_colorspaces=job.policy is None)
+    work = RewriteWork(
+        write,
+        job.found.store,
+        labelling,
+        count_colorspaces=job.policy is None,
+        excluded={s.name: job.excluded[s.name] for s in shards if s.name in job.excluded},
+    )
     digest = canonical.digest(
         [
             job.wanted.settings.splits[split],

@@ -1,0 +1,84 @@
+"""resize --exclude: images are left out by a list of keys, as `amend --exclude` leaves them out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit import command, layouts
+from tests.kit.dataset import contents, split_records
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CIFAR-10 as a data set of ours; read-only."""
+    folder = tmp_path_factory.mktemp("cifar")
+    source, out = layouts.make_cifar10(folder), folder / "set"
+    flags = ("--allow-subset", "--train-shards", "4")
+    result = command.run("prepare", "--source", source, "--out", out, *flags)
+    assert result.code == 0, result
+    return out
+
+
+def resize(source: Path, out: Path, *more: object) -> command.Finished:
+    flags = ("-s", "train,validation", "-r", "24", *map(str, more))
+    return command.run("resize", "-i", source, "-o", out, *flags)
+
+
+def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) -> None:
+    whole, amended, out, keys = (tmp_path / n for n in ("whole", "amended", "out", "keys"))
+    chosen = [split_records(cifar, split)[0] for split in ("train", "validation")]
+    keys.write_text("".join(f"{each.wnid}/{each.filename}\n" for each in chosen))
+    assert resize(cifar, whole).code == 0
+    assert command.run("amend", whole, "--exclude", keys, "--out", amended).code == 0
+    made = resize(cifar, out, "--exclude", keys)
+    assert made.code == 0, made
+    assert "\nexcluded: 2\n" in made.out
+
+    wanted, found = contents(amended), contents(out)
+    assert wanted.keys() == found.keys()
+    own = {"dataset.json", "quarantine.jsonl"}
+    assert {name for name in wanted if wanted[name] != found[name]} <= own
+    before, after = (json.loads(each["dataset.json"])["splits"] for each in (wanted, found))
+    assert before == after
+    lines = [json.loads(line) for line in found["quarantine.jsonl"].splitlines()]
+    assert {(e["key"], e["action"], e["reason"]) for e in lines} == {
+        (key, "excluded", "listed") for key in keys.read_text().split()
+    }
+    verified = command.run("verify", out, "--level", "decode")
+    assert verified.code == 0, verified
+    assert "excluded: 2 images, left out as it was asked" in verified.out
+
+    # The same list finds all done; none is another set.
+    assert resize(cifar, out, "--exclude", keys).code == 0
+    refused = resize(cifar, out)
+    assert refused.code == 2, refused
+    assert "excluded" in refused.complaints
+    assert contents(out) == found
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_key_of_no_image_is_refused_and_nothing_is_written(
+    cifar: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "keys").write_text("nobody/nobody.jpg\n")
+    refused = resize(cifar, tmp_path / "out", "--exclude", tmp_path / "keys", *more)
+
+    assert (refused.code, refused.complaints.count("\n")) == (2, 1)
+    assert "1 line with a key that no image of" in refused.complaints
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_set_without_tables_is_refused_with_what_makes_them(cifar: Path, tmp_path: Path) -> None:
+    source = tmp_path / "foreign"
+    source.mkdir()
+    for shard in cifar.glob("*-of-*"):
+        (source / shard.name).symlink_to(shard)
+    (tmp_path / "keys").write_text("nobody/nobody.jpg\n")
+    refused = resize(source, tmp_path / "out", "--exclude", tmp_path / "keys")
+
+    assert refused.code == 2, refused
+    assert "has no tables of samples" in refused.complaints
+    assert f"imagenet-prep adopt {source} --out NEW" in refused.complaints

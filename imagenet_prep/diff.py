@@ -16,6 +16,7 @@ from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, parse
+from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
@@ -52,8 +53,15 @@ class Config(Settings):
         help="data set A: a folder, s3://bucket/prefix or http(s)://...",
         positional=True,
         metavar="A",
+        read=without_manifest,
     )
-    b: str = flag(place=Place.ANYWHERE, help="data set B", positional=True, metavar="B")
+    b: str = flag(
+        place=Place.ANYWHERE,
+        help="data set B",
+        positional=True,
+        metavar="B",
+        read=without_manifest,
+    )
     out: str | None = flag(
         None,
         place=Place.FILE,

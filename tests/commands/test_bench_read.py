@@ -45,7 +45,7 @@ def test_a_person_reads_what_to_do(scenes: Path, backend: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("nowhere",), 2, "no dataset.json"),
+        (("nowhere",), 2, "there is no such folder"),
         (("nowhere", "--seconds", "0"), 2, "--seconds 0.0: expected more than 0"),
         (("nowhere", "--threads", "-1"), 2, "--threads -1: expected at least 0"),
         (("nowhere", "--backend", "ffcv"), 2, "--backend ffcv: expected one of"),

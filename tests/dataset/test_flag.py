@@ -42,8 +42,8 @@ def given(verb: str, *words: str) -> Any:
 
 
 def test_no_verb_has_another_name_for_it() -> None:
-    """What has a place is the data set, unless it is one of these."""
-    others = {("demo", "folder"), ("run-on-hosts", "hosts")}
+    """What has a place is the data set, unless it is one of these; diff compares two sets."""
+    others = {("demo", "folder"), ("run-on-hosts", "hosts"), ("diff", "a"), ("diff", "b")}
     found = set()
     for verb in __main__.VERBS:
         name = __main__._MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
@@ -68,6 +68,15 @@ def test_every_verb_knows_the_set_by_place_and_by_name(verb: str, words: list[st
 def test_the_manifest_stands_for_the_set(verb: str) -> None:
     assert given(verb, "/data/set/dataset.json") == "/data/set"
     assert given(verb, "--data-dir", "/data/set/dataset.json") == "/data/set"
+
+
+def test_the_manifest_stands_for_both_sets_of_diff() -> None:
+    config = importlib.import_module("imagenet_prep.diff").Config
+    made = parse(
+        config, ["s/dataset.json", "dataset.json"], verb="diff", description="", examples=""
+    )
+
+    assert (made.a, made.b) == ("s", ".")
 
 
 @pytest.mark.parametrize("verb", VERBS)

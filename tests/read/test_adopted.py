@@ -40,7 +40,8 @@ def test_an_adopted_set_reads_with_true_sizes_and_classes(
             assert records.wnids[place] == expected.wnid
 
     order = Order(records.examples_per_shard, 0)
-    feed = Feed(records, order, World(), ReadConfig(str(root), "train", 4))
+    config = ReadConfig(str(root), "train", 4)
+    feed = Feed(records, order, World(), config, range(len(records.wnids)))
     for batch in feed.batches(0, 0):
         for encoded, (top, left, height, width) in zip(
             batch.encoded, batch.views[0].boxes.tolist(), strict=True

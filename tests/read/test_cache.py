@@ -84,7 +84,7 @@ def open_feed(
     order = Order(records.examples_per_shard, more.get("seed", 3), window)
     on_bad_record = "skip" if more.get("skip") else "raise"
     config = ReadConfig(address, "train", 4, seed=3, on_bad_record=on_bad_record)
-    return Feed(records, order, world or World(), config)
+    return Feed(records, order, world or World(), config, range(len(records.wnids)))
 
 
 def two_windows(root: Path) -> int:

@@ -271,8 +271,9 @@ class Reader:
         if self._process != os.getpid():
             # A fork has none of the threads, and whoever held a lock never frees it there. Nor can
             # what the other process opened be closed without such locks, so it stays.
-            opened = vars(copy.copy(self))
-            self.__dict__.update(opened, _of_parent=dict(vars(self)))
+            opened, of_parent = vars(copy.copy(self)), dict(vars(self))
+            self.__dict__.clear()
+            self.__dict__.update(opened, _of_parent=of_parent)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are opened anew at the same position, with one thread by default."""

@@ -110,7 +110,7 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     source, here, there = tmp_path / "source", tmp_path / "here", tmp_path / "there"
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
-    prepare(Config(str(source), str(here), allow_subset=True, holdout=7, json=True))
+    prepare(Config(str(source), str(here), allow_subset=True, holdout="7", json=True))
     flags = ("--source", source, "--allow-subset", "--holdout", "7", "--out", there, "--")
     result = command.run("prepare", *flags, "--runner=DirectRunner")
     assert (result.code, result.complaints) == (0, ""), result

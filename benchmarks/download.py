@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks import measure
 from imagenet_prep.download import ARCHIVES
 
-ARCHIVE = ARCHIVES["train"].name
+ARCHIVE = ARCHIVES["train"][0].name
 CURL, CURL_PROVEN = "curl", "curl, md5sum, sync"
 OURS, OURS_1 = "ours, 8 connections", "ours, 1 connection"
 S3_OURS, S3_S5CMD, S3_AWS = (

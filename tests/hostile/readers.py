@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core import program
@@ -44,7 +43,7 @@ def _read_keys(place: str, keys: str) -> int:
     config = ReadConfig(place, "train", 2, keys=keys)
     records = reader.open_records(config)
     choice = Choice(config, records.wnids)
-    print(len(choice.numbers(records, Path("names"))))
+    print(len(choice.numbers(records)))
     return 0
 
 

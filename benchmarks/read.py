@@ -35,6 +35,8 @@ SETS = {"256 px": ("--short-side", "256"), "original": ("--keep-original",)}
 PLAIN, PLAIN_ROWS, OURS_TF = "tf.data, plain", "tf.data, plain, by rows", "tf.data, ours"
 BARE, OURS_DALI = "DALI, bare", "DALI, ours"
 NATIVE = "native"
+TORCHCODEC = "TorchCodec"
+# These read files of their own.
 PEERS = ("MDS, Pillow", "WebDataset, Pillow", "LitData, Pillow", "FFCV")
 
 
@@ -121,7 +123,7 @@ class Bench:
             None,
         )
         if self.peers_venv:
-            tools |= dict.fromkeys(PEERS, self.peers_venv)
+            tools |= dict.fromkeys((*PEERS, TORCHCODEC), self.peers_venv)
         return {
             f"{self.kind}: {name}": partial(self._row, name, venv) for name, venv in tools.items()
         }
@@ -416,37 +418,59 @@ def _bare(job: Job) -> Epoch:
     return epoch
 
 
+def _crop(width: int, height: int) -> tuple[int, int, int, int]:
+    """Returns left, top, right and bottom of an Inception crop."""
+    for _ in range(10):
+        area = width * height * random.uniform(*AREA)
+        aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** random.random()
+        wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        if wide <= width and tall <= height:
+            break
+    else:
+        wide = tall = min(width, height)
+    left, top = random.randint(0, width - wide), random.randint(0, height - tall)
+    return left, top, left + wide, top + tall
+
+
 def _show_with_pillow(data: bytes) -> Any:
     """Returns what torchvision's transforms make: Inception crop, flip, normalised float32."""
     import numpy as np
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as image:
-        width, height = image.size
-        for _ in range(10):
-            area = width * height * random.uniform(*AREA)
-            aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** random.random()
-            wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
-            if wide <= width and tall <= height:
-                break
-        else:
-            wide = tall = min(width, height)
-        left, top = random.randint(0, width - wide), random.randint(0, height - tall)
-        box = (left, top, left + wide, top + tall)
+        box = _crop(*image.size)
         pixels = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, box)
     if random.random() < 0.5:
         pixels = pixels.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return (np.asarray(pixels, np.float32) - np.float32(MEAN)) / np.float32(STD)
 
 
-def _batches(encoded: Iterable[bytes]) -> Iterator[int]:
-    """Decodes in threads, a few batches ahead, and stacks; Pillow lets go of Python's lock."""
+def _show_with_torchcodec(data: bytes) -> Any:
+    """Returns the same by TorchCodec's decoder and by the resize that torchvision calls."""
+    import numpy as np
+    from torch.nn.functional import interpolate
+    from torchcodec.decoders import decode_jpeg
+
+    whole = decode_jpeg(data)
+    left, top, right, bottom = _crop(whole.shape[2], whole.shape[1])
+    cropped = whole[None, :, top:bottom, left:right]
+    shrunk = interpolate(cropped, (SIDE, SIDE), mode="bilinear", antialias=True)
+    if random.random() < 0.5:
+        shrunk = shrunk.flip(3)
+    pixels = shrunk[0].permute(1, 2, 0).numpy()
+    return (np.asarray(pixels, np.float32) - np.float32(MEAN)) / np.float32(STD)
+
+
+def _batches(
+    encoded: Iterable[bytes], show: Callable[[bytes], Any] = _show_with_pillow
+) -> Iterator[int]:
+    """Decodes in threads, a few batches ahead, and stacks; `show` lets go of Python's lock."""
     import numpy as np
 
     waiting: list[Any] = []
     with ThreadPoolExecutor(THREADS) as pool:
         for data in encoded:
-            waiting.append(pool.submit(_show_with_pillow, data))
+            waiting.append(pool.submit(show, data))
             if len(waiting) >= 3 * BATCH:
                 batch = np.stack([future.result() for future in waiting[:BATCH]])
                 del waiting[:BATCH]
@@ -457,15 +481,23 @@ def _batches(encoded: Iterable[bytes]) -> Iterator[int]:
             yield len(batch)
 
 
-def _pillow(job: Job) -> Epoch:
+def _by_offset(job: Job, show: Callable[[bytes], Any]) -> Epoch:
     """Reads by offset, in a full permutation: as torchvision's ImageFolder, without its files."""
     shards = {p.shard: os.open(f"{job.root}/{p.shard}", os.O_RDONLY) for p in job.pictures}
 
     def epoch() -> Iterator[int]:
         order = random.sample(job.pictures, len(job.pictures))
-        return _batches(os.pread(shards[p.shard], p.size, p.offset) for p in order)
+        return _batches((os.pread(shards[p.shard], p.size, p.offset) for p in order), show)
 
     return epoch
+
+
+def _torchcodec(job: Job) -> Epoch:
+    import torch
+
+    # Our threads take whole images, so each of torch's operators stays in the one that calls it.
+    torch.set_num_threads(1)
+    return _by_offset(job, _show_with_torchcodec)
 
 
 def _originals(job: Job) -> Iterator[tuple[bytes, int]]:
@@ -584,7 +616,8 @@ TOOLS: dict[str, Tool] = {
     BARE: _bare,
     OURS_DALI: partial(_ours, backend="dali", framework="dlpack"),
     "DALI, ours, to TensorFlow": partial(_ours, backend="dali", framework="tensorflow"),
-    "Pillow": _pillow,
+    "Pillow": partial(_by_offset, show=_show_with_pillow),
+    TORCHCODEC: _torchcodec,
     "MDS, Pillow": _mds,
     "WebDataset, Pillow": _webdataset,
     "LitData, Pillow": _litdata,

@@ -272,6 +272,16 @@ def test_read_measures_the_peers_on_the_same_jpegs(tmp_path: Path, tool: str, pa
         assert (root / picture.shard).read_bytes()[picture.offset :][: picture.size] in theirs
 
 
+@pytest.mark.slow
+def test_read_measures_torchcodec_on_our_shards(tmp_path: Path) -> None:
+    venv = _peers_venv("torchcodec")
+    root = read.prepared(tmp_path, 160, (96, 72), "original")
+    result = read.Bench("original", root, 1, venv).rows()[f"original: {read.TORCHCODEC}"]()
+
+    assert result.images == read.BATCH
+    assert result.cpu_s > 0
+
+
 @pytest.mark.long
 def test_write_measures_archives_in_s3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     only = "^R ours, 1 worker, "

@@ -2,6 +2,7 @@
 
 python -m benchmarks.duplicates recall --photographs DIR     # by kind of variant
 python -m benchmarks.duplicates precision --photographs DIR  # false proofs
+python -m benchmarks.duplicates peers --photographs DIR --peers-venv /tmp/dup-peers
 python -m benchmarks.duplicates hash --photographs DIR       # images/s a core, decoding included
 python -m benchmarks.duplicates search --num 14200000        # all joins
 python -m benchmarks.duplicates proofs                       # the first look, and the proof
@@ -14,26 +15,23 @@ its file. Thresholds were fixed on `--half tune`; the document shows `--half rep
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
-import random
 import resource
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageEnhance, ImageFont, ImageOps
-from PIL.Image import Image as Picture
+from PIL import Image
 
+from benchmarks import duplicate_peers, planted
+from benchmarks.planted import photographs
 from imagenet_prep.codec import likeness
-from imagenet_prep.codec.policy import Policy
-from imagenet_prep.codec.transform import transform
 from imagenet_prep.dataset import naming, samples
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import Sample
@@ -43,94 +41,8 @@ from imagenet_prep.matching.pictures import columns
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 
-SHORT_SIDE = 256
 # Pixels of the tiles of the test of precision, and between two of a photograph.
 TILE, STEP, LARGE_STEP = 128, 36, 120
-_FILTERS = (Image.Resampling.BICUBIC, Image.Resampling.BILINEAR, Image.Resampling.LANCZOS)
-Variant = Callable[[Picture, random.Random], bytes]
-
-
-def jpeg(picture: Picture, quality: int = 90, subsampling: int = 2) -> bytes:
-    """Returns a file of a picture."""
-    buffer = io.BytesIO()
-    more = {} if picture.mode == "L" else {"subsampling": subsampling}
-    picture.save(buffer, "JPEG", quality=quality, **more)
-    return buffer.getvalue()
-
-
-def cropped(picture: Picture, left: float, top: float, right: float, bottom: float) -> Picture:
-    """Returns a picture without these shares of its sides."""
-    width, height = picture.size
-    return picture.crop(
-        (
-            *(round(width * left), round(height * top)),
-            *(width - round(width * right), height - round(height * bottom)),
-        )
-    )
-
-
-def resized(scale: float, quality: int = 90) -> Variant:
-    """Returns a variant of another size."""
-
-    def make(picture: Picture, rng: random.Random) -> bytes:
-        size = (round(picture.width * scale), round(picture.height * scale))
-        return jpeg(picture.resize(size, rng.choice(_FILTERS)), quality)
-
-    return make
-
-
-def crop(most: float, *, mirrored: bool = False, every: bool = False) -> Variant:
-    """Returns a variant that lacks up to so much of each side, or exactly so much of `every`."""
-
-    def make(picture: Picture, rng: random.Random) -> bytes:
-        shares = [most if every else rng.uniform(0, most) for _ in range(4)]
-        return jpeg(cropped(ImageOps.mirror(picture) if mirrored else picture, *shares))
-
-    return make
-
-
-def lettered(picture: Picture, rng: random.Random) -> bytes:
-    """Returns a picture with letters over it."""
-    picture = picture.copy()
-    draw, (width, height) = ImageDraw.Draw(picture, "RGBA"), picture.size
-    at = (width * rng.uniform(0.05, 0.4), height * rng.uniform(0.1, 0.85))
-    font = ImageFont.load_default(size=max(10, height // 12))
-    draw.text(at, "www.example.com", fill=(255, 255, 255, 160), font=font)
-    return jpeg(picture)
-
-
-def curved(gamma: float) -> Variant:
-    """Returns a variant with another gamma."""
-    table = [round(255 * (i / 255) ** gamma) for i in range(256)] * 3
-    return lambda picture, _: jpeg(picture.point(table))
-
-
-# The first are promised, the others are what the document says is not.
-VARIANTS: dict[str, Variant] = {
-    "re-encoded, q50": lambda picture, _: jpeg(picture, 50),
-    "re-encoded, q75": lambda picture, _: jpeg(picture, 75),
-    "re-encoded, q95, 4:4:4": lambda picture, _: jpeg(picture, 95, 0),
-    "resized, 0.5": resized(0.5),
-    "resized, 0.7": resized(0.7),
-    "resized, 1.5": resized(1.5),
-    "resized, 2": resized(2.0),
-    "grey": lambda picture, _: jpeg(picture.convert("L")),
-    "CMYK": lambda picture, _: jpeg(picture.convert("CMYK")),
-    "mirrored": lambda picture, _: jpeg(ImageOps.mirror(picture), 80),
-    "cropped, <= 5 % a side": crop(0.05),
-    "cropped, 5 % of all sides": crop(0.05, every=True),
-    "mirrored, cropped <= 5 %": crop(0.05, mirrored=True),
-    "resized 0.5, q50": resized(0.5, 50),
-    "brighter, 1.3": lambda picture, _: jpeg(ImageEnhance.Brightness(picture).enhance(1.3)),
-    "darker, 0.7": lambda picture, _: jpeg(ImageEnhance.Brightness(picture).enhance(0.7)),
-    "gamma 0.6": curved(0.6),
-    "cropped, <= 10 % a side": crop(0.1),
-    "letters over it": lettered,
-    "a border of 4 %": lambda picture, _: jpeg(
-        ImageOps.expand(picture, round(min(picture.size) * 0.04))
-    ),
-    "a quarter turn": lambda picture, _: jpeg(picture.transpose(Image.Transpose.ROTATE_90)),
-}
 
 
 class Seen(NamedTuple):
@@ -148,62 +60,54 @@ def look(files: Sequence[bytes]) -> Seen:
     return Seen(means, np.stack([hashes.row(each) for each in means]), np.array(sides))
 
 
-def photographs(folder: Path, half: str) -> Iterator[Path]:
-    """Yields the photographs of a half."""
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in (".jpg", ".jpeg", ".png"):
-            odd = hashlib.sha256(path.read_bytes()).digest()[0] % 2
-            if half == "both" or odd == (half == "report"):
-                yield path
-
-
 def plant(path: Path) -> Seen:
     """Returns a photograph as a set would store it, and its variants."""
-    stored = transform(path.read_bytes(), Policy(SHORT_SIDE)).encoded
-    picture = Image.open(io.BytesIO(stored)).convert("RGB")
-    made = [make(picture, random.Random(f"{path.name} {kind}")) for kind, make in VARIANTS.items()]
-    return look([stored, *made])
+    stored = planted.stored(path)
+    return look([stored, *(planted.variant(path, stored, kind) for kind in planted.VARIANTS)])
 
 
 def found(base: Seen, other: Seen) -> np.ndarray:
     """Returns which pairs of pictures the product would find: candidates that are proven."""
     there = np.zeros(len(base.rows), bool)
-    turn = np.array(likeness.mirror(), np.uint64)
     forms = [("whole", "whole", search.WHOLE_RADII)]
     forms += [("whole", "window", search.WINDOW_RADII), ("window", "whole", search.WINDOW_RADII)]
-    for mirrored in (False, True):
-        for one, two, (key, whole) in forms:
-            differing = base.rows[one] ^ other.rows[two] ^ (turn if mirrored else np.uint64(0))
+    for mirror in (None, likeness.mirror()):
+        for one, two, radii in forms:
+            differing = base.rows[one] ^ other.rows[two]
+            if mirror is not None:
+                differing ^= mirror
             counts = np.bitwise_count(differing)
-            near = (counts[:, 0] <= key) & (counts.sum(axis=1) <= whole)
+            near = (counts[:, 0] <= radii.key) & (counts.sum(axis=1) <= radii.all)
             near &= hashes.may_be_judged(other.rows) & ~there
             at = np.flatnonzero(near)
             there[at] = proven(
                 *(Seen(*(column[at] for column in each)) for each in (base, other)),
-                np.full(len(at), mirrored),
+                mirror is not None,
             )
     return there
 
 
-def proven(left: Seen, right: Seen, mirrored: np.ndarray) -> np.ndarray:
+def proven(left: Seen, right: Seen, mirrored: bool) -> np.ndarray:
     """Returns which candidates both looks accept."""
-    likely = proof.likely(left.rows["small"], right.rows["small"], mirrored)
-    sides = np.minimum(left.sides, right.sides)
-    return np.asarray(likely & proof.proven(left.means, right.means, mirrored, sides))
+    there = proof.likely(left.rows["small"], right.rows["small"], mirrored)
+    for at in np.flatnonzero(there).tolist():
+        side = min(left.sides[at], right.sides[at])
+        there[at] = proof.proven(left.means[at], right.means[at], mirrored, side)
+    return there
 
 
 def recall(folder: Path, half: str, workers: int, keep: Path | None) -> None:
     """Prints the share of variants that are found, by kind."""
     paths = list(photographs(folder, half))
     with futures.ProcessPoolExecutor(workers) as pool:
-        planted = list(pool.map(plant, paths, chunksize=8))
-    every = Seen(*(np.stack(column) for column in zip(*planted, strict=True)))
+        seen = list(pool.map(plant, paths, chunksize=8))
+    every = Seen(*(np.stack(column) for column in zip(*seen, strict=True)))
     if keep:
         np.savez(keep, **every._asdict())
     judged = hashes.judged(every.rows[:, 0])
     print(f"{len(paths):,} photographs of {half}; {1 - judged.mean():.2%} are not judged")
     base = Seen(*(column[judged, 0] for column in every))
-    for number, kind in enumerate(VARIANTS, start=1):
+    for number, kind in enumerate(planted.VARIANTS, start=1):
         there = found(base, Seen(*(column[judged, number] for column in every)))
         missed = len(there) - int(there.sum())
         print(f"| {kind} | {there.mean():.4f} | {missed:,} of {len(there):,} missed |")
@@ -241,19 +145,18 @@ def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
     pairs = len(rows) * (len(rows) - 1) // 2 - int((of_one * (of_one - 1) // 2).sum())
     ids = np.arange(len(rows), dtype=np.uint32)
     whole, window = (search.Side(ids, rows[form].copy()) for form in ("whole", "window"))
-    turn = np.array(likeness.mirror(), np.uint64)
     candidates, bad = 0, []
     with futures.ThreadPoolExecutor(workers) as threads:
         for right, radii in ((whole, search.WHOLE_RADII), (window, search.WINDOW_RADII)):
-            for mirror in (None, turn):
-                join = search.Search(whole, right, search.Radii(*radii), mirror)
-                for each in join.candidates(threads, workers):
-                    strict = hashes.judged(rows[each.left]) | hashes.judged(rows[each.right])
-                    other = (whose[each.left] != whose[each.right]) & strict
-                    at = [column[other] for column in each]
+            for mirror in (None, likeness.mirror()):
+                join = search.Search(whole, right, radii, mirror)
+                for left, others in join.candidates(threads, workers):
+                    strict = hashes.judged(rows[left]) | hashes.judged(rows[others])
+                    other = (whose[left] != whose[others]) & strict
+                    at = left[other], others[other]
                     candidates += len(at[0])
-                    one, two = (Seen(*(c[i] for c in every)) for i in at[:2])
-                    there = proven(one, two, at[2])
+                    one, two = (Seen(*(column[i] for column in every)) for i in at)
+                    there = proven(one, two, mirror is not None)
                     bad += zip(whose[at[0][there]], whose[at[1][there]], strict=True)
     print(f"{len(rows):,} tiles of {len(paths):,} photographs, {pairs:,} pairs of different ones")
     print(f"{candidates:,} candidates, {len(bad):,} false proofs")
@@ -264,7 +167,7 @@ def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
 def speed_of_hashes(folder: Path) -> None:
     """Prints images/s of one core, decoding included, of photographs as sets store them."""
     paths = list(photographs(folder, "both"))[:1000]
-    stored = [transform(path.read_bytes(), Policy(SHORT_SIDE)).encoded for path in paths]
+    stored = [planted.stored(path) for path in paths]
     rates = []
     for _ in range(5):
         begun = time.process_time()
@@ -275,7 +178,7 @@ def speed_of_hashes(folder: Path) -> None:
     print(
         f"{statistics.median(rates):,.0f} images/s a core ({min(rates):,.0f} to {max(rates):,.0f})"
     )
-    print(f"{len(stored):,} images of {SHORT_SIDE} px, {sizes:,.0f} bytes")
+    print(f"{len(stored):,} images of {planted.SHORT_SIDE} px, {sizes:,.0f} bytes")
 
 
 def speed_of_search(num: int, workers: int) -> None:
@@ -288,9 +191,9 @@ def speed_of_search(num: int, workers: int) -> None:
             path = Path(folder) / form
             with open(path, "wb") as file:
                 for start in range(0, num, 1 << 18):
-                    size = (min(1 << 18, num - start), search.WORDS)
+                    size = (min(1 << 18, num - start), 4)
                     file.write(rng.integers(0, 2**64, size, dtype=np.uint64).tobytes())
-            bits = np.memmap(path, np.uint64, "r+", shape=(num, search.WORDS))
+            bits = np.memmap(path, np.uint64, "r+", shape=(num, 4))
             sides.append((path, bits))
         pairs = rng.choice(num, (planted, 2), replace=False)
         for left, right in pairs.tolist():
@@ -300,23 +203,22 @@ def speed_of_search(num: int, workers: int) -> None:
                 other[rng.integers(0, 4)] ^= np.uint64(1) << np.uint64(rng.integers(0, 64))
             bits[right] = other
         del bits
-        shape = (num, search.WORDS)
-        stored = [np.memmap(path, np.uint64, "r", shape=shape) for path, _ in sides]
+        stored = [np.memmap(path, np.uint64, "r", shape=(num, 4)) for path, _ in sides]
         for _, each in sides:
             each.flush()
         del sides
         wanted = _near(stored, pairs)
         ids = np.arange(num, dtype=np.uint32)
         begun, cpu, seen = time.perf_counter(), time.process_time(), set()
-        turn, candidates = np.array(likeness.mirror(), np.uint64), 0
+        candidates = 0
         whole, window = (search.Side(ids, each) for each in stored)
         with futures.ThreadPoolExecutor(workers) as pool:
             for right, radii in ((whole, search.WHOLE_RADII), (window, search.WINDOW_RADII)):
-                for mirror in (None, turn):
-                    join = search.Search(whole, right, search.Radii(*radii), mirror)
+                for mirror in (None, likeness.mirror()):
+                    join = search.Search(whole, right, radii, mirror)
                     for each in join.candidates(pool, workers):
-                        candidates += len(each.left)
-                        both = np.sort(np.stack([each.left, each.right], axis=1), axis=1)
+                        candidates += len(each[0])
+                        both = np.sort(np.stack(each, axis=1), axis=1)
                         seen.update(map(tuple, both.tolist()))
         spent = time.process_time() - cpu
         print(f"{num:,} hashes: {time.perf_counter() - begun:,.1f} s, {spent:,.1f} s of processor")
@@ -347,7 +249,7 @@ def speed_of_proofs() -> None:
         right = np.clip(left + rng.integers(-9 * divisor, 9 * divisor, left.shape), 0, None)
         for said, other in (("equal", right), ("different", np.roll(left, num // 2, axis=0))):
             begun = time.process_time()
-            proof.scores(left, other, np.zeros(num, bool), divisor)
+            proof.scores(left, other, False, divisor)
             print(f"{name}, {said} pictures: {(time.process_time() - begun) / num * 1e6:,.0f} us")
 
 
@@ -388,18 +290,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs a part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "part", choices=("recall", "precision", "hash", "search", "proofs", "exact")
+        "part", choices=("recall", "precision", "peers", "hash", "search", "proofs", "exact")
     )
     parser.add_argument("--photographs", type=Path)
     parser.add_argument("--half", default="tune", choices=("tune", "report", "both"))
     parser.add_argument("--num", type=int, default=1_330_000, help="hashes, or rows")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--peers-venv", type=Path, help="where fastdup and imagededup are")
     parser.add_argument("--keep", type=Path, help="write what was seen there, as .npz")
     args = parser.parse_args(argv)
     begun = time.perf_counter()
     if args.part in ("recall", "precision"):
         part = recall if args.part == "recall" else precision
         part(args.photographs, args.half, args.workers, args.keep)
+    elif args.part == "peers":
+        paths = list(photographs(args.photographs, args.half))
+        duplicate_peers.compare(paths, args.peers_venv, args.workers)
     elif args.part == "hash":
         speed_of_hashes(args.photographs)
     elif args.part == "search":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.matching.find import Found
-    from imagenet_prep.matching.groups import Group, Member
+    from imagenet_prep.matching.groups import Group
     from imagenet_prep.matching.pictures import Pictures
     from imagenet_prep.preparation.pictures import AnyPiece
     from imagenet_prep.storage.store import Store
@@ -104,7 +105,6 @@ def duplicates(config: Config) -> Json:
     from imagenet_prep import engine
     from imagenet_prep.matching import output
     from imagenet_prep.matching.find import Found
-    from imagenet_prep.matching.groups import counts
     from imagenet_prep.matching.pictures import Pictures, columns
     from imagenet_prep.preparation import pictures as all_pictures
     from imagenet_prep.storage import scratch
@@ -128,35 +128,45 @@ def duplicates(config: Config) -> Json:
         pieces = [piece for side in sides for piece in side.pieces]
         seen = Pictures(pieces, (columns(each.samples()) for each in pieces), rows, place)
         found = Found(seen, across=len(sides) > 1, workers=workers.count)
-        with _said(quiet=config.json) as tick:
+        tick = _tell if sys.stderr.isatty() and not config.json else lambda _: None
+        try:
             found.find(tick)
+        finally:
+            tick("")
         problems += sorted(found.problems - {*problems})
         groups = _groups(seen, found, sides)
-    splits = list(dict.fromkeys(piece.split for piece in sides[0].pieces))
     out.write(output.PAIRS, output.pairs(groups))
-    for split in splits:
-        out.write(output.exclude_name(split), output.exclude(groups, split))
-    judged = seen.judged & seen.sound
-    result: Json = {
+    excluded = {piece.split: output.excluded(groups, piece.split) for piece in sides[0].pieces}
+    for split, keys in excluded.items():
+        out.write(f"exclude-{split}.txt", "".join(f"{key}\n" for key in keys).encode())
+    result = {
         "places": [side.where for side in sides],
         "images": len(seen),
+        **_counts(groups),
+        "not_judged": int((seen.sound & ~seen.judged).sum()),
+        "excluded": {split: len(keys) for split, keys in excluded.items()},
+        "problems": problems,
+    }
+    _write_page(out, groups, seen, result)
+    return result
+
+
+def _counts(groups: Sequence[Group]) -> Json:
+    """Returns how many groups there are, of which kinds, and where."""
+    from imagenet_prep.matching.groups import contradicts, counts, crosses
+
+    crossing = [group for group in groups if crosses(group)]
+    elsewhere = Counter(each.split for group in crossing for each in group)
+    return {
         "groups": len(groups),
         "pairs": [
             {"kept": kept, "split": split, "kind": kind, "pairs": number, "other_label": other}
             for (kept, split, kind), (number, other) in counts(groups).items()
         ],
-        "cross": sum(each.crosses for each in groups),
-        "other_label": sum(each.contradicts for each in groups),
-        "also_elsewhere": _also_elsewhere(groups),
-        "not_judged": int((seen.sound & ~judged).sum()),
-        "excluded": {
-            split: sum(e.split == split and not e.kept for g in groups for e in g.members)
-            for split in splits
-        },
-        "problems": problems,
+        "cross": len(crossing),
+        "other_label": sum(map(contradicts, groups)),
+        "also_elsewhere": dict(sorted(elsewhere.items())),
     }
-    _write_page(out, groups, seen, result)
-    return result
 
 
 def _side(config: Config, out: Store) -> _Side:
@@ -224,92 +234,42 @@ def _takes_notes(store: Store) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _said(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yields what shows, on a terminal, what is done now."""
-    shown = not quiet and sys.stderr.isatty()
-
-    def say(what: str) -> None:
-        if shown:
-            print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield say
-    finally:
-        say("")
+def _tell(what: str) -> None:
+    """Shows what is done now."""
+    print(f"\r{what:<30}", end="", file=sys.stderr, flush=True)
 
 
 def _groups(seen: Pictures, found: Found, sides: Sequence[_Side]) -> list[Group]:
     """Returns all groups, in the order of the pictures that are kept."""
-    from imagenet_prep.matching.groups import Group, rank
+    from imagenet_prep.matching.groups import AGAINST, KINDS, Member, rank
 
-    every = found.by_sight.groups()
-    keys = _keys(seen, {int(number) for group in every for number in group})
-    groups = [Group(_members(seen, found, sides, group.tolist(), keys)) for group in every]
-    ranks = {
-        each.number: rank(":" in each.split, each.base_split, each.key)
-        for group in groups
-        for each in group.members
-    }
-    return sorted(groups, key=lambda group: ranks[group.kept.number])
-
-
-def _keys(seen: Pictures, wanted: set[int]) -> dict[int, str]:
-    """Returns the keys of some pictures, from the tables of their pieces."""
-    found = {}
-    starts = seen.starts.tolist()
-    for piece, start, end in zip(seen.pieces, starts[:-1], starts[1:], strict=True):
-        if not wanted.isdisjoint(range(start, end)):
-            for number, sample in enumerate(piece.samples(), start=start):
-                if number in wanted:
-                    found[number] = sample.key
-    return found
-
-
-def _members(
-    seen: Pictures,
-    found: Found,
-    sides: Sequence[_Side],
-    numbers: Sequence[int],
-    keys: dict[int, str],
-) -> list[Member]:
-    """Returns the pictures of a group, the kept one first."""
-    from imagenet_prep.matching.groups import KINDS, Member, rank
-
-    pieces = {number: seen.place(number)[0] for number in numbers}
-    ordered = sorted(
-        numbers, key=lambda each: rank(pieces[each].other, pieces[each].split, keys[each])
-    )
-    kept = ordered[0]
-    kinds = {number: found.kind(number, kept) for number in ordered[1:]}
-    members = []
-    for number in ordered:
-        piece, class_index = pieces[number], int(seen.known.class_index[number])
-        # Classes of sources of other sets may be beyond the list: the table is what counts.
-        wnids = sides[piece.other].wnids
-        members.append(
-            Member(
-                number,
-                f"against:{piece.split}" if piece.other else piece.split,
-                keys[number],
-                class_index,
-                wnids[class_index] if class_index < len(wnids) else str(class_index),
-                kinds.get(number) or min(kinds.values(), key=KINDS.index),
-                found.distance(number, kept),
-                piece.other or (number == kept),
+    every = [group.tolist() for group in found.by_sight.groups()]
+    wanted = {number for group in every for number in group}
+    members = {}
+    for piece, start, end in zip(seen.pieces, seen.starts[:-1], seen.starts[1:], strict=True):
+        if wanted.isdisjoint(range(start, end)):
+            continue
+        split, wnids = f"{AGAINST if piece.other else ''}{piece.split}", sides[piece.other].wnids
+        for number, sample in enumerate(piece.samples(), start=int(start)):
+            if number in wanted:
+                # Classes of sources of other sets may be beyond the list.
+                known = sample.class_index < len(wnids)
+                wnid = wnids[sample.class_index] if known else str(sample.class_index)
+                members[number] = Member(number, split, sample.key, sample.class_index, wnid)
+    groups: list[Group] = []
+    for group in every:
+        kept, *others = sorted((members[number] for number in group), key=rank)
+        others = [
+            each._replace(
+                kind=found.kind(each.number, kept.number),
+                distance=found.distance(each.number, kept.number),
+                kept=each.split.startswith(AGAINST),
             )
-        )
-    return members
-
-
-def _also_elsewhere(groups: Sequence[Group]) -> dict[str, int]:
-    """Returns how many pictures of each split are in another split or set, too."""
-    found: dict[str, int] = {}
-    for group in groups:
-        if group.crosses:
-            for each in group.members:
-                found[each.split] = found.get(each.split, 0) + 1
-    return dict(sorted(found.items()))
+            for each in others
+        ]
+        nearest = min((each.kind for each in others), key=KINDS.index)
+        groups.append([kept._replace(kind=nearest), *others])
+    return sorted(groups, key=lambda group: rank(group[0]))
 
 
 def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Json) -> None:
@@ -330,8 +290,7 @@ def _write_page(out: Store, groups: Sequence[Group], seen: Pictures, result: Jso
             return seen.read(number)
         return b""
 
-    members = [group.members for group in groups]
-    page = pages.page(members, read, result, made_at=datetime.now(UTC))
+    page = pages.page(groups, read, result, made_at=datetime.now(UTC))
     out.write(output.PAGE, page.encode("utf-8", "replace"))
 
 
@@ -341,21 +300,13 @@ def _print(result: Json, out: str) -> None:
         f"{result['images']:,} images; pictures that are there more than once: {result['groups']:,}"
     )
     rows = [("kept in", "again in", "kind", "pairs", "other label")]
-    rows += [
-        (
-            each["kept"],
-            each["split"],
-            each["kind"],
-            f"{each['pairs']:,}",
-            f"{each['other_label']:,}",
-        )
-        for each in result["pairs"]
-    ]
-    if len(rows) > 1:
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            print("  " + "  ".join(cells).rstrip())
+    for each in result["pairs"]:
+        numbers = (f"{each['pairs']:,}", f"{each['other_label']:,}")
+        rows.append((each["kept"], each["split"], each["kind"], *numbers))
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    for row in rows if result["pairs"] else ():
+        cells = map(str.ljust, row, widths)
+        print(f"  {''.join(cells).rstrip()}")
     for split, number in result["also_elsewhere"].items():
         print(f"images of {split} that are in another split or set, too: {number:,}")
     print(f"pictures with more than one label: {result['other_label']:,}")
@@ -384,10 +335,9 @@ def run(argv: Sequence[str]) -> int:
         print("\n".join(map(terminal.printable, problems)), end="\n" * bool(problems))
         _print(result, config.out)
     if problems:
-        what = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
         raise DataDamagedError(
-            f"{what}, listed above: what cannot be read was judged by its table alone, all other "
-            "images by what they show."
+            f"{terminal.counted(len(problems), 'problem')}, listed above: what cannot be read was "
+            "judged by its table alone, all other images by what they show."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(

@@ -1,6 +1,6 @@
 """From the archives to a trained network, for Airflow 3: each task is one of our commands.
 
-    download -> prepare -> verify -> replicate -> report -> train
+    download -> prepare -> verify -> duplicates -> replicate -> report -> train
 
 Copy this file into Airflow's DAG folder. It needs nothing but Airflow there; `imagenet-prep` has
 an environment of its own on the workers, and the variable IMAGENET_PREP_COMMAND names it.
@@ -123,6 +123,13 @@ PARAMS = {
         "what has rotted on the disk.",
         **_SWITCH,
     ),
+    "duplicates": _set(
+        "no",
+        "Look for images that are the same picture. find: list them in OUT-duplicates, beside the "
+        "data set; cross: also fail if a picture is in more than one split.",
+        type="string",
+        enum=["no", "find", "cross"],
+    ),
     "replicate_to": _replicas(
         None,
         "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH, whose file lies in the worker's "
@@ -182,6 +189,17 @@ def verify(params: dict[str, Any]) -> dict[str, Any]:
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
     return {**_lineage(params), "level": level}
+
+
+@task(execution_timeout=timedelta(hours=24))
+def duplicates(params: dict[str, Any]) -> dict[str, Any]:
+    """Lists which images are the same picture; what was hashed once is not decoded again."""
+    if (wanted := params["duplicates"]) == "no":
+        raise AirflowSkipException("duplicates is no: nobody asked for them")
+    found = f"{params['out'].rstrip('/')}-duplicates"
+    fail_on = wanted if wanted == "cross" else None
+    run("duplicates", params["out"], *_flags(out=found, fail_on=fail_on, workers=params["workers"]))
+    return {"duplicates": found}
 
 
 @task(execution_timeout=timedelta(hours=24))
@@ -247,7 +265,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
 )
 def imagenet_prep() -> None:
     """Chains the tasks; each is an `imagenet-prep` command that does what is left to do."""
-    download() >> prepare() >> verify() >> replicate() >> report() >> train()
+    download() >> prepare() >> verify() >> duplicates() >> replicate() >> report() >> train()
 
 
 def run(*arguments: str) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
-import math
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -29,29 +28,10 @@ CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
 _HIGHEST, _UNIT = 20, 2048
 
 
-class _Hash(ctypes.Structure):
-    """`likeness_hash` in likeness.h."""
-
-    _fields_ = (
-        ("bits", ctypes.c_uint64 * (FREQUENCIES // 64)),
-        ("strong", ctypes.c_int32),
-        ("rough", ctypes.c_int32),
-    )
-
-
-class Hashes(NamedTuple):
-    """The hashes of a picture.
-
-    Attributes:
-      whole, window: 256 bits as four numbers: of all of it, and of what lies 3 % inside.
-      strong: frequencies whose amplitude is at least a quarter of a grey level.
-      rough: cells that are at least a grey level off the mean of the nine around them.
-    """
-
-    whole: list[int]
-    window: list[int]
-    strong: int
-    rough: int
+# `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; how many frequencies have an
+# amplitude of at least a quarter of a grey level; and how many cells are at least a grey level off
+# the mean of the nine around them.
+HASH = np.dtype([("bits", "<u8", FREQUENCIES // 64), ("strong", "<i4"), ("rough", "<i4")])
 
 
 def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
@@ -100,15 +80,15 @@ def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDAr
     return found
 
 
-def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> Hashes:
-    """Returns the hashes of a picture whose means these are."""
-    found = (_Hash * 2)()
+def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any]:
+    """Returns two of `HASH`, of a picture whose means these are: whole, and of its window."""
+    found = np.empty(2, HASH)
     cells = np.ascontiguousarray(cells)
     planes.kernel().likeness_hashes(
-        _bases(), planes.best(simd), ctypes.c_void_p(cells.ctypes.data), found
+        *(_bases(), planes.best(simd)),
+        *(ctypes.c_void_p(each.ctypes.data) for each in (cells, found)),
     )
-    whole, window = found
-    return Hashes(list(whole.bits), list(window.bits), whole.strong, whole.rough)
+    return found
 
 
 @functools.lru_cache(maxsize=1)
@@ -120,21 +100,20 @@ def frequencies() -> list[tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=1)
-def mirror() -> list[int]:
-    """Returns the bits that change where left becomes right: those of odd frequencies."""
+def mirror() -> npt.NDArray[np.uint64]:
+    """Returns the bits that change where left becomes right, those of odd frequencies: [4]."""
     odd = [u % 2 for u, _ in frequencies()]
-    return [sum(bit << i for i, bit in enumerate(odd[k : k + 64])) for k in range(0, len(odd), 64)]
+    return np.packbits(odd, bitorder="little").view("<u8")
 
 
 @functools.lru_cache(maxsize=1)
 def _bases() -> bytes:
     """Returns two times `basis` in likeness.c: of whole pictures, and of windows."""
-    across, down = (bytes(each[axis] for each in frequencies()) for axis in (0, 1))
+    bits = bytes(u for u, _ in frequencies()) + bytes(v for _, v in frequencies())
     made = b""
     for size in (CELLS, WINDOW):
+        angles = np.pi / (2 * size) * np.outer(np.arange(_HIGHEST), 2 * np.arange(size) + 1)
         cosines = np.zeros((_HIGHEST, CELLS), np.int32)
-        for u in range(_HIGHEST):
-            for x in range(size):
-                cosines[u, x] = round(_UNIT * math.cos(math.pi * u * (2 * x + 1) / (2 * size)))
-        made += cosines.tobytes() + across + down
+        cosines[:, :size] = np.rint(_UNIT * np.cos(angles))
+        made += cosines.tobytes() + bits
     return made

@@ -7,7 +7,7 @@
 #include <cpuid.h>
 #endif
 
-enum simd { PLAIN = 0, SSE2 = 1, AVX2 = 2, NEON = 3 };
+enum simd { PLAIN = 0, SSE2 = 1, AVX2 = 2, NEON = 3, AVX512 = 4 };
 
 #if defined(__x86_64__)
 /* Returns whether there is AVX2, and what came with it or before it in the same processors and is
@@ -25,11 +25,22 @@ static inline int has_avx2(void) {
   if ((enabled & ymm_state) != ymm_state) return 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & second) == second;
 }
+
+/* Returns whether there is, besides, AVX-512 that counts the bits of eight numbers at once. */
+static inline int has_avx512(void) {
+  unsigned a, b, c, d, enabled, high;
+  const unsigned avx512f = 1u << 16, vpopcntdq = 1u << 14, zmm_state = 0xE6;
+  if (!has_avx2()) return 0;
+  __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
+  if ((enabled & zmm_state) != zmm_state) return 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & avx512f && c & vpopcntdq;
+}
 #endif
 
 static inline int is_supported(enum simd simd) {
 #if defined(__x86_64__)
-  return simd == PLAIN || simd == SSE2 || (simd == AVX2 && has_avx2());
+  return simd == PLAIN || simd == SSE2 || (simd == AVX2 && has_avx2()) ||
+         (simd == AVX512 && has_avx512());
 #elif defined(__aarch64__)
   return simd == PLAIN || simd == NEON;
 #else

@@ -6,6 +6,7 @@ The rows of a shard, or of a piece of a source, are one file, in the order of it
 from __future__ import annotations
 
 import hashlib
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,8 +41,8 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
     """Returns what is kept of a picture whose means these are."""
     made = np.zeros((), ROW)
     seen = likeness.hashes(means)
-    made["whole"], made["window"] = seen.whole, seen.window
-    made["strong"], made["rough"], made["sound"] = seen.strong, seen.rough, 1
+    made["whole"], made["window"] = seen["bits"]
+    made["strong"], made["rough"], made["sound"] = seen["strong"][0], seen["rough"][0], 1
     digest = hashlib.blake2b(means.tobytes(), digest_size=8).digest()
     made["means"] = int.from_bytes(digest, "little")
     four = means.reshape(SMALL, 2, SMALL, 2).sum(axis=(1, 3), dtype=np.uint32)
@@ -49,24 +50,24 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
     return made
 
 
-def judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
     """Returns which pictures show enough to be judged by more than their bytes and pixels."""
-    return _shows(rows, 1)
-
-
-def may_be_judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns which pictures show enough to be held against one that is judged."""
-    return _shows(rows, _LESS)
-
-
-def _shows(rows: npt.NDArray[Any], share: float) -> npt.NDArray[np.bool_]:
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
 
 
-NOTHING = np.zeros((), ROW).tobytes()  # the row of an image that cannot be read
+def may_be_judged(rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Returns which pictures show enough to be held against one that is judged."""
+    return judged(rows, _LESS)
 
 
 def of(data: bytes) -> bytes:
     """Returns the row of an image file; raises BadImageError."""
     return row(likeness.means(data)).tobytes()
+
+
+def forget(array: npt.NDArray[Any]) -> None:
+    """Lets the kernel take back the pages of an array that lies in a file, as large ones do."""
+    pages = getattr(array, "_mmap", None)
+    if pages is not None:
+        pages.madvise(mmap.MADV_DONTNEED)

@@ -5,8 +5,9 @@
  * each bucket is compared with the few whose number differs in at most p bits. A pair is told by
  * the first band that finds it.
  *
- * Each kernel is one body for every processor and for AVX2, or has the same result by other
- * instructions. Floats are added in one order everywhere, and never fused.
+ * Each kernel is one body, compiled for every processor and once more for AVX2; the join also for
+ * AVX-512, which counts the bits of eight hashes at once. Floats are added in one order everywhere,
+ * and never fused.
  */
 #include <stdint.h>
 #include <string.h>
@@ -14,8 +15,8 @@
 #include "../codec/simd.h"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
 #define FOR_AVX2 __attribute__((target("avx2,popcnt")))
+#define FOR_AVX512 __attribute__((target("avx512f,avx512vpopcntdq,popcnt")))
 #endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -25,107 +26,60 @@
 
 /* ---- Join ---- */
 
-enum { BANDS = 4, BAND_BITS = 16, BUCKETS = 1 << BAND_BITS, MOST_NEAR = 697 };
+enum { LANES = 8, BAND_BITS = 16, BUCKETS = 1 << BAND_BITS, MOST_NEAR = 697 };
 
 /* Hashes sorted by a band: those of bucket i are start[i] ... start[i + 1]. */
-typedef struct {
-  const uint64_t *keys;
-  const uint32_t *ids;
-  const int64_t *start;
-} sorted;
+typedef struct { const uint64_t *keys; const uint32_t *ids; const int64_t *start; } sorted;
 
 /* Where a join goes on: a bucket, one of those near it, and a hash of the bucket. */
 typedef struct { int64_t bucket, near, row; } place;
 
+/* All members take 64 bits: search.py writes them as an array. */
 typedef struct {
   sorted left, right;
-  int32_t same; /* both sides are one list: each pair is wanted once */
-  int32_t band, radius, band_radius;
+  int64_t same; /* both sides are one list: each pair is wanted once */
+  int64_t band, radius, band_radius;
   uint64_t mirror; /* bits that are turned round on the left */
   int64_t end;     /* the bucket to stop before */
   uint32_t *pairs;
   int64_t room; /* for so many pairs */
 } join;
 
-BODY uint32_t band_of(uint64_t key, int band) { return key >> (BAND_BITS * band) & (BUCKETS - 1); }
+BODY uint32_t band_of(uint64_t key, int64_t band) { return key >> (BAND_BITS * band) & (BUCKETS - 1); }
 
-BODY int count_bits(uint64_t x) {
-  x -= x >> 1 & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + (x >> 2 & 0x3333333333333333u);
-  return (int)(((x + (x >> 4)) & 0x0F0F0F0F0F0F0F0Fu) * 0x0101010101010101u >> 56);
-}
+BODY int count_bits(uint64_t x) { return __builtin_popcountll(x); }
 
-/* Sorts hashes by a band; `start` has room for BUCKETS + 1 numbers. */
-EXPORT void matching_sort(const uint64_t *hashes, const uint32_t *ids, int64_t num, int band,
-                          uint64_t *keys, uint32_t *sorted_ids, int64_t *start) {
-  memset(start, 0, sizeof *start * (BUCKETS + 1));
-  for (int64_t i = 0; i < num; i++) start[band_of(hashes[i], band) + 1]++;
-  for (int i = 0; i < BUCKETS; i++) start[i + 1] += start[i];
-  for (int64_t i = 0; i < num; i++) {
-    int64_t at = start[band_of(hashes[i], band)]++;
-    keys[at] = hashes[i];
-    sorted_ids[at] = ids[i];
-  }
-  memmove(start + 1, start, sizeof *start * BUCKETS);
-  start[0] = 0;
-}
-
-BODY void tell(const join *j, int64_t *found, uint64_t differing, uint32_t left, uint32_t right) {
-  for (int band = 0; band < j->band; band++)
+/* Writes hash i of the left and hash k of the right if they are near, unless an earlier band has
+ * found them. `key` is that of the left, turned round where wanted. */
+BODY void compare_one(const join *j, int64_t *found, uint64_t key, int64_t i, int64_t k) {
+  uint64_t differing = key ^ j->right.keys[k];
+  uint32_t left = j->left.ids[i], right = j->right.ids[k];
+  if (count_bits(differing) > j->radius || left == right) return;
+  for (int64_t band = 0; band < j->band; band++)
     if (count_bits(band_of(differing, band)) <= j->band_radius) return;
-  if (left == right) return;
   j->pairs[2 * *found] = left;
   j->pairs[2 * *found + 1] = right;
   ++*found;
 }
 
-static void compare_plain(const join *j, int64_t *found, uint64_t key, uint32_t id, int64_t from,
-                          int64_t to) {
-  for (int64_t k = from; k < to; k++) {
-    uint64_t differing = key ^ j->right.keys[k];
-    if (count_bits(differing) <= j->radius) tell(j, found, differing, id, j->right.ids[k]);
-  }
-}
-
-#if defined(FOR_AVX2)
-/* Four hashes at a time: a table counts the bits of each half of a byte. */
-FOR_AVX2 static void compare_avx2(const join *j, int64_t *found, uint64_t key, uint32_t id,
-                                  int64_t from, int64_t to) {
-  const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2,
-                                         1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);
-  const __m256i low = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
-  const __m256i radius = _mm256_set1_epi64x(j->radius), mine = _mm256_set1_epi64x((long long)key);
-  int64_t k = from;
-  for (; k + 4 <= to; k += 4) {
-    const __m256i *theirs = (const __m256i *)(j->right.keys + k);
-    __m256i differing = _mm256_xor_si256(mine, _mm256_loadu_si256(theirs));
-    __m256i high = _mm256_and_si256(_mm256_srli_epi16(differing, 4), low);
-    __m256i counts = _mm256_add_epi8(
-        _mm256_shuffle_epi8(table, _mm256_and_si256(differing, low)), _mm256_shuffle_epi8(table, high));
-    __m256i far = _mm256_cmpgt_epi64(_mm256_sad_epu8(counts, zero), radius);
-    for (int near = ~_mm256_movemask_pd(_mm256_castsi256_pd(far)) & 15; near; near &= near - 1) {
-      int64_t at = k + __builtin_ctz((unsigned)near);
-      tell(j, found, key ^ j->right.keys[at], id, j->right.ids[at]);
-    }
-  }
-  compare_plain(j, found, key, id, k, to);
-}
-#endif
-
 /* Writes the numbers that differ in at most `radius` of 16 bits from 0; returns how many. */
-static int near_numbers(int radius, uint32_t *near) {
+BODY int near_numbers(int64_t radius, uint32_t *near) {
   int num = 0;
   for (uint32_t i = 0; i < BUCKETS; i++)
     if (count_bits(i) <= radius) near[num++] = i;
   return num;
 }
 
-/* Writes pairs from a place on, until the end or until room for the next row may be short; moves the
- * place there. Returns the number of pairs. `room` must be at least the largest bucket. */
-EXPORT int64_t matching_join(const join *j, place *p, int simd) {
-  static _Thread_local uint32_t near[MOST_NEAR];
+BODY int is_any_near(uint64_t key, const uint64_t *others, int64_t radius) {
+  uint64_t near = 0;
+  for (int lane = 0; lane < LANES; lane++)
+    near |= (uint64_t)__builtin_popcountll(key ^ others[lane]) <= (uint64_t)radius;
+  return near != 0;
+}
+
+BODY int64_t join_all(const join *j, place *p) {
+  uint32_t near[MOST_NEAR], mirror = band_of(j->mirror, j->band);
   int num_near = near_numbers(j->band_radius, near);
-  uint32_t mirror = band_of(j->mirror, j->band);
   int64_t found = 0;
   for (; p->bucket < j->end; p->bucket++, p->near = 0) {
     int64_t first = j->left.start[p->bucket], last = j->left.start[p->bucket + 1];
@@ -137,22 +91,21 @@ EXPORT int64_t matching_join(const join *j, place *p, int simd) {
         if (found + (to - from) > j->room) return found;
         int64_t i = first + p->row;
         uint64_t key = j->left.keys[i] ^ j->mirror;
-        int64_t begin = j->same && other == p->bucket ? i + 1 : from;
-#if defined(FOR_AVX2)
-        if (simd == AVX2) compare_avx2(j, &found, key, j->left.ids[i], begin, to);
-        else
-#endif
-          compare_plain(j, &found, key, j->left.ids[i], begin, to);
+        int64_t k = j->same && other == p->bucket ? i + 1 : from;
+        /* Eight at a time, which compilers make one: hardly ever is one of them near. */
+        for (; k + LANES <= to; k += LANES)
+          if (is_any_near(key, j->right.keys + k, j->radius))
+            for (int lane = 0; lane < LANES; lane++) compare_one(j, &found, key, i, k + lane);
+        for (; k < to; k++) compare_one(j, &found, key, i, k);
       }
     }
   }
-  (void)simd;
   return found;
 }
 
 /* ---- Proof ---- */
 
-enum { LANES = 8, LARGEST = 64, COARSEST = 16, UNKNOWNS = 6 };
+enum { LARGEST = 64, COARSEST = 16, UNKNOWNS = 6 };
 
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -344,80 +297,84 @@ BODY void compare(const float *a, const float *b, int side, const fit *f, float 
   *fine = squared_correlation(&high);
 }
 
-BODY void halve(const float *from, int side, float *to) {
-  for (int y = 0; y < side / 2; y++)
-    for (int x = 0; x < side / 2; x++) {
-      const float *p = from + 2 * y * side + 2 * x;
-      to[y * side / 2 + x] = ((p[0] + p[1]) + (p[side] + p[side + 1])) / 4;
-    }
-}
-
-/* Registers two pictures of `side` samples, from coarse to fine, and compares them. What is plainly
- * another picture is left where that is seen. */
-BODY void prove(const float *a, const float *b, int side, float *out) {
-  static const int steps_of[] = {6, 5, 4};
-  pyramid first, second;
-  memcpy(first.samples[0], a, sizeof *a * (size_t)(side * side));
-  memcpy(second.samples[0], b, sizeof *b * (size_t)(side * side));
-  int levels = 1;
-  for (int at = side; at > COARSEST; at /= 2, levels++) {
-    halve(first.samples[levels - 1], at, first.samples[levels]);
-    halve(second.samples[levels - 1], at, second.samples[levels]);
-  }
-  fit f = {1, 0, 1, 0, 1, 0};
-  for (int i = 0; i < levels; i++) {
-    const float *p = first.samples[levels - 1 - i], *q = second.samples[levels - 1 - i];
-    int at = COARSEST << i;
-    for (int step = 0; step < steps_of[i] && improve(p, q, at, &f); step++) continue;
-    compare(p, q, at, &f, &out[6], &out[7]);
-    if (out[6] < 0.36f) break;
-  }
-  memcpy(out, &f, sizeof f);
-}
-
-BODY void load(const uint16_t *cells, int side, int divisor, int mirrored, float *out) {
+/* Reads a picture of `side` samples, and halves it down to the coarsest; returns how many there are. */
+BODY int load(const uint16_t *cells, int side, int divisor, int mirrored, pyramid *out) {
   for (int y = 0; y < side; y++)
     for (int x = 0; x < side; x++)
-      out[y * side + x] =
+      out->samples[0][y * side + x] =
           (float)cells[y * side + (mirrored ? side - 1 - x : x)] / (float)divisor - 128;
+  int levels = 1;
+  for (; side > COARSEST; side /= 2, levels++)
+    for (int y = 0; y < side / 2; y++)
+      for (int x = 0; x < side / 2; x++) {
+        const float *p = out->samples[levels - 1] + 2 * y * side + 2 * x;
+        float four = (p[0] + p[1]) + (p[side] + p[side + 1]);
+        out->samples[levels][y * side / 2 + x] = four / 4;
+      }
+  return levels;
 }
 
-BODY void prove_all(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored, int64_t num,
-                    int side, int divisor, float *out) {
-  float first[LARGEST * LARGEST], second[LARGEST * LARGEST];
+/* Registers pictures from coarse to fine, and compares them. What is plainly another picture is left
+ * where that is seen. */
+BODY void prove_all(const uint16_t *a, const uint16_t *b, int mirrored, int64_t num, int side,
+                    int divisor, float *out) {
+  static const int steps_of[] = {6, 5, 4};
+  pyramid first, second;
   for (int64_t i = 0; i < num; i++, a += side * side, b += side * side, out += 8) {
-    load(a, side, divisor, mirrored[i], first);
-    load(b, side, divisor, 0, second);
-    prove(first, second, side, out);
+    load(a, side, divisor, mirrored, &first);
+    int levels = load(b, side, divisor, 0, &second);
+    fit f = {1, 0, 1, 0, 1, 0};
+    for (int k = 0; k < levels; k++) {
+      const float *p = first.samples[levels - 1 - k], *q = second.samples[levels - 1 - k];
+      int at = COARSEST << k;
+      for (int step = 0; step < steps_of[k] && improve(p, q, at, &f); step++) continue;
+      compare(p, q, at, &f, &out[6], &out[7]);
+      if (out[6] < 0.36f) break;
+    }
+    memcpy(out, &f, sizeof f);
   }
 }
 
-static void prove_anywhere(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored,
-                           int64_t num, int side, int divisor, float *out) {
-  prove_all(a, b, mirrored, num, side, divisor, out);
-}
+/* ---- What is called ---- */
 
 #if defined(FOR_AVX2)
-FOR_AVX2 static void prove_avx2(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored,
-                                int64_t num, int side, int divisor, float *out) {
+FOR_AVX2 static int64_t join_avx2(const join *j, place *p) { return join_all(j, p); }
+
+FOR_AVX512 static int64_t join_avx512(const join *j, place *p) { return join_all(j, p); }
+
+FOR_AVX2 static void prove_avx2(const uint16_t *a, const uint16_t *b, int mirrored, int64_t num,
+                                int side, int divisor, float *out) {
   prove_all(a, b, mirrored, num, side, divisor, out);
 }
 #endif
 
-/* Registers pairs of pictures of 16, 32 or 64 samples a side, of which `divisor` parts are a grey
- * level. Writes 8 numbers for each: the fit, and the two correlations, with their signs and squared.
- */
-EXPORT void matching_prove(const uint16_t *a, const uint16_t *b, const uint8_t *mirrored,
-                           int64_t num, int side, int divisor, float *out, int simd) {
+/* Writes pairs from a place on, until the end or until room for the next row may be short; moves the
+ * place there. Returns the number of pairs. `room` must be at least the largest bucket. */
+EXPORT int64_t matching_join(const join *j, place *p, int simd) {
 #if defined(FOR_AVX2)
-  if (simd == AVX2) {
+  if (simd == AVX512) return join_avx512(j, p);
+  if (simd == AVX2) return join_avx2(j, p);
+#endif
+  (void)simd;
+  return join_all(j, p);
+}
+
+/* Registers pairs of pictures of 16, 32 or 64 samples a side, of which `divisor` parts are a grey
+ * level; the left ones turned round first where they are `mirrored`. Writes 8 numbers for each: the
+ * fit, and the two correlations, with their signs and squared. */
+EXPORT void matching_prove(const uint16_t *a, const uint16_t *b, int mirrored, int64_t num, int side,
+                           int divisor, float *out, int simd) {
+#if defined(FOR_AVX2)
+  if (simd == AVX2 || simd == AVX512) {
     prove_avx2(a, b, mirrored, num, side, divisor, out);
     return;
   }
 #endif
   (void)simd;
-  prove_anywhere(a, b, mirrored, num, side, divisor, out);
+  prove_all(a, b, mirrored, num, side, divisor, out);
 }
 
 /* Returns the best of these kinds of vector code that this processor has. */
-EXPORT int matching_best(void) { return is_supported(AVX2) ? AVX2 : PLAIN; }
+EXPORT int matching_best(void) {
+  return is_supported(AVX512) ? AVX512 : is_supported(AVX2) ? AVX2 : PLAIN;
+}

@@ -6,15 +6,10 @@ import csv
 import io
 from collections.abc import Sequence
 
-from imagenet_prep.matching.groups import Group, excluded
+from imagenet_prep.matching.groups import Group
 
 PAIRS, PAGE = "pairs.csv", "duplicates.html"
 HEADER = ("group", "split", "key", "class_index", "kind", "distance", "kept")
-
-
-def exclude_name(split: str) -> str:
-    """Returns the name of the list of a split's keys that are not kept."""
-    return f"exclude-{split}.txt"
 
 
 def pairs(groups: Sequence[Group]) -> bytes:
@@ -23,13 +18,13 @@ def pairs(groups: Sequence[Group]) -> bytes:
     lines = csv.writer(text)
     lines.writerow(HEADER)
     for number, group in enumerate(groups, start=1):
-        for each in group.members:
+        for each in group:
             kept = "yes" if each.kept else "no"
             what = (each.split, each.key, each.class_index, each.kind, each.distance, kept)
             lines.writerow((number, *what))
     return text.getvalue().encode()
 
 
-def exclude(groups: Sequence[Group], split: str) -> bytes:
-    """Returns the keys of a split that are not kept, one a line."""
-    return "".join(f"{key}\n" for key in excluded(groups, split)).encode()
+def excluded(groups: Sequence[Group], split: str) -> list[str]:
+    """Returns the keys of a split that are not kept, in order."""
+    return sorted(m.key for group in groups for m in group if m.split == split and not m.kept)

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.matching import hashes, in_file
+from imagenet_prep.matching import hashes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.dataset.samples import Sample
 
-# Pages of files stay in memory until this many pictures have been looked at.
-_LOOKED_AT = 1 << 16
-
 
 class Piece(Protocol):
     """Pictures that lie together: a shard of a set, or a class of a source. Picklable."""
-
-    @property
-    def name(self) -> str:
-        """A digest of what they are; their rows are kept by it."""
 
     @property
     def split(self) -> str:
@@ -34,10 +27,6 @@ class Piece(Protocol):
     @property
     def other(self) -> bool:
         """Whether they are of the set that --against names."""
-
-    @property
-    def where(self) -> str:
-        """How messages call it."""
 
     def samples(self) -> Iterator[Sample]:
         """Yields the line of each picture, in order."""
@@ -98,18 +87,21 @@ class Pictures:
           scratch: an empty folder for what does not stay in memory.
 
         Raises:
-          DataDamagedError: a file of rows has another length than its table.
+          DataDamagedError: a file of rows is longer than its table.
         """
         self.pieces, self._rows = pieces, rows
         found, others, counts = [], [], [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
-            for piece, table, path in zip(pieces, tables, rows, strict=True):
-                kept = np.fromfile(path, hashes.ROW)
-                if len(kept) != len(table.width):
+            for table, path in zip(tables, rows, strict=True):
+                read = np.fromfile(path, hashes.ROW)
+                # What could not be read has a row of zeros, or none behind the last that could.
+                kept = np.zeros(len(table.width), hashes.ROW)
+                if len(read) > len(kept):
                     raise DataDamagedError(
-                        f"{path}: {len(kept):,} rows, {piece.where} has {len(table.width):,} "
-                        "images. Remove that file, then run the same command again."
+                        f"{path}: {len(read):,} rows of {len(kept):,} images. Remove that file, "
+                        "then run the same command again."
                     )
+                kept[: len(read)] = read
                 found.append(table)
                 shown = (hashes.judged(kept), hashes.may_be_judged(kept))
                 others.append((kept["sound"] > 0, *shown, kept["means"].copy()))
@@ -121,12 +113,11 @@ class Pictures:
         self.sound, self.judged, self.may_be_judged, self.means = (
             np.concatenate(each) for each in zip(*others, strict=True)
         )
+        shape = (len(self), *hashes.ROW["whole"].shape)
         self.whole, self.window = (
-            in_file.opened(scratch / name, (len(self), hashes.ROW["whole"].shape[0]))
+            np.memmap(scratch / name, np.uint64, "r", shape=shape) if len(self) else np.empty(shape)
             for name in ("whole", "window")
         )
-        self._small: dict[int, npt.NDArray[Any]] = {}
-        self._looked_at = 0
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -153,12 +144,6 @@ class Pictures:
         for group in np.split(order, np.flatnonzero(np.diff(pieces[order])) + 1):
             if len(group):
                 piece = int(pieces[group[0]])
-                if piece not in self._small:
-                    self._small[piece] = np.memmap(self._rows[piece], hashes.ROW, "r")
-                found[group] = self._small[piece]["small"][numbers[group] - self.starts[piece]]
-        self._looked_at += len(numbers)
-        if self._looked_at > _LOOKED_AT:
-            self._looked_at = 0
-            for each in (*self._small.values(), self.whole, self.window):
-                in_file.forget(each)
+                rows = np.memmap(self._rows[piece], hashes.ROW, "r")
+                found[group] = rows["small"][numbers[group] - self.starts[piece]]
         return found

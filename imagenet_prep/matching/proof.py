@@ -33,7 +33,7 @@ LEAST_SCALE, MOST_OUTSIDE = 0.87, 0.03
 def scores(
     left: npt.NDArray[Any],
     right: npt.NDArray[Any],
-    mirrored: npt.NDArray[np.bool_],
+    mirrored: bool,
     divisor: int,
     simd: int | None = None,
 ) -> npt.NDArray[np.float32]:
@@ -41,48 +41,38 @@ def scores(
 
     Args:
       left, right: [n, side, side] of pictures, of 16, 32 or 64 samples a side.
-      mirrored: whether the left one is turned round first.
+      mirrored: whether the left ones are turned round first.
       divisor: how many parts of a sample are a grey level.
       simd: vector code to use, as simd.h numbers it; all of them make the same numbers.
     """
     one, other = (np.ascontiguousarray(each, np.uint16) for each in (left, right))
-    turned = np.ascontiguousarray(mirrored, np.uint8)
     found = np.empty((len(one), 8), np.float32)
     kernels.library().matching_prove(
-        *(one.ctypes.data, other.ctypes.data, turned.ctypes.data, len(one), one.shape[-1]),
+        *(one.ctypes.data, other.ctypes.data, mirrored, len(one), one.shape[-1]),
         *(divisor, found.ctypes.data, kernels.best() if simd is None else simd),
     )
     return found
 
 
 def proven(
-    left: npt.NDArray[np.uint16],
-    right: npt.NDArray[np.uint16],
-    mirrored: npt.NDArray[np.bool_],
-    least_side: npt.NDArray[np.integer[Any]],
-) -> npt.NDArray[np.bool_]:
-    """Returns which pairs of pictures are one.
+    left: npt.NDArray[np.uint16], right: npt.NDArray[np.uint16], mirrored: bool, least_side: int
+) -> bool:
+    """Returns whether two pictures are one.
 
     Args:
-      left, right: [n, 64, 64], their means in sixteenths.
+      left, right: [64, 64], their means in sixteenths.
       mirrored: whether the left one is turned round first.
       least_side: pixels of the shortest side of both.
     """
-    found = np.zeros(len(left), bool)
-    for tiny in (False, True):
-        at = np.flatnonzero((least_side < _LEAST_PIXELS) == tiny)
-        one, other, turned = left[at], right[at], mirrored[at]
-        if tiny:
-            seen = scores(_halved(one), _halved(other), turned, 4 * likeness.SIXTEENTHS)
-            found[at] = _are_one(seen, LEAST_WHOLE, LEAST_FINE_OF_TINY, MOST_OUTSIDE)
-        else:
-            seen = scores(one, other, turned, likeness.SIXTEENTHS)
-            found[at] = _are_one(seen, LEAST_WHOLE, LEAST_FINE, MOST_OUTSIDE)
-    return found
+    divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
+    if least_side < _LEAST_PIXELS:
+        left, right, divisor, fine = _halved(left), _halved(right), 4 * divisor, LEAST_FINE_OF_TINY
+    found = scores(left[None], right[None], mirrored, divisor)
+    return bool(_are_one(found, LEAST_WHOLE, fine, MOST_OUTSIDE)[0])
 
 
 def likely(
-    left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], mirrored: npt.NDArray[np.bool_]
+    left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], mirrored: bool
 ) -> npt.NDArray[np.bool_]:
     """Returns for which pairs of small pictures a proof is worth its while."""
     return _are_one(scores(left, right, mirrored, 1), LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE)
@@ -90,8 +80,8 @@ def likely(
 
 def _halved(means: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
     """Returns the sums of four cells each."""
-    side = means.shape[-1] // 2
-    return np.asarray(means.reshape(-1, side, 2, side, 2).sum(axis=(2, 4), dtype=np.uint16))
+    side = len(means) // 2
+    return np.asarray(means.reshape(side, 2, side, 2).sum(axis=(1, 3), dtype=np.uint16))
 
 
 def _are_one(

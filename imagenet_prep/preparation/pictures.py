@@ -10,12 +10,13 @@ import contextlib
 import functools
 import hashlib
 import io
+import itertools
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -39,6 +40,20 @@ _STAGE = "hashes"
 FOLDER = f"{naming.WORK}/{_STAGE}-{hashes.DEFINITION[:16]}"
 _MAX_LINE_BYTES = 64
 _MOST_TABLE_BYTES = 1 << 30
+
+
+class Seen(NamedTuple):
+    """What is kept of an image.
+
+    Attributes:
+      number: of it in its piece; those between that cannot be read have no row.
+      row: `hashes.ROW`.
+      line: of the table, of an image that has none yet.
+    """
+
+    number: int
+    row: bytes
+    line: Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -65,26 +80,9 @@ class ShardPiece:
         """Yields the lines of the shard's table."""
         return tables.rows(self.store, self.shard)
 
-    def seen(self, problems: Problems) -> Iterator[tuple[bytes, Sample | None]]:
-        """Yields the row of each record; what is damaged is told to `problems`."""
-        at = 0
-        with contextlib.suppress(GivenUpError):
-            for number, where, encoded in self._images(problems):
-                for _ in range(at, number):  # records before it that are damaged
-                    yield hashes.NOTHING, None
-                at = number + 1
-                try:
-                    made = hashes.of(encoded)
-                except BadImageError as error:
-                    made = hashes.NOTHING
-                    problems.add(f"{where}: {error}")
-                yield made, None
-        for _ in range(at, self.shard.examples):
-            yield hashes.NOTHING, None
-
-    def _images(self, problems: Problems) -> Iterator[tuple[int, str, bytes]]:
-        """Yields number, place and image of each sound record."""
-        with self.store.opened(self.shard.name) as opened:
+    def seen(self, problems: Problems) -> Iterator[Seen]:
+        """Yields what is kept of each sound record; what is damaged is told to `problems`."""
+        with self.store.opened(self.shard.name) as opened, contextlib.suppress(GivenUpError):
             try:
                 for record in tfrecord.read_records(opened, self.where, problems.add):
                     where = f"{self.where}: record {record.number} at byte {record.offset:,}"
@@ -92,10 +90,9 @@ class ShardPiece:
                         raise DataDamagedError(f"{where}: more records than its manifest says")
                     try:
                         encoded = bytes(example.decode(record.payload, self.lacks).encoded)
-                    except DataDamagedError as error:
+                        yield Seen(record.number, hashes.of(encoded))
+                    except (DataDamagedError, BadImageError) as error:
                         problems.add(f"{where}: {error}")
-                        continue
-                    yield record.number, where, encoded
             except DataDamagedError as error:
                 problems.add(error)
 
@@ -167,23 +164,22 @@ class SourcePiece:
         data = self.kept.read(name, most=_MOST_TABLE_BYTES)
         return samples.parse(io.BytesIO(data), self.kept.where(name))
 
-    def seen(self, problems: Problems) -> Iterator[tuple[bytes, Sample | None]]:
-        """Yields row and line of each image that can be decoded."""
-        reader = self.source.images
+    def seen(self, problems: Problems) -> Iterator[Seen]:
+        """Yields what is kept of each image that can be decoded."""
+        reader, numbers = self.source.images, itertools.count()
         reader.will_need(self._members.values())
         for member in self._members.values():
             data = reader.read(member)
             try:
-                made = hashes.of(data)
+                row = hashes.of(data)
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):
                     problems.add(f"{self.task.part}: {member.key}: {error}")
                 continue
             with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data)) as opened:
-                size = opened.size
-            stored = (len(data), *size, hashlib.sha256(data).hexdigest())
-            what = (samples.KEPT, "")
-            yield made, Sample._make((member.key, member.class_index, *stored, *what, *stored))
+                stored = (len(data), *opened.size, hashlib.sha256(data).hexdigest())
+            line = Sample(member.key, member.class_index, *stored, samples.KEPT, "", *stored)
+            yield Seen(next(numbers), row, line)
 
     def read(self, number: int) -> bytes:
         """Returns an image that the table lists."""
@@ -279,11 +275,12 @@ def _hash(kept: Store, piece: AnyPiece) -> engine.Result[Hashed]:
     with removed_on_failure(path):
         lines = samples.Table(table)
         with new_file(path) as file:
-            for row, sample in piece.seen(problems):
-                examples += 1
+            for number, row, line in piece.seen(problems):
+                file.write(bytes(len(row) * (number - examples)))
                 file.write(row)
-                if sample is not None:
-                    lines.append(sample)
+                examples = number + 1
+                if line is not None:
+                    lines.append(line)
         outputs = [engine.Output(path, f"{FOLDER}/{piece.name}.rows")]
         if isinstance(piece, SourcePiece):
             other = kept.temporary()

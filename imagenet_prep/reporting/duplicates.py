@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.reporting import pictures
@@ -13,13 +13,6 @@ from imagenet_prep.reporting.render import render
 # A page of so many groups has 20 MB at most.
 _MOST_GROUPS, _MOST_PICTURES = 300, 6
 _SIDE, _QUALITY = 224, 70
-
-
-class Shown(NamedTuple):
-    """A picture of a group, a `matching.groups.Member`, with its data URI; empty without one."""
-
-    member: Any
-    picture: str
 
 
 def page(
@@ -39,7 +32,7 @@ def page(
     """
     ordered = sorted(groups, key=lambda group: len({each.wnid for each in group}) < 2)
     shown = [
-        [Shown(each, _picture(read(each.number))) for each in group[:_MOST_PICTURES]]
+        [(each, _picture(read(each.number))) for each in group[:_MOST_PICTURES]]
         for group in ordered[:_MOST_GROUPS]
     ]
     return render(

@@ -147,6 +147,7 @@ def test_no_verb_at_work_opens_anything_of_the_current_folder(
         ("export", sound, "--out", tmp_path / "train.rec", "--split", "train"),
         ("bench-read", sound, "--batch-size", "2", "--seconds", "1"),
         ("report", "--compare", sound, sound, "--out", tmp_path / "comparison.html"),
+        ("duplicates", sound, "--out", tmp_path / "found", *one),
     )
     with opened(planted) as seen:
         ended = {words[0]: command.run(*words, cwd=planted) for words in verbs}

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "resize to": ("resize", "-i", "sound", "-o", "set", "--short-side", "16", *ONE),
     "adopt": ("adopt", "set", "--allow-subset", *ONE),
     "adopt again": ("adopt", "set", "--rewrite", "--out", "out", "--allow-subset", *ONE),
+    "duplicates": ("duplicates", "set", "--out", "found", *ONE),
 }
 # They refuse a folder that has a manifest.
 WITHOUT_MANIFEST = ("adopt", "adopt again")

@@ -31,6 +31,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "adopt": ("adopt", "set", "--allow-subset", "--workers", "1"),
     "report": ("report", "set", "--workers", "1"),
     "compare": ("report", "--compare", "sound", "set", "--out", "page.html"),
+    "duplicates": ("duplicates", "set", "--against", "sound", "--out", "found", "--workers", "1"),
 }
 # In `make test` each verb meets a sixth of the manifests, and each manifest a verb or two.
 PARTS = 6

@@ -14,7 +14,7 @@ from imagenet_prep.codec import likeness
 from imagenet_prep.matching import hashes, kernels, proof
 from tests.kit.codec import corpus
 
-AS_IS, MIRRORED = np.array([False]), np.array([True])
+AS_IS, MIRRORED = False, True
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +26,13 @@ def means(picture: Image.Image) -> np.ndarray:
     return likeness.means_of_pixels(np.asarray(picture.convert("L")))[None]
 
 
-def is_one(one: Image.Image, other: Image.Image, mirrored: np.ndarray = AS_IS) -> bool:
+def is_one(one: Image.Image, other: Image.Image, mirrored: bool = AS_IS) -> bool:
     left, right = means(one), means(other)
     small = [hashes.row(each[0])["small"][None] for each in (left, right)]
     likely = proof.likely(*small, mirrored)
-    proven = proof.proven(left, right, mirrored, np.array([min(*one.size, *other.size)]))
-    assert likely[0] or not proven[0], "the first look lets through all that is proven"
-    return bool(proven[0])
+    proven = proof.proven(left[0], right[0], mirrored, min(*one.size, *other.size))
+    assert likely[0] or not proven, "the first look lets through all that is proven"
+    return proven
 
 
 def test_variants_are_proven_and_others_are_not(pictures: list[Image.Image]) -> None:
@@ -67,9 +67,9 @@ def test_the_fit_says_where_a_crop_lies(pictures: list[Image.Image]) -> None:
 def test_flat_pictures_prove_nothing() -> None:
     flat, other = np.full((1, 32, 32), 9, np.uint16), np.full((1, 32, 32), 200, np.uint16)
     for right in (flat, other):
-        wide = [np.kron(each, np.full((1, 2, 2), 16, np.uint16)) for each in (flat, right)]
+        wide = [np.kron(each[0], np.full((2, 2), 16, np.uint16)) for each in (flat, right)]
         for side in (20, 200):
-            assert not proof.proven(*wide, AS_IS, np.array([side]))[0]
+            assert not proof.proven(*wide, AS_IS, side)
         found = proof.scores(flat, right, AS_IS, 1)
         assert np.isfinite(found).all()
         assert not proof.likely(flat, right, AS_IS)[0]
@@ -82,16 +82,16 @@ def test_flat_pictures_prove_nothing() -> None:
     side=st.sampled_from([16, 32, 64]),
     noise=st.sampled_from([0, 1, 30, 4000]),
     shift=st.integers(-3, 3),
+    mirrored=st.booleans(),
 )
 def test_vector_code_makes_the_numbers_of_the_plain_code(
-    seed: int, side: int, noise: int, shift: int
+    seed: int, side: int, noise: int, shift: int, mirrored: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 4080, (3, side // 4, side // 4))
     left = np.kron(coarse, np.ones((1, 4, 4), np.int64))
     right = np.roll(left, shift, axis=2) + rng.integers(-noise, noise + 1, left.shape)
     right = np.clip(right, 0, 4080)
-    mirrored = np.array([False, True, False])
 
     plain, vector = (proof.scores(left, right, mirrored, 16, simd) for simd in (0, kernels.best()))
 

@@ -19,7 +19,7 @@ from tests.kit.miniature import Miniature, miniature_for_tests
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
-TASKS = ["download", "prepare", "verify", "replicate", "report", "train"]
+TASKS = ["download", "prepare", "verify", "duplicates", "replicate", "report", "train"]
 FLAGS = ["--train-shards=4", "--validation-shards=2"]
 SECRET = "open-sesame-7f3a"
 HOSTILE = '/data/it\'s "one" $(touch owned); rm -rf `pwd` {{ params.out }} --json\n数据'
@@ -302,6 +302,7 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, f
         "download": ("skipped", 1),
         "prepare": ("success", 4),
         "verify": ("success", 2),
+        "duplicates": ("skipped", 1),
         "replicate": ("failed", 1),
         "report": ("upstream_failed", 0),
         "train": ("upstream_failed", 0),
@@ -309,6 +310,25 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, f
     error = "imagenet-prep: replicate has failed: twice so to say (exit code 3)"
     assert f"AirflowFailException: {error}" in ended.log
     assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
+
+
+def test_a_picture_in_two_splits_ends_the_run_where_that_is_asked_for(
+    airflow: Airflow, fake: Fake
+) -> None:
+    fake.ends(duplicates=[0, 3])
+    found = airflow.test(out=str(fake.out), duplicates="find")
+    assert found.tasks["duplicates"] == ("success", 1)
+    assert found.xcoms["duplicates.duplicates"] == f"{fake.out}-duplicates"
+
+    ended = airflow.test(out=str(fake.out), duplicates="cross")
+
+    assert ended.tasks["duplicates"] == ("failed", 1)
+    assert ended.tasks["replicate"] == ("upstream_failed", 0)
+    words = ["duplicates", str(fake.out), f"--out={fake.out}-duplicates"]
+    assert [call for call in fake.calls if call[0] == "duplicates"] == [
+        [*words, "--workers=0"],
+        [*words, "--fail-on=cross", "--workers=0"],
+    ]
 
 
 def test_a_missing_program_is_named_and_not_tried_again(airflow: Airflow) -> None:

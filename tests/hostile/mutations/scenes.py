@@ -29,6 +29,7 @@ from tests.kit.warm import PROGRAM
 _ONE = ("--workers", "1")
 _FEW = ("--train-shards", "2", "--validation-shards", "1", "--short-side", "24", "--allow-subset")
 _PREPARE = ("prepare", "--source", "source", "--out", "out", *_FEW, *_ONE)
+_DUPLICATES = ("duplicates", "--source", "source", "--splits", "train", "--out", "found", *_ONE)
 _READ = "tests.hostile.readers:read"
 SHARD = "train-00000-of-00002"
 
@@ -107,6 +108,7 @@ def _set(stage: Stage) -> None:
     shutil.copytree(given / "out", given / "sound")
     stage.run("verify", "out", "--if-changed", *_ONE)
     stage.run("replicate", "out", "--to", "copy", "--connections", "1")
+    stage.run("duplicates", "out", "--out", "found", *_ONE)
     (given / "keys.txt").write_text(
         "".join(f"{image.key}\n" for image in stage.mini.images if image.kind == "plain")
         or stage.mini.images[0].key
@@ -136,10 +138,22 @@ _NOTED = (
     "receipt of a shard",
     "receipt of an archive",
 )
+_HASHED = (
+    *("manifest", "class list", "shard", "index file"),
+    *("table of samples", "hashes", "receipt of hashes"),
+)
 
 _SETS = Scene(
     _set,
-    {**_OF_SET, "list of keys": "keys.txt", "archive": "source/*train.tar"},
+    {
+        **_OF_SET,
+        "list of keys": "keys.txt",
+        "archive": "source/*train.tar",
+        "table of samples": "out/samples/*",
+        "hashes": "out/.work/hashes-*/*.rows",
+        "receipt of hashes": "out/.work/hashes-*/receipts/*",
+        "found pairs": "found/*",
+    },
     {
         "verify manifest": Verb(("verify", "out", "--level", "manifest", *_ONE), _PARTS),
         "verify": Verb(("verify", "out", *_ONE), _PARTS),
@@ -155,6 +169,12 @@ _SETS = Scene(
         "show": Verb(("show", f"out/{SHARD}"), ("shard",)),
         "show json": Verb(("show", f"out/{SHARD}", "--json", "--limit", "3"), ("shard",)),
         "show image": Verb(("show", f"out/{SHARD}", "--image", "0", "--out", "0.jpg"), ("shard",)),
+        "duplicates": Verb(
+            ("duplicates", "out", "--out", "found", *_ONE), (*_HASHED, "found pairs")
+        ),
+        "duplicates against": Verb(
+            ("duplicates", "sound", "--against", "out:validation", "--out", "found", *_ONE), _HASHED
+        ),
         "export": Verb(("export", "out", "--out", "train"), _PARTS),
         "replicate from": Verb(("replicate", "out", "--to", "new", "--connections", "1"), _PARTS),
         "replicate onto": Verb(("replicate", "sound", "--to", "out", "--connections", "1"), _PARTS),
@@ -358,6 +378,7 @@ def _source(
         {
             "prepare": Verb((*_PREPARE, *more)),
             "prepare dry run": Verb((*_PREPARE, "--dry-run", *more)),
+            "duplicates": Verb(_DUPLICATES),
             **verbs,
         },
     )

@@ -17,7 +17,7 @@ KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
 # What the split of a picture of the other set begins with.
 AGAINST = "against:"
 # Evaluation comes before training: who has tested on a picture may not have trained on it.
-_FIRST = (schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
+_FIRST = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
 
 
 class Union:

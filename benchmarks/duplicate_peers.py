@@ -12,7 +12,7 @@ import random
 import shutil
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -74,8 +74,9 @@ def compare(paths: Sequence[Path], peers_venv: Path | None, workers: int) -> Non
             row = _ours(folder, workers) if name == OURS else _peer(name, folder, peers_venv)
             lines.append([name, *_figures(row, kinds)])
             measure.say(" ".join(lines[-1]))
-            for one, other in sorted(_false(row.pairs))[:20] if name == OURS else ():
-                measure.say(f"  {_photograph(one, chosen)} and {_photograph(other, chosen)}")
+            if name == OURS:
+                for (one, other), number in Counter(_false(row.pairs)).items():
+                    measure.say(f"  {number:,} of {chosen[one].name} and {chosen[other].name}")
     header = ["", "s", "CPU s", "PSS MB", "RSS MB", *COLUMNS, "all", "precision", "pairs"]
     print(measure.machine())
     print(measure.table(header, lines))
@@ -94,13 +95,10 @@ def _figures(row: Row, kinds: dict[str, str]) -> Iterator[str]:
     yield f"{len(row.pairs):,}"
 
 
-def _false(pairs: Iterable[Pair]) -> set[Pair]:
-    """Returns the pairs of two photographs."""
-    return {(one, other) for one, other in pairs if one[:5] != other[:5]}
-
-
-def _photograph(name: str, chosen: Sequence[Path]) -> str:
-    return f"{chosen[int(name[:5])].name} ({name})"
+def _false(pairs: Iterable[Pair]) -> list[tuple[int, int]]:
+    """Returns the two photographs of each pair that has two."""
+    numbers = ((int(one[:5]), int(other[:5])) for one, other in pairs)
+    return [(one, other) for one, other in numbers if one != other]
 
 
 def _ours(folder: Path, workers: int) -> Row:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import duplicates
+from benchmarks import duplicate_peers, duplicates
 from tests.kit.codec import corpus
 
 
@@ -30,6 +30,17 @@ def test_planted_variants_are_found(photographs: Path, capsys: pytest.CaptureFix
     assert "4 photographs of both; 0.00% are not judged" in found
     for kind in ("re-encoded, q50", "resized, 0.5", "grey", "CMYK", "mirrored"):
         assert f"| {kind} | 1.0000 | 0 of 4 missed |" in found
+
+
+def test_planted_variants_are_found_beside_the_peers(
+    photographs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    duplicate_peers.compare(sorted(photographs.iterdir()), None, workers=1)
+
+    row = capsys.readouterr().out.splitlines()[-1].split("|")
+    assert row[1].strip() == "imagenet-prep"
+    assert float(row[-3]) == 1  # no false pair
+    assert int(row[-2]) >= 4
 
 
 def test_joins_and_tables_find_all_that_is_planted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,10 @@ class Pictures:
         )
         shape = (len(self), *hashes.ROW["whole"].shape)
         self.whole, self.window = (
-            np.memmap(scratch / name, np.uint64, "r", shape=shape) if len(self) else np.empty(shape)
+            # An empty file cannot be mapped.
+            np.memmap(scratch / name, np.uint64, "r", shape=shape)
+            if len(self)
+            else np.empty(shape, np.uint64)
             for name in ("whole", "window")
         )
 

@@ -355,6 +355,22 @@ def test_a_run_that_is_killed_goes_on(copied: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "pairs.csv").read_bytes() == whole
 
 
+def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        (tmp_path / "source" / name / "1.jpg").write_bytes(b"no image")
+
+    result = command.run(
+        *("duplicates", "--source", tmp_path / "source", "--splits", "train"),
+        *("--out", tmp_path / "out"),
+    )
+
+    assert result.code == 3
+    assert "cats/1.jpg" in result.out
+    assert "2 problems, listed above" in result.err
+    assert rows(tmp_path / "out") == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

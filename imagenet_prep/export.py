@@ -14,7 +14,7 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
@@ -145,8 +145,9 @@ def _format(config: Config, source: Source, splits: Sequence[str]) -> tuple[Form
     if config.to == FOLDER:
         from imagenet_prep.exporting.folder import Folder, takes_any_case
 
+        labels = source.small_file(splits[0], naming.LABELS).decode()
         any_case = not is_remote(config.out) and takes_any_case(Path(config.out).expanduser())
-        return Folder(wnids, config.allow_empty_class, any_case), config.out, ""
+        return Folder(wnids, labels, config.allow_empty_class, any_case), config.out, ""
     if config.to == TFDS:
         from imagenet_prep.exporting.tfds import Tfds
 

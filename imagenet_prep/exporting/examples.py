@@ -13,6 +13,7 @@ import numpy.typing as npt
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
+from imagenet_prep.sources import tfrecords
 from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 
@@ -92,6 +93,11 @@ class Source:
         if name not in self._opened:
             self._opened[name] = Records(self.root, name)
         return self._opened[name]
+
+    def small_file(self, split: str, name: str) -> bytes:
+        """Returns a file beside the shards; raises ManifestError where it is another."""
+        store = LocalStore(self.root)
+        return tfrecords.small_file(store, self.split(split).manifest, name)
 
     def close(self) -> None:
         """Closes its shards."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.exporting.examples import Example, Part, Source, name_of
 from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format
+from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.read.names import Names
+from imagenet_prep.sources.folder import SYNSET_MAPPING
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,11 +37,13 @@ class Folder(Format):
 
     Attributes:
       wnids: by class index.
+      labels: the set's labels.txt.
       allow_empty_class: a class without an image in a split gets an empty folder there.
       any_case: the place takes names for one that differ in their case alone.
     """
 
     wnids: tuple[str, ...]
+    labels: str
     allow_empty_class: bool = False
     any_case: bool = False
     file_an_image = True
@@ -111,6 +114,12 @@ class Folder(Format):
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
         for each in examples:
             yield Piece(f"{top}/{each.wnid}/{each.name}", each.encoded, each.sha256)
+
+    def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
+        """Returns the class list as Kaggle has it: `prepare` numbers the same classes by it."""
+        if not all(map(keys.WNID.fullmatch, self.wnids)):
+            return {}
+        return {SYNSET_MAPPING: self.labels.encode()}
 
 
 def takes_any_case(folder: Path) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.exporting.examples import Example, Part
+from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
@@ -24,6 +26,13 @@ class Parquet(Format):
     """
 
     wnids: tuple[str, ...]
+
+    def refuse(self, source: Source, parts: Sequence[Part]) -> None:  # noqa: ARG002
+        """As for `Format`: without pyarrow nothing is written."""
+        if importlib.util.find_spec("pyarrow") is None:
+            raise UsageError(
+                "--to parquet needs pyarrow. Run: pip install 'imagenet-prep[parquet]'"
+            )
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields what pyarrow writes, a group of rows at a time."""

@@ -13,8 +13,6 @@ from imagenet_prep.dataset import naming, tfds_record, tfrecord
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
-from imagenet_prep.sources import tfrecords
-from imagenet_prep.storage.folder import LocalStore
 
 # tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
 _IMAGENET, _VERSION = "imagenet2012", "5.1.0"
@@ -48,8 +46,7 @@ class Tfds(Format):
         records = source.split(split)
         if records.manifest.classes.official and not records.manifest.edition:
             return cls(_IMAGENET, _VERSION, records.wnids)
-        store = LocalStore(source.root)
-        info = canonical.loads(tfrecords.small_file(store, records.manifest, naming.TFDS_INFO))
+        info = canonical.loads(source.small_file(split, naming.TFDS_INFO))
         name, version = (re.sub(r"[^\w.]", "_", str(info[key])) for key in ("name", "version"))
         return cls(name, version, records.wnids)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import export
+from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
-from pipelines import prepare
 from tests.kit import layouts
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.tfrecords import plain

@@ -13,9 +13,9 @@ import pytest
 from imagenet_prep import export
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import recordio, tfrecord
+from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
-from pipelines import prepare
 from tests.commands.export.conftest import FLAGS, exported
 from tests.kit import command, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from imagenet_prep.read.records import Records
 
-# The folders that `prepare` and most programs expect.
-FOLDERS = {schema.TRAIN: "train", schema.VALIDATION: "val", schema.HOLDOUT: schema.HOLDOUT}
+# The folders of splits that `prepare` and most programs expect under another name than ours.
+FOLDERS = {schema.VALIDATION: "val"}
 # torchvision/datasets/folder.py, IMG_EXTENSIONS: files that are called otherwise are passed over.
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -109,7 +109,7 @@ class Folder(Format):
 
         The name of a folder ends with a slash.
         """
-        top = FOLDERS[part.split]
+        top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
         for each in examples:

@@ -176,6 +176,8 @@ def test_keys_of_tars_are_told_apart_and_grouped_by_their_first_dot() -> None:
         assert not key.startswith("__")
 
 
+# webdataset leaves the closing of files to Python.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("reader", ["tarfile", "webdataset"])
 def test_tars_hold_every_image_with_its_class(
     official: Path, photographs: Path, tmp_path: Path, reader: str

@@ -15,6 +15,7 @@ from tests.kit import command, evaluation_sets
 from tests.kit.dataset import contents
 from tests.kit.evaluation_sets import WNIDS, Made, by_wnid, put
 from tests.kit.http_server import serve
+from tests.kit.s3_server import BUCKET, S3Server
 
 SOME = {WNIDS[700]: 3, WNIDS[2]: 2, WNIDS[999]: 1}
 SUBSET = "--allow-subset"
@@ -94,6 +95,21 @@ def test_a_set_is_the_same_from_every_archive(
         prepare(put(made.files, tmp_path / container, "imagenet-r", container), out)
 
     assert shards(out) == shards(prepared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("container", ["tar", "zip"])
+def test_a_set_is_the_same_from_a_bucket(
+    made: Made, prepared: Path, container: str, s3: S3Server, tmp_path: Path
+) -> None:
+    archive = put(made.files, tmp_path / "up", "imagenet-r", container)
+    s3.client().upload_file(str(archive), BUCKET, f"archives/{container}/{archive.name}")
+    for source in ("", archive.name):
+        place = f"s3://{BUCKET}/archives/{container}/{source}".rstrip("/")
+        out = tmp_path / f"from {source}"
+        done = command.run("prepare", "--source", place, "--out", out, SUBSET, env=s3.environment)
+        assert done.code == 0, done
+        assert shards(out) == shards(prepared)
 
 
 def test_other_counts_end_a_run(made: Made, tmp_path: Path) -> None:

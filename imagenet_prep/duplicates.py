@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, parse
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
@@ -232,10 +232,15 @@ def _takes_notes(store: Store) -> bool:
     from imagenet_prep.preparation import pictures
 
     try:
-        store.write(f"{pictures.FOLDER}/definition", b"")
+        if store.as_folder is None:
+            store.write(f"{pictures.FOLDER}/definition", b"")
+            return True
+        with store.lock():
+            return True
+    except BusyError:
+        raise
     except ImagenetPrepError:
         return False
-    return True
 
 
 def _tell(what: str) -> None:

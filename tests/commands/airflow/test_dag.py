@@ -80,6 +80,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
         "short_side": 100,
         "prepare_flags": FLAGS,
         "verify_level": "decode",
+        "duplicates": "find",
         "replicate_to": str(replica),
     }
     ended = airflow.test(**conf)
@@ -92,6 +93,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     digest = json.loads((out / "dataset.json").read_bytes())["digest"]
     for task in ("prepare", "verify", "replicate"):
         assert ended.xcoms[f"{task}.digest"] == digest
+    assert (weird_tmp_path / "out-duplicates" / "pairs.csv").exists()
     page = out / "report.html"
     assert ended.xcoms["report.report"] == str(page)
     assert ended.xcoms["report.bytes"] == page.stat().st_size > 100_000

@@ -6,9 +6,10 @@ sorted on the disk, since 14 million of them do not fit into memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
-from imagenet_prep.dataset import merkle
+from imagenet_prep.dataset import merkle, samples
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import runs
@@ -24,7 +25,7 @@ def root_of(store: Store, split: Split) -> str:
       StoreError: it cannot be read.
       IncompleteError: the disk for temporary files is full.
     """
-    return _root(entry for shard in split.shards for entry in tables.entries(store, shard))
+    return _root(itertools.chain.from_iterable(tables.each(samples.entries, store, split.shards)))
 
 
 def samples_root(samples: Iterable[Sample]) -> str:

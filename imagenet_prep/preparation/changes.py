@@ -282,7 +282,7 @@ def _changes_in(
     taken, emptied = [], []
     found = tables.each(samples.heads, store, split.shards)
     for number, (shard, heads) in enumerate(zip(split.shards, found, strict=True)):
-        named = {key: class_index for key, class_index, _ in heads if key in wanted}
+        named = {key: class_index for class_index, key, _ in heads if key in wanted}
         taken += [key for key in named if key in new]
         change = ShardChange(
             shard,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import naming, samples
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.dataset.samples import Made, Sample
+from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.store import Readable
@@ -20,18 +21,19 @@ from imagenet_prep.storage.store import Readable
 # Of all shards, a table up to this size is read ahead whole; ImageNet-21K's in 1,024 shards have
 # half of it. A larger one comes as it is used.
 _AHEAD_BYTES = 8 << 20
+Made = TypeVar("Made")
 Parse = Callable[[Iterable[bytes], str], Iterator[Made]]
 Opened = contextlib.AbstractContextManager[BinaryIO]
 
 
-def rows(store: Readable, shard: Shard) -> Iterator[Sample]:
+def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterator[Sample]:
     """Yields the samples of a shard in the order of its records; proven and raising as `lines`."""
-    return _parsed(samples.parse, store, shard, partial(store.opened, _name(shard)))
+    return _parsed(partial(samples.parse, num_classes=num_classes), store, shard)
 
 
-def heads(store: Readable, shard: Shard) -> Iterator[tuple[str, int, bytes]]:
+def heads(store: Readable, shard: Shard, num_classes: int) -> Iterator[Head]:
     """Yields the beginnings of the lines, see `samples.heads`; as `rows` does."""
-    return _parsed(samples.heads, store, shard, partial(store.opened, _name(shard)))
+    return _parsed(partial(samples.heads, num_classes=num_classes), store, shard)
 
 
 def each(parse: Parse[Made], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Made]]:
@@ -56,7 +58,7 @@ def lines(store: Readable, shard: Shard) -> Iterator[bytes]:
       DataDamagedError: it is not the table that the manifest names.
       StoreError: it cannot be read.
     """
-    return _lines(store, shard, partial(store.opened, _name(shard)))
+    return _lines(store, shard)
 
 
 def _name(shard: Shard) -> str:
@@ -73,15 +75,21 @@ def _begun(store: Readable, shard: Shard) -> Opened:
 
 
 def _parsed(
-    parse: Parse[Made], store: Readable, shard: Shard, opened: Callable[[], Opened]
+    parse: Parse[Made],
+    store: Readable,
+    shard: Shard,
+    begun: Callable[[], Opened] | None = None,
 ) -> Iterator[Made]:
-    return parse(_lines(store, shard, opened), store.where(_name(shard)))
+    return parse(_lines(store, shard, begun), store.where(_name(shard)))
 
 
-def _lines(store: Readable, shard: Shard, opened: Callable[[], Opened]) -> Iterator[bytes]:
+def _lines(
+    store: Readable, shard: Shard, begun: Callable[[], Opened] | None = None
+) -> Iterator[bytes]:
+    """As `lines`, of a table that is already in memory perhaps: `begun` returns it."""
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
     try:
-        with opened() as file:
+        with begun() if begun else store.opened(_name(shard)) as file:
             found = samples.read_lines(as_file(hashed(file, [digest])))
             for number, line in enumerate(found):
                 if number > shard.examples:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.dataset import example, keys, manifest, naming, tfrecord
 from imagenet_prep.dataset.manifest import Manifest, Shard
-from imagenet_prep.dataset.samples import HEADER, Sample
+from imagenet_prep.dataset.samples import HEADER, Sample, entry
 
 
 def sha256(of: object) -> str:
@@ -82,7 +82,7 @@ def _with_table(root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes
             key = keys.key_of(shard.name.partition("-")[0], image.wnid, image.filename)
             row = Sample(key, image.stored_label - offset, *stored, "kept", "", *stored)
             lines.append(row.line)
-            leaves[key.encode()] = row.leaf
+            leaves[key.encode()] = entry(row.head).split(b"\0")[1][:-1]
     table = b"".join(lines)
     (root / naming.samples_name(shard.name)).write_bytes(table)
     digest = hashlib.sha256(table).hexdigest()

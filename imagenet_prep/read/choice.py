@@ -70,27 +70,36 @@ class Choice:
         return asked
 
     def numbers(self, records: Records) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the chosen examples of a split, sorted.
+        """Returns the numbers of the chosen examples of a split, sorted; raises as `of_each`."""
+        (chosen,) = self.of_each([records])
+        return chosen
+
+    def of_each(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
+        """Returns the numbers of the chosen examples of each of some splits of a set, sorted.
 
         Raises:
           UsageError: nothing is chosen, a class or key is unknown, or the set has no names.
           ImagenetPrepError: as for `Names.of`.
         """
+        where = f"{' and '.join(records.split for records in splits)} of {splits[0].root}"
+        lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
+        chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
+        for each in lists:
+            each.refuse_unknown(where)
+        if not any(map(len, chosen)):
+            raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
+        return chosen
+
+    def _chosen(self, records: Records, lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.root}"
         if records.placement.nodes > 1:
             raise UsageError(f"{where} is {records.placement}: choose examples of a whole set")
         if schema.FILENAME in records.manifest.lacks and self.asked().keys() - {"classes", "remap"}:
             raise UsageError(f"{where}: its records name no files, so only classes can be chosen")
-        lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
         heads, parts = iter(Names(records)), []
         while block := list(itertools.islice(heads, _BLOCK)):
             parts.append(self._among(block, lists))
-        for each in lists:
-            each.refuse_unknown(where)
-        chosen = np.concatenate(parts)
-        if not chosen.any():
-            raise UsageError(f"{where}: no example of it is chosen. Choose more, or all.")
-        return np.flatnonzero(chosen)
+        return np.concatenate(parts)
 
     def _among(self, heads: Sequence[Head], lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
         """Returns which of some examples are chosen."""

@@ -233,7 +233,6 @@ def test_objectnet_is_read_by_its_mapping(container: str, tmp_path: Path) -> Non
     assert {key: index for key, (index, _) in images(source).items()} == made.class_of
     assert source.evaluation is not None
     assert source.evaluation.answers == {WNIDS[409]: [WNIDS[409], WNIDS[530]]}
-    assert source.evaluation.border == 1
     assert dict(source.parts[0].ignored)["of other objects"] == 2
 
 

@@ -68,6 +68,14 @@ class Reader:
         return self._feed.class_numbers
 
     @property
+    def present(self) -> tuple[int, ...]:
+        """The class indices of which the split has examples, sorted."""
+        counts = self.manifest.splits[self._feed.records.split].examples_per_class
+        return tuple(
+            n for n, number in enumerate(self.class_numbers) if any(counts[number : number + 1])
+        )
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The WNID of each class index."""
         return tuple(self._feed.records.wnids[number] for number in self.class_numbers)

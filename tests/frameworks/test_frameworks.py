@@ -169,7 +169,7 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     assert [row["epoch"] for row in rows(ended(python, *program, "1"))] == [0]
     own = tmp_path / "own.csv"
     own.write_text(f"key,class\n{wnid(3)}/{wnid(3)}_67.JPEG,0 1 2 3\n")
-    lines, table = re.split("^(?=set )", ended(python, *program, "3", "--labels", own), flags=re.M)
+    lines, table = re.split("(?m)^(?=set )", ended(python, *program, "3", "--labels", own))
     more = rows(lines)
     # Of both ranks together, as the last epoch counts.
     shares = [line.split()[1:3] + line.split()[-2:] for line in table.splitlines()[1:3]]

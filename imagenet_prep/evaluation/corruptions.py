@@ -9,29 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.dataset.keys import CORRUPTIONS
 
 # Top-1 error of AlexNet, the mean of five severities, by which Hendrycks & Dietterich divide
 # ("Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", 2019). The
 # digits are those of public evaluation scripts, where they also stand severity by severity.
-ALEXNET_ERRORS = {
-    "gaussian_noise": 0.886428,
-    "shot_noise": 0.894468,
-    "impulse_noise": 0.922640,
-    "defocus_blur": 0.819880,
-    "glass_blur": 0.826268,
-    "motion_blur": 0.785948,
-    "zoom_blur": 0.798360,
-    "snow": 0.866816,
-    "frost": 0.826572,
-    "fog": 0.819324,
-    "brightness": 0.564592,
-    "contrast": 0.853204,
-    "elastic_transform": 0.646056,
-    "pixelate": 0.717840,
-    "jpeg_compression": 0.606500,
-}
-# Those of extra.tar are no part of mCE.
-_ALL = (*ALEXNET_ERRORS, "gaussian_blur", "saturate", "spatter", "speckle_noise")
+ALEXNET_ERRORS = dict(
+    zip(
+        CORRUPTIONS,
+        (
+            *(0.886428, 0.894468, 0.922640, 0.819880, 0.826268),
+            *(0.785948, 0.798360, 0.866816, 0.826572, 0.819324),
+            *(0.564592, 0.853204, 0.646056, 0.717840, 0.606500),
+        ),
+        strict=False,  # the others are no part of mCE
+    )
+)
 SEVERITIES = ("1", "2", "3", "4", "5")
 
 
@@ -49,10 +42,10 @@ def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
     groups = defaultdict(list)
     for number, key in enumerate(keys):
         groups[tuple(key.split("/", 2)[:2])].append(number)
-    if not groups.keys() <= {(name, severity) for name in _ALL for severity in SEVERITIES}:
+    if not groups.keys() <= {(name, severity) for name in CORRUPTIONS for severity in SEVERITIES}:
         return None
     found: dict[str, Json] = {}
-    for name in _ALL:
+    for name in CORRUPTIONS:
         numbers = {each: groups[name, each] for each in SEVERITIES if (name, each) in groups}
         of_each = {each: 1 - float(right[there].mean()) for each, there in numbers.items()}
         mean = sum(of_each.values()) / len(SEVERITIES)

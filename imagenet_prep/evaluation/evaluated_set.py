@@ -18,7 +18,7 @@ from imagenet_prep.storage.store import Readable, open_readable
 
 Integers = npt.NDArray[np.int64]
 # The first of these that a set has is evaluated.
-SPLITS = ("test", schema.VALIDATION, schema.HOLDOUT)
+SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)
 # See `_refuse_other_order`.
 _LEAST_PAIRS, _LEAST_CLASSES = 20, 5
 
@@ -33,7 +33,7 @@ class EvaluatedSet:
       keys: in the order of the records.
       number_of: the number of each key in this order.
       class_index: [images], the labels of the data set.
-      present: the class indices that the split has images of.
+      present: the class indices that the split has images of, or that are right for some.
     """
 
     def __init__(self, name: str) -> None:
@@ -58,9 +58,20 @@ class EvaluatedSet:
         self.keys = [key for key, _ in heads]
         self.number_of = {key: number for number, key in enumerate(self.keys)}
         self.class_index = np.array([class_index for _, class_index in heads], np.int64)
-        self.present = np.unique(self.class_index).tolist()
-        if self.present[-1] >= self.num_classes:
+        self.present = self.manifest.present(split, [wnid for wnid, _ in rows])
+        if self.class_index.max(initial=0) >= self.num_classes:
             raise UsageError(f"{name}: its tables name classes that its class list lacks")
+
+    @property
+    def pairs(self) -> Integers:
+        """[labels, 2] number of an image, and a class that the data set calls right for it."""
+        number, index = np.arange(len(self.keys)), self._index
+        pairs = [np.stack([number, self.class_index], 1)]
+        for wnid, right in self.manifest.answers.items():
+            of_class = number[self.class_index == index.get(wnid)]
+            known = [index[each] for each in right if each in index]
+            pairs += [np.stack([of_class, np.full_like(of_class, each)], 1) for each in known]
+        return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
         """Returns the class indices that a list gives to images here, by number of the image.

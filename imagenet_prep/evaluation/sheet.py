@@ -96,7 +96,7 @@ class Sheet:
                 "network would choose among these alone cannot be told from five classes an image: "
                 "`train --evaluate --also` and evaluation.score of all scores tell it."
             )
-        pairs = {DATASET: np.stack([np.arange(len(own)), own], 1)}
+        pairs = {DATASET: there.pairs}
         for of, labels in self.labels[name].items():
             flat = [(number, each) for number, classes in labels.items() for each in classes]
             pairs[of] = np.array(flat, np.int64).reshape(-1, 2)

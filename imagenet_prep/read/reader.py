@@ -71,10 +71,8 @@ class Reader:
     @property
     def present(self) -> tuple[int, ...]:
         """The class indices of which the split has examples, sorted."""
-        counts = self.manifest.splits[self._feed.records.split].examples_per_class
-        return tuple(
-            n for n, number in enumerate(self.class_numbers) if any(counts[number : number + 1])
-        )
+        there = self.manifest.present(self._feed.records.split, self._feed.records.wnids)
+        return tuple(n for n, number in enumerate(self.class_numbers) if number in there)
 
     @property
     def classes(self) -> tuple[str, ...]:

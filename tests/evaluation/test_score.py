@@ -41,7 +41,7 @@ def scores_of(*likeliest: Sequence[int]) -> Any:
 
 def test_scores_are_counted_among_all_classes_and_among_those_of_the_set(tmp_path: Path) -> None:
     scores = scores_of([0], [5, 1], [5, 6, 8, 9, 4, 2], [3, 4, 5, 6, 8, 0, 7])
-    table = score(scores, small(tmp_path / "set", "holdout"))
+    table = score(scores, small(tmp_path / "set", "test"))
 
     assert shares(table) == [("dataset", 4, 0.25, 0.5, 10), ("dataset", 4, 0.75, 1.0, 4)]
     first = table.rows[0]
@@ -194,9 +194,18 @@ def test_keys_give_the_order(tmp_path: Path) -> None:
     assert score(scores, place, keys=["b/2", "b/1", "a/2", "a/1"]).rows[0].top1 == 1
 
 
+def test_any_class_of_an_object_is_right_and_is_chosen_among(tmp_path: Path) -> None:
+    """ObjectNet's: images of class 1 may be called 4, too."""
+    answers = {wnid(1): [wnid(1), wnid(4)], "n99999999": [wnid(2), "n99999998"]}
+    heads = [("a/1", 1), ("a/2", 1), ("b/1", 6)]
+    place = write_names(tmp_path / "o", heads, num_classes=10, split="test", answers=answers)
+    table = score(scores_of([4], [1], [9, 4, 6]), place)
+    assert shares(table) == [("dataset", 3, 2 / 3, 1.0, 10), ("dataset", 3, 2 / 3, 1.0, 4)]
+
+
 def test_sets_that_cannot_be_scored_say_why(tmp_path: Path) -> None:
     heads = [("a/1", 0), ("a/2", 1)]
-    odd = write_names(tmp_path / "o", heads, edition="imagenet-o", split="holdout")
+    odd = write_names(tmp_path / "o", heads, edition="imagenet-o", split="test")
     with pytest.raises(UsageError, match="is ImageNet-O: its images are of none of the classes"):
         score(np.zeros((2, 1000)), odd)
     train = write_names(tmp_path / "t", heads, split="train")
@@ -230,7 +239,7 @@ def test_corruption_errors_are_shares_of_alexnets(tmp_path: Path, missing: str |
     indices[:, 0] = [
         label if is_right else 9 - label for (_, label), is_right in zip(heads, right, strict=True)
     ]
-    place = write_names(tmp_path / "c", heads, num_classes=10, split="holdout")
+    place = write_names(tmp_path / "c", heads, num_classes=10, split="test")
     table = score(indices, place)
 
     found = table.corruptions[str(place)]

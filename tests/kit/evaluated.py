@@ -33,6 +33,7 @@ def write_names(
     num_classes: int = 1000,
     split: str = "validation",
     edition: str = "",
+    answers: dict[str, list[str]] | None = None,
 ) -> Path:
     """Writes manifest, class list and tables; of shards, which nobody reads, only the names.
 
@@ -40,7 +41,7 @@ def write_names(
       root: folder to create.
       heads: key and class index of each image, dealt out to two shards.
       num_classes: 1,000 are ILSVRC2012's.
-      split, edition: of the manifest.
+      split, edition, answers: of the manifest.
     """
     wnids = OFFICIAL if num_classes == 1000 else tuple(map(wnid, range(num_classes)))
     labels = "".join(f"{name} thing\n" for name in wnids).encode()
@@ -71,6 +72,7 @@ def write_names(
         repaired={},
         files=[File(naming.LABELS, len(labels), _sha256(labels))],
         edition=edition,
+        answers=answers or {},
     )
     (root / naming.MANIFEST).write_bytes(made.dumps())
     return root

@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 # The first of these that a set has is evaluated.
 SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)
 # See `_refuse_other_order`.
-_LEAST_PAIRS, _LEAST_CLASSES = 20, 5
+_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200
 
 
 class EvaluatedSet:
@@ -103,15 +103,19 @@ class EvaluatedSet:
         """Refuses numbers that mean the classes of the set in another order, as ILSVRC2012_IDs do.
 
         Of two images of one class, such a list says one number too, but hardly ever the class's
-        own. A list that merely disagrees with the set is taken.
+        own; and where there are hardly two, no two classes have one number. A list that merely
+        disagrees with the set is taken.
         """
         single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
         number, said = np.array(single, np.int64).reshape(-1, 2).T
         own = self.class_index[number]
         wrong = np.flatnonzero(own != said)
-        together, of_said, of_own = map(_pairs, (own * self.num_classes + said, said, own))
-        moved = 2 * len(wrong) > len(own) and 2 * together > max(of_said, of_own, 2 * _LEAST_PAIRS)
-        if moved and len(np.unique(own)) >= _LEAST_CLASSES:
+        columns = own * self.num_classes + said, said, own
+        kinds = [len(np.unique(column)) for column in columns]
+        together, *alone = map(_pairs, columns)
+        moved = kinds[2] >= _LEAST_CLASSES and 2 * together > max(*alone, 2 * _LEAST_PAIRS)
+        one_to_one = min(kinds) == max(kinds) >= _MANY_CLASSES
+        if 2 * len(wrong) > len(own) and (moved or one_to_one):
             was, wanted = said[wrong[0]], own[wrong[0]]
             raise UsageError(
                 f"{name}: its numbers are the classes of {self.name} in another order, as "

@@ -141,6 +141,21 @@ def test_real_is_of_ilsvrcs_classes_alone(tmp_path: Path) -> None:
         score(scores_of([0], [1]), place, labels=[tmp_path / "real.json"])
 
 
+def test_ilsvrc_ids_are_recognised_by_an_image_a_class(tmp_path: Path) -> None:
+    place = write_names(tmp_path / "set", [(f"a/{n}", n) for n in range(1000)])
+    path, rng = tmp_path / "list", random.Random(7)
+    for ids, is_order in (
+        (rng.sample(range(1000), 1000), True),
+        (rng.choices(range(1000), k=1000), False),
+    ):
+        path.write_text("key,class\n" + "".join(f"a/{n},{each}\n" for n, each in enumerate(ids)))
+        if is_order:
+            with pytest.raises(UsageError, match="in another order, as ILSVRC2012_IDs are"):
+                score(np.zeros((1000, 5), int), place, labels=[path])
+        else:
+            assert score(np.zeros((1000, 5), int), place, labels=[path]).rows[1].images == 1000
+
+
 @pytest.mark.parametrize("form", ["csv", "real"])
 def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -> None:
     """Trap: reassessed-imagenet#4. An ID is another number for the class, always the same one."""

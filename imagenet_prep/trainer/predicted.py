@@ -43,10 +43,8 @@ class Predicted:
     def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
         """Takes the number in the class list of each class index, and those that the split has."""
         self._comm = comm
-        self._class_numbers, self._present = (
-            np.asarray(class_numbers),
-            np.asarray(present, np.int64),
-        )
+        self._class_numbers = np.asarray(class_numbers)
+        self._present = np.asarray(present, np.int64)
         self._found: list[Prediction] = []
         self._within: list[list[int]] = []
 

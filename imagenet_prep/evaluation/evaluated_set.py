@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,7 @@ import numpy.typing as npt
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.flags import absolute
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import class_list, manifest, naming, placement, schema
+from imagenet_prep.dataset import class_list, manifest, naming, placement, samples, schema
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.evaluation.label_list import LabelList
 from imagenet_prep.storage import tables
@@ -50,17 +52,13 @@ class EvaluatedSet:
         # A class may be called by a number: its name counts first.
         self._index = {str(number): number for number in range(len(rows))}
         self._index |= {wnid: number for number, (wnid, _) in enumerate(rows)}
-        heads = [
-            head[:2]
-            for shard in self.manifest.splits[split].shards
-            for head in tables.heads(place, shard)
-        ]
-        self.keys = [key for key, _ in heads]
+        parse = partial(samples.heads, num_classes=len(rows))
+        each = tables.each(parse, place, self.manifest.splits[split].shards)
+        heads = list(itertools.chain.from_iterable(each))
+        self.keys = [key for _, key, _ in heads]
         self.number_of = {key: number for number, key in enumerate(self.keys)}
-        self.class_index = np.array([class_index for _, class_index in heads], np.int64)
+        self.class_index = np.array([class_index for class_index, *_ in heads], np.int64)
         self.present = self.manifest.present(split, [wnid for wnid, _ in rows])
-        if self.class_index.max(initial=0) >= self.num_classes:
-            raise UsageError(f"{name}: its tables name classes that its class list lacks")
 
     @property
     def pairs(self) -> Integers:

@@ -52,10 +52,18 @@ class Output(NamedTuple):
 
 
 class Result(NamedTuple, Generic[AnyContent]):
-    """What a task's function returns: the content of its receipt, and files to publish."""
+    """What a task's function returns.
+
+    Attributes:
+      content: of its receipt.
+      outputs: files to publish.
+      settle: called before that, while the next task runs: it leaves on the disk what the task has
+        written beside these files.
+    """
 
     content: AnyContent
     outputs: tuple[Output, ...] = ()
+    settle: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,26 +200,28 @@ class Stage(Generic[AnyTask, AnyContent]):
         except ValueError:
             return None
 
-    def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Sequence[Output]]:
-        """Does one task; returns its receipt and files. Errors have a note with its name."""
+    def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Result[AnyContent]]:
+        """Does one task; returns its receipt and its result. Errors have a note with its name."""
         start = time.time()
         with _named(task):
-            content, outputs = self.function(task)
-            listed = [Published(each.name, each.temporary.stat().st_size) for each in outputs]
+            made = self.function(task)
+            listed = [Published(each.name, each.temporary.stat().st_size) for each in made.outputs]
         seconds = round(time.time() - start, 3)
         worker = f"{_PROCESS}/{threading.current_thread().name}"
-        return Receipt(listed, round(start, 3), seconds, worker, content), outputs
+        return Receipt(listed, round(start, 3), seconds, worker, made.content), made
 
     def publish(
-        self, task: AnyTask, made: tuple[Receipt[AnyContent], Sequence[Output]]
+        self, task: AnyTask, made: tuple[Receipt[AnyContent], Result[AnyContent]]
     ) -> Receipt[AnyContent]:
         """Publishes what `make` has returned; returns the receipt.
 
         The receipt is published before its files. So every visible file has its receipt, and a
         receipt without its files is no finished task.
         """
-        receipt, outputs = made
+        receipt, (_, outputs, settle) = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
+            if settle is not None:
+                settle()
             self.store.write(self._receipt(task.name), receipt.dumps())
             for output in outputs:
                 self.store.publish(*output)

@@ -57,7 +57,8 @@ class Work:
         with removed_on_failure(*(output.temporary for output in made.outputs)):
             sums = [Piece(self.sums(part), "".join(made.sums).encode())]
             outputs = made.outputs + files.write_few(self.store, sums).outputs
-        return engine.Result(Written(len(part.numbers), made.num_bytes, len(made.sums)), outputs)
+        written = Written(len(part.numbers), made.num_bytes, len(made.sums))
+        return engine.Result(written, outputs, made.settle)
 
 
 @dataclass(frozen=True)

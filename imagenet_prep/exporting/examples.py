@@ -140,8 +140,9 @@ def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]
     store = LocalStore(records.root)
     for shard, group in itertools.groupby(map(int, numbers), lambda n: records.place(n)[0]):
         # To its end, where it is proven.
-        table = list(tables.heads(store, records.shards[shard], images=True))
+        there, num_classes = records.shards[shard], len(records.wnids)
+        table = list(tables.heads(store, there, num_classes, images=True))
         first = records.numbers_of(shard).start
         for number in group:
-            key, class_index, image = table[number - first]
+            class_index, key, image = table[number - first]
             yield key, class_index, image.rpartition(b",")[2].decode()

@@ -69,7 +69,8 @@ class Folder(Format):
         wanted[chosen] = True
         there, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
         odd = []
-        for place, (class_index, key) in enumerate(itertools.compress(Names(records), wanted)):
+        heads = itertools.compress(Names(records), wanted)
+        for place, (class_index, key, _) in enumerate(heads):
             there[class_index] = True
             hashed[place] = hash(self._path(class_index, key))
             if not _is_found(f"{self.wnids[class_index]}/{name_of(key)}"):
@@ -82,8 +83,8 @@ class Folder(Format):
         values, counts = np.unique(hashed, return_counts=True)
         if len(values) < len(hashed):
             twice = {*values[counts > 1].tolist()}
-            names = itertools.compress(Names(records), wanted)
-            same = [key for index, key in names if hash(self._path(index, key)) in twice]
+            heads = itertools.compress(Names(records), wanted)
+            same = [key for index, key, _ in heads if hash(self._path(index, key)) in twice]
             raise UsageError(
                 f"{where}: these names would be one file there: {some(same)}. Choose a disk that "
                 "tells capital letters from small ones, another format, or --exclude one of them."

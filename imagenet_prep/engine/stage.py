@@ -44,26 +44,21 @@ class Output(NamedTuple):
       temporary: the file.
       name: relative to the data set.
       sha256: of what was written to it, where that is known.
+      settle: called before it gets its name, while the next task runs: it leaves on the disk what
+        the task has written beside it.
     """
 
     temporary: Path
     name: str
     sha256: str | None = None
+    settle: Callable[[], None] | None = None
 
 
 class Result(NamedTuple, Generic[AnyContent]):
-    """What a task's function returns.
-
-    Attributes:
-      content: of its receipt.
-      outputs: files to publish.
-      settle: called before that, while the next task runs: it leaves on the disk what the task has
-        written beside these files.
-    """
+    """What a task's function returns: the content of its receipt, and files to publish."""
 
     content: AnyContent
     outputs: tuple[Output, ...] = ()
-    settle: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -200,31 +195,31 @@ class Stage(Generic[AnyTask, AnyContent]):
         except ValueError:
             return None
 
-    def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Result[AnyContent]]:
-        """Does one task; returns its receipt and its result. Errors have a note with its name."""
+    def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Sequence[Output]]:
+        """Does one task; returns its receipt and files. Errors have a note with its name."""
         start = time.time()
         with _named(task):
-            made = self.function(task)
-            listed = [Published(each.name, each.temporary.stat().st_size) for each in made.outputs]
+            content, outputs = self.function(task)
+            listed = [Published(each.name, each.temporary.stat().st_size) for each in outputs]
         seconds = round(time.time() - start, 3)
         worker = f"{_PROCESS}/{threading.current_thread().name}"
-        return Receipt(listed, round(start, 3), seconds, worker, made.content), made
+        return Receipt(listed, round(start, 3), seconds, worker, content), outputs
 
     def publish(
-        self, task: AnyTask, made: tuple[Receipt[AnyContent], Result[AnyContent]]
+        self, task: AnyTask, made: tuple[Receipt[AnyContent], Sequence[Output]]
     ) -> Receipt[AnyContent]:
         """Publishes what `make` has returned; returns the receipt.
 
         The receipt is published before its files. So every visible file has its receipt, and a
         receipt without its files is no finished task.
         """
-        receipt, (_, outputs, settle) = made
+        receipt, outputs = made
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
-            if settle is not None:
-                settle()
             self.store.write(self._receipt(task.name), receipt.dumps())
-            for output in outputs:
-                self.store.publish(*output)
+            for temporary, name, sha256, settle in outputs:
+                if settle is not None:
+                    settle()
+                self.store.publish(temporary, name, sha256)
         return receipt
 
     def note(self, error: Exception) -> None:

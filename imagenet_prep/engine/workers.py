@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, errors, program, turns
-from imagenet_prep.engine.stage import AnyTask, Receipt, Result, Stage
+from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 
 THREADS = "threads"
 PROCESSES = "processes"
@@ -185,7 +185,7 @@ def done(stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask]) -> Iterator[Done]
         published and the next not be made. What was made before is published.
     """
 
-    def publish(task: AnyTask, made: tuple[Receipt[Any], Result[Any]]) -> Done:
+    def publish(task: AnyTask, made: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         return Done(task, stage.publish(task, made), new=True)
 
     # The disk, or the server, gets the result of one task while the next task runs.

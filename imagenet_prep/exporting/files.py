@@ -38,7 +38,7 @@ class Made(NamedTuple):
       num_bytes: of all of them.
       sums: a line for each, as sha256sum writes it.
       outputs: those that are still to be published.
-      settle: as for `engine.Result`.
+      settle: as for `engine.Output`, of these files.
     """
 
     num_bytes: int

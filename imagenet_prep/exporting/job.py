@@ -56,9 +56,9 @@ class Work:
             made = files.write_few(self.store, pieces)
         with removed_on_failure(*(output.temporary for output in made.outputs)):
             sums = [Piece(self.sums(part), "".join(made.sums).encode())]
-            outputs = made.outputs + files.write_few(self.store, sums).outputs
+            (listed,) = files.write_few(self.store, sums).outputs
         written = Written(len(part.numbers), made.num_bytes, len(made.sums))
-        return engine.Result(written, outputs, made.settle)
+        return engine.Result(written, (*made.outputs, listed._replace(settle=made.settle)))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def run(job: Job) -> Json:
             lines = itertools.chain(lines, [line.encode()])
         sums = f"{job.called}SHA256SUMS"
         (output,) = files.write_few(store, (Piece(sums, each) for each in lines)).outputs
-        store.publish(*output)
+        store.publish(output.temporary, sums, output.sha256)
         done = job.receipt(written, sums, str(output.sha256))
         store.write(f"{job.called}export.json", canonical.dumps(done))
     return done

@@ -50,7 +50,7 @@ class AmendWork:
         """Returns what is written, and the files of the shard."""
         left_out: list[Incident] = []
         write = self.writes[split_of(change.name)]
-        content, outputs, _ = write(change.name, self._in_order(change, left_out))
+        content, outputs = write(change.name, self._in_order(change, left_out))
         # Most of its records have no known origin, so it names none.
         content = replace(content, incidents=[*content.incidents, *left_out], origins=[])
         return engine.Result(content, outputs)

@@ -102,7 +102,7 @@ class RewriteWork:
                 not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
                 yield member, data
 
-        written, outputs, _ = self.write(shard.name, images())
+        written, outputs = self.write(shard.name, images())
         source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.total())
         content = RewrittenShard(
             **vars(written) | {"incidents": [*written.incidents, *left_out]},

@@ -107,6 +107,19 @@ def test_lists_of_labels_are_shown_where_they_disagree(
     assert 'id="labels"' not in written(small.out)
 
 
+def test_a_damaged_set_gets_its_page_with_labels_too(
+    copy: Path, tmp_path: Path, written: Report
+) -> None:
+    (table,) = sorted(copy.glob("samples/validation-*.csv"))[:1]
+    flip_bit(table, table.stat().st_size - 30)
+    own = tmp_path / "own.csv"
+    own.write_text("key,class\nILSVRC2012_val_00000001.JPEG,0\n")
+    page = written(copy, "--labels", own)
+    assert verdict(page).startswith("Damaged")
+    assert table.name in verdict(page)
+    assert 'id="labels"' not in page
+
+
 def test_figures_of_training_are_shown_where_they_are_given(
     small: Demo, training: Path, written: Report
 ) -> None:

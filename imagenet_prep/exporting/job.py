@@ -159,6 +159,7 @@ def run(job: Job) -> Json:
     stage = engine.Stage("export", digest, store, work, Written)
     images = sum(len(part.numbers) for part in parts)
     with store.lock():
+        _refuse_others(job, mark, digest)
         store.local.remove_temporaries()
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
@@ -181,7 +182,7 @@ def run(job: Job) -> Json:
         (output,) = files.write_few(store, (Piece(sums, each) for each in lines)).outputs
         store.publish(output.temporary, sums, output.sha256)
         done = job.receipt(written, sums, str(output.sha256))
-        store.write(f"{job.called}export.json", canonical.dumps(done))
+        store.write(job.called + naming.EXPORT, canonical.dumps(done))
     return done
 
 

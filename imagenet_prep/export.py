@@ -42,7 +42,8 @@ class Config(Settings):
         RECORDIO,
         choices=(RECORDIO, TORCH),
         help="recordio is MXNet's, as im2rec.py writes it; torch: the weights of a run's last "
-        "checkpoint as safetensors, with the names and the layout of torchvision's ResNets",
+        "checkpoint as safetensors, with the names and the layout of torchvision's ResNets, or of "
+        "examples/tiny.py",
     )
     split: str = flag(
         schema.TRAIN,
@@ -107,7 +108,7 @@ def export_weights(config: Config) -> Json:
     """Writes the weights of a run's last checkpoint and returns the summary.
 
     Raises:
-      UsageError: there is no run, or torchvision has no such network.
+      UsageError: there is no run, or its network is none that PyTorch can have.
       DataDamagedError: no checkpoint is sound.
       StoreError, IncompleteError: the file cannot be written, or the disk is full.
     """
@@ -124,10 +125,27 @@ def export_weights(config: Config) -> Json:
         "out": config.out,
         "model": run["model"],
         "classes": run["num_classes"],
+        "image_size": run["image_size"],
         "checkpoint": checkpoint.name(found.step),
         "tensors": len(named),
         "bytes": num_bytes,
     }
+
+
+def _how_to_load(out: str, summary: Json) -> str:
+    """Returns what was written, and the lines of Python that read it."""
+    from imagenet_prep.trainer import torchvision
+
+    model, classes = summary["model"], summary["classes"]
+    made = f"torchvision.models.{model}(num_classes={classes})"
+    if model == torchvision.TINY:
+        made = f"Tiny({classes}, image_size={summary['image_size']})  # of examples/tiny.py"
+    return (
+        f"{out}: {model} of {counted(classes, 'class')}, from {summary['checkpoint']}, "
+        f"{human_bytes(summary['bytes'])} of safetensors\n"
+        f"  model = {made}\n"
+        f"  model.load_state_dict(safetensors.torch.load_file({out!r}))"
+    )
 
 
 @contextlib.contextmanager
@@ -164,12 +182,7 @@ def run(argv: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(summary, indent=1))
     elif config.format == TORCH:
-        print(
-            f"{config.out}: {summary['model']} of {summary['classes']:,} classes, from "
-            f"{summary['checkpoint']}, {human_bytes(summary['bytes'])} of safetensors\n"
-            f"  model = torchvision.models.{summary['model']}(num_classes={summary['classes']})\n"
-            f"  model.load_state_dict(safetensors.torch.load_file({config.out!r}))"
-        )
+        print(_how_to_load(config.out, summary))
     else:
         print(
             f"{config.out}.rec: {counted(summary['examples'], 'example')} of {config.split}, "

@@ -82,7 +82,7 @@ def find(
     classes = source.classes
     whose = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
-    line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class', 'classes')} ({whose})"
+    line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({whose})"
     whole = root.resolve() if isinstance(root, Path) else None
     if isinstance(source, folder.Folder) and whole in source.split_folders:
         line += "; no train/ and no val/, so all of it is train"

@@ -191,9 +191,13 @@ class Job:
             for split in made:
                 listed = Listed(self.num_excluded(split), self.exclude.sha256)
                 made[split][EXCLUDED] = vars(listed)
+        there, subset = self.found.manifest, None
+        if there and there.evaluates:
+            subset = there.subset or self.exclude is not None
         return Wanted(
             Settings(RESIZE, made),
             libraries,
+            subset=subset,
             allowed_bad_images=self.allowed_bad_images,
             origin=origin,
             force=self.force,
@@ -322,6 +326,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         missing_features={schema.COLORSPACE: example.WRONG} if not_rgb else {},
         # A set without an edition is none by its counts: its images may have been chosen.
         edition=there.edition if there else None,
+        answers=there.answers if there else None,
     )
 
 

@@ -22,7 +22,7 @@ def small(shared_cache: Path) -> Miniature:
 @pytest.fixture(scope="session")
 def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data set that `prepare` makes of `small`."""
-    from pipelines import prepare
+    from imagenet_prep.pipelines import prepare
 
     out = tmp_path_factory.mktemp("prepared") / "set"
     argv = ["--source", str(small.root), "--out", str(out), "--short-side", "96"]

@@ -25,7 +25,7 @@ VERBS = {
     "diff": "which images differ between two data sets: missing ones, labels, bytes",
     "show": "look into a data set, find its images, or look into one of its shards",
     "duplicates": "which images of a set, or of two, are the same picture; lists to leave out",
-    "export": "a split as MXNet's RecordIO, or the weights of a run for PyTorch",
+    "export": "a set as folders, TFDS, WebDataset, Parquet or RecordIO; weights for PyTorch",
     "report": "one page with pictures: is it whole, what is in it, what was done to it",
     "train": "a ResNet or a small net on a prepared data set, one process or many",
     "launch": "check every host of a hosts file, then train on all of them",

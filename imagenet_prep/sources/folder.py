@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import editions, labels, layout, lemmas, listing, source
@@ -200,6 +200,9 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Fo
         below: list[tuple[int | None, str]] = [(None, "")]
         if not flat or split != schema.VALIDATION:
             below = [*_class_folders(folder, classes).items()]
+            if (root / naming.EXPORT).is_file():
+                # `export` makes empty folders where a split lacks a class.
+                below = [each for each in below if any((folder / each[1]).iterdir())]
         ignored = _beside_classes(folder, by_content=is_own) if below[0][1] else Counter()
         groups = _listed(folder, [name for _, name in below], inside, is_own, ignored)
         part = source.folder_part(folder.name, groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import re
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -36,6 +37,8 @@ _KEPT_OPEN = 64
 _FEW = 4
 # S3 copies no larger object by one request.
 _MOST_COPIED = 5 << 30
+# What `export` calls its large files.
+_EXPORTED = re.compile(r".+\.(tar|parquet|rec|tfrecord-\d{5}-of-\d{5})")
 _DAMAGED = "the data set is damaged where it comes from. Run verify there."
 
 Item = TypeVar("Item")
@@ -368,9 +371,10 @@ def _file(name: str, data: bytes) -> File:
 
 
 def _may_be_ours(name: str) -> bool:
-    """Returns whether runs that make a data set put such a name; only those reach several parts."""
+    """Returns whether runs that make a set, or export one, put such a name in several parts."""
     first = name.partition("/")[0]
     return (
         first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE)
         or naming.parse_shard_name(name) is not None
+        or _EXPORTED.fullmatch(name) is not None
     )

@@ -21,7 +21,7 @@ from tests.kit import command, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names
 from tests.kit.faults import flip_bit
 from tests.kit.miniature import Miniature
-from tests.kit.s3_server import objects, uploads
+from tests.kit.s3_server import BUCKET, key_of, objects, uploads
 
 
 def test_every_example_is_there_with_its_label_and_its_place(
@@ -228,6 +228,8 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
 def test_a_bucket_gets_what_a_folder_gets(
     prepared: Path, tmp_path: Path, prefix: str, s3: Any, to: str
 ) -> None:
+    abandoned = f"{key_of(prefix)}/data/train-00001-of-00003.parquet"
+    s3.client().create_multipart_upload(Bucket=BUCKET, Key=abandoned)
     for out in (prefix, str(tmp_path / "out"), prefix):
         assert export.run([str(prepared), "--to", to, "--out", out]) == 0
 

@@ -235,7 +235,7 @@ def run(argv: Sequence[str]) -> int:
                 f"{summary['place']}: {counted(of_split['examples'], 'example')} of {split} in "
                 f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
             )
-        print(f"proven by: cd {summary['place']} && sha256sum --check --quiet {summary['sums']}")
+        print(f"{summary['place']}/{summary['sums']} lists every file, for sha256sum --check")
     return 0
 
 

@@ -221,7 +221,9 @@ def _look(config: Config, facts: Facts) -> _Look:
         return None
 
     def words(class_index: int) -> str:
-        return " ".join(facts.class_name(class_index)).strip()
+        wnid, name = facts.class_name(class_index)
+        # Classes of one's own are called as their folders, and some of ImageNet's by the same word.
+        return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
     return words, image_of
 

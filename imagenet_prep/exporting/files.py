@@ -112,7 +112,8 @@ class Tree:
             return
         # What a run that was killed has left is written again.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb", 0) as opened:
+        # Buffered: the system alone writes a part, and says nothing, where the disk is nearly full.
+        with open(os.open(f"{self._folder.root}/{folder}/{file}", flags, 0o644), "wb") as opened:
             opened.write(data)
 
     def _place(self, name: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.dataset.ignored import ending, in_words, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
@@ -275,8 +276,8 @@ def _classes_of(base: Path, folders: dict[str, str]) -> labels.ClassList:
     if 2 * len(known) > len(names):
         strangers = sorted(set(names) - set(known))
         raise SourceError(
-            f"{base / first}: {len(known):,} folders are classes of ILSVRC2012, but not "
-            f"{some(strangers)}. Move away the folders that are no classes."
+            f"{base / first}: {len(known):,} of {len(names):,} folders are classes of ILSVRC2012, "
+            f"but not {some(strangers)}. Move away the folders that are no classes."
         )
     return labels.classes_called(names, str(base / first))
 
@@ -288,8 +289,9 @@ def _class_folders(folder: Path, classes: labels.ClassList) -> dict[int, str]:
         index = classes.index.get("_".join(name.split()))
         if index is None:
             raise SourceError(
-                f"{folder / name}: is not in the class list of {len(classes.wnids):,} classes. "
-                "Move the folder away, or get the class list that belongs to it."
+                f"{folder / name}: is not in the class list of "
+                f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get the class "
+                "list that belongs to it."
             )
         found[index] = name
     return dict(sorted(found.items()))

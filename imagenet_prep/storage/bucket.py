@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage import scratch
@@ -234,9 +235,10 @@ class BucketStore:
         """
         if wrong := [problem.text for problem in self._each(self.problem, files) if problem]:
             raise IncompleteError(
-                f"{self.where()}: {len(wrong)} objects are not what this run has put there: "
-                f"{'; '.join(wrong[:3])}. Does something else write there? Remove them, then run "
-                "the same command again: it makes what is missing."
+                f"{self.where()}: not what this run has put there: "
+                f"{counted(len(wrong), 'object')}: {'; '.join(wrong[:3])}. Does something else "
+                "write there? Remove them, then run the same command again: it makes "
+                "what is missing."
             )
 
     def remove_tree(self, name: str) -> None:

@@ -17,7 +17,7 @@ from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.export.conftest import FLAGS, exported
-from tests.kit import command, foreign, layouts
+from tests.kit import command, faults, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names
 from tests.kit.faults import flip_bit
 from tests.kit.miniature import Miniature
@@ -189,6 +189,25 @@ def test_worker_processes_write_the_bytes_that_threads_write(
         for kind in ("threads", "processes")
     ]
     assert made[0] == made[1]
+
+
+@pytest.mark.root
+def test_a_full_disk_ends_it_with_exit_code_4_and_leaves_no_image_cut(
+    prepared: Path, tmp_path: Path
+) -> None:
+    words = ("export", prepared, "--to", "folder", "--workers", "1", "--out")
+    assert command.run(*words, tmp_path / "whole").code == 0
+    whole = all_files(tmp_path / "whole")
+    disk = tmp_path / "disk"
+    with faults.disk(disk, "size=160k"):
+        assert command.run(*words, disk / "out").code == 4
+        assert not (disk / "out" / "train").exists()
+        faults.remount(disk, "size=64m")
+        assert command.run(*words, disk / "out").code == 0
+        found = all_files(disk / "out")
+
+    seen = {name for name in whole if ".work" not in Path(name).parts}
+    assert {name: found[name] for name in seen} == {name: whole[name] for name in seen}
 
 
 def test_the_summary_names_the_data_set(

@@ -75,7 +75,7 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     page = written(small.out, "--predictions", said)
 
     section = page[page.index('id="mistakes"') : page.index('id="incidents"')]
-    assert "2 of 3 images are taken for another class than their label: top-1 33.3%" in section
+    assert "another class than the label says: 2 of 3 images; top-1 33.3%" in section
     assert section.count("<img") == 1
     assert section.index("87.5%") < section.index("75.0%")
     assert first in section
@@ -125,7 +125,7 @@ def test_figures_of_training_are_shown_where_they_are_given(
 ) -> None:
     page = written(small.out, "--training", training)
 
-    assert "8 ranks train 720.0 images/s" in page
+    assert "8 ranks: 720.0 images/s" in page
     assert '<td class="number">90.0</td>' in page
     assert page.count('href="#training"') == 1
     assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2

@@ -171,6 +171,8 @@ def _side(config: Config, out: Store) -> _Side:
     assert config.source is not None
     root = Path(config.source).expanduser()
     splits = [split for split in schema.SOURCE_SPLITS if split in config.splits]
+    if not splits and schema.TEST in config.splits:
+        splits = [schema.TEST]
     if not splits:
         raise UsageError(
             f"--source {root}: has the splits {' and '.join(schema.SOURCE_SPLITS)} alone"
@@ -183,6 +185,8 @@ def _side(config: Config, out: Store) -> _Side:
         )
     if not config.json:
         print(line, file=sys.stderr)
+    if source.evaluation is not None:
+        splits = [schema.TEST]
     tasks = [task for split in splits for task in source.index_tasks(split)]
     pieces: list[AnyPiece] = [pictures.SourcePiece(source, task, out) for task in tasks]
     return _Side(str(root), pieces, out, list(source.classes.wnids))

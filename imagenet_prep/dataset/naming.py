@@ -20,6 +20,8 @@ REPLICAS = f"{WORK}/replicas.jsonl"
 # The file in which `verify --if-changed` notes what it has proven.
 PROOF = f"{WORK}/proof.json"
 REPORT = "report.html"
+# What `export` leaves at the end of its run: what was exported.
+EXPORT = "export.json"
 INDEX = "index"
 SAMPLES = "samples"
 # Folders of what lies beside the shards, a file for each.
@@ -86,6 +88,7 @@ def is_small_file(name: str) -> bool:
         and len(name) <= _MAX_NAME_BYTES
         and name not in (MANIFEST, PLACEMENT, REPORT, *BESIDE)
         and not looks_like_shard(name)
+        and parse_shard_name(name) is None
     )
 
 

@@ -38,6 +38,7 @@ from imagenet_prep.preparation.tasks import (
 from imagenet_prep.shards.commit import split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import boxes, detect, layout
+from imagenet_prep.sources.editions import OBJECTNET
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.labels import ClassList
 from imagenet_prep.sources.source import Part, Pixels
@@ -97,7 +98,9 @@ class Job:
         selection, description = _select(config)
         refuse_source_as_output(config.out, config.source, selection.source)
         rule = config.orientation_of(is_imagenet=selection.source.is_imagenet)
-        policy = dataclasses.replace(policy, orientation=rule)
+        # ObjectNet's images have a red border, of one pixel.
+        border = int(selection.source.edition == OBJECTNET)
+        policy = dataclasses.replace(policy, orientation=rule, border=border)
         kind = config.worker_kind
         num_bytes = sum(part.num_bytes for part in selection.source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
@@ -157,7 +160,14 @@ def _select(config: Config) -> tuple[Selection, str]:
         follow_links=config.follow_links,
     )
     annotations = None
-    if not config.no_boxes and not root.is_file():
+    if found.evaluation is not None:
+        splits = [schema.TEST]
+        if config.holds_out or config.train_shards or config.validation_shards:
+            raise UsageError(
+                f"--holdout, --train-shards, --validation-shards: {config.source} is a set to "
+                "evaluate on and has the split test alone. Leave them out."
+            )
+    elif not config.no_boxes and not root.is_file():
         annotations = boxes.find(root, splits, official=found.classes.official)
     selection = Selection(
         source=found,
@@ -196,6 +206,8 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
     byte_settings = {
         **config.byte_settings(),
         "boxes": selection.annotations is not None,
+        **({"splits": [schema.TEST]} if selection.source.evaluation else {}),
+        **({"border": policy.border} if policy.border else {}),
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
         **({} if excluded is None else {EXCLUDED: excluded.summary}),
         **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
@@ -394,4 +406,5 @@ def commit(
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
+        answers=evaluation.answers if (evaluation := job.selection.source.evaluation) else None,
     )

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.schema import OBJECTNET
 from imagenet_prep.read.backend import (
     Backend,
     choose_backend,
@@ -66,6 +68,12 @@ class Reader:
     def class_numbers(self) -> Sequence[int]:
         """The number of each class index in the class list; the same number without `remap`."""
         return self._feed.class_numbers
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The class indices of which the split has examples, sorted."""
+        there = self.manifest.present(self._feed.records.split, self._feed.records.wnids)
+        return tuple(n for n, number in enumerate(self.class_numbers) if number in there)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -364,6 +372,11 @@ def open_reader(config: ReadConfig) -> Reader:
     config = replace(config, world=world, backend=choose_backend(config))
     refuse_contradictions(config)
     records = open_records(config)
+    if config.is_training and records.manifest.edition == OBJECTNET:
+        raise UsageError(
+            f"{config.data_dir}: {OBJECTNET}'s licence allows nobody to train or to tune on it: "
+            "it is for evaluation alone (training=False)."
+        )
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.wnids)
     asked, chosen = choice.asked(), None
@@ -376,8 +389,9 @@ def open_reader(config: ReadConfig) -> Reader:
     feed = Feed(records, order, world, config, choice.class_numbers)
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
-            f"{config.split} has {feed.order.num_examples:,} examples, fewer than one step of "
-            f"{world.size} ranks with {config.batch_size} each. Choose a smaller batch size."
+            f"{config.split}: {counted(feed.order.num_examples, 'example')}, fewer than one step "
+            f"of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a smaller "
+            "batch size."
         )
     return Reader(feed, asked)
 

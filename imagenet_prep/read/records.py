@@ -19,6 +19,7 @@ import numpy as np
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import (
     class_list,
     example,
@@ -93,8 +94,13 @@ class Records:
             content = regular_file.read(path)
         self.manifest = manifest.loads(content, str(path))
         if split not in self.manifest.splits:
-            there = ", ".join(self.manifest.splits)
-            raise UsageError(f"{root}: no split {split!r}; there are: {there}")
+            problem = f"no split {split!r}; there are: {', '.join(self.manifest.splits)}"
+            if self.manifest.evaluates:
+                problem += (
+                    f". {self.manifest.edition or 'This'} is a set to evaluate on: train on "
+                    "another one, then evaluate on this one by imagenet-prep train --evaluate"
+                )
+            raise UsageError(f"{root}: {problem}")
         self.root = root
         self.split = split
         self._cache = cache
@@ -110,9 +116,9 @@ class Records:
         found = hashlib.sha256("".join(f"{wnid}\n" for wnid in self.wnids).encode()).hexdigest()
         if found != self.manifest.classes.digest:
             raise DataDamagedError(
-                f"{path}: its {len(classes):,} classes are not the manifest's "
-                f"{self.manifest.classes.count:,}. Copy the file again from where the data set was "
-                "made."
+                f"{path}: another class list than the manifest's: it has {len(classes):,}, "
+                f"expected {self.manifest.classes.count:,}. Copy the file again from where the "
+                "data set was made."
             )
         if cache is None:
             self._check_sizes()
@@ -123,9 +129,9 @@ class Records:
             self._places = np.zeros((len(self), 2), np.int64)
         except MemoryError:
             raise StoreError(
-                f"{root}: its manifest says that {split} has {len(self):,} examples, and there is "
-                "not enough memory to note where they are. If it should have fewer, get the "
-                "manifest again from where the data set was made."
+                f"{root}: its manifest says that {split} has {counted(len(self), 'example')}, and "
+                "there is not enough memory to note where they are. If it should have fewer, get "
+                "the manifest again from where the data set was made."
             ) from None
         self._indexed: set[int] = set()
         # The memory of earlier batches that nobody uses any more.
@@ -385,14 +391,25 @@ class Records:
         )
 
     def _index_bytes(self, shard: int) -> bytes:
-        path = self.root / naming.index_name(self.shards[shard].name)
-        held = self._shard(shard)  # while it is held, a cache does not remove the index
-        if self._cache is not None and not path.exists():
-            self._cache.forget(self.shards[shard].name)
-            held = self._shard(shard)
         there = self.shards[shard]
+        path = self.root / naming.index_name(there.name)
         most = min(_INDEX_LINE_BYTES * there.examples, there.index_bytes) + 1
-        with storage_errors("read", path), open(regular_file.open_to_read(path), "rb") as file:
-            content = file.read(most)
+        held = self._shard(shard)  # while it is held, a cache does not remove the index
+        with storage_errors("read", path):
+            try:
+                return _head(path, most)
+            except FileNotFoundError:
+                if self._cache is None:
+                    raise
+            # Somebody removed files of the cache, this shard among them perhaps.
+            self._cache.forget(there.name)
+            held = self._shard(shard)
+            content = _head(path, most)
         del held
         return content
+
+
+def _head(path: Path, most: int) -> bytes:
+    """Returns up to `most` bytes of a file."""
+    with open(regular_file.open_to_read(path), "rb") as file:
+        return file.read(most)

@@ -4,6 +4,9 @@ ILSVRC2012 was published again in 2021 with blurred faces, without 101 images of
 validation (github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The whole of
 ImageNet has no validation split: fall11 is of 2011, and winter21 lacks most classes of people.
 ImageNet-21K-P is each of these without its rare classes (github.com/Alibaba-MIIL/ImageNet21K).
+
+Evaluation sets have ILSVRC2012's classes, all or some, and one split, `test`. Counts are those of
+their authors' pages; ImageNet-Sketch's is told in two ways, and ObjectNet's depends on its mapping.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.sources.labels import ClassList
 
-_TRAIN, _VALIDATION = schema.TRAIN, schema.VALIDATION
+_TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,14 @@ class Edition:
 
     Attributes:
       name: what manifest, report and checkpoints call it.
-      num_classes: of its class list.
+      num_classes: of its class list; of an evaluation set, how many of ILSVRC2012's classes it
+        has, 0 for any number.
       examples: images by split.
       class_range: fewest and most images of a class by split, where that is known.
       is_ilsvrc: whether its classes are ILSVRC2012's.
-      names: of the archive and the folders that it comes in and nothing else does.
+      names: of the archive and the folders that it comes in and nothing else does; of an
+        evaluation set, what these names begin with, in small letters.
+      digest: of an evaluation set, the sha256 of its sorted WNIDs, one a line, where it is known.
     """
 
     name: str
@@ -38,6 +44,7 @@ class Edition:
     class_range: dict[str, tuple[int, int]] = field(default_factory=dict)
     is_ilsvrc: bool = False
     names: tuple[str, ...] = ()
+    digest: str = ""
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
         """Returns how counts differ from this edition's; empty where they do not.
@@ -51,9 +58,7 @@ class Edition:
             other = f"is not {self.name}'s"
             if not self.is_ilsvrc:
                 other = f"{self.name} has {self.num_classes:,}"
-            return [
-                f"the class list has {counted(len(classes.wnids), 'class', 'classes')} and {other}"
-            ]
+            return [f"the class list has {counted(len(classes.wnids), 'class')} and {other}"]
         if split not in self.examples:
             return [f"{split} is no split of {self.name}"]
         problems = []
@@ -119,6 +124,37 @@ WINTER21_P = Edition(
     names=_PROCESSED,
 )
 _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P)
+
+
+_A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
+_R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
+# Of each its classes, images and images of a class, 0 where none are demanded. The longer of two
+# names comes first. ImageNet-C has so many images of each corruption at each severity.
+EVALUATION = tuple(
+    Edition(
+        name,
+        classes,
+        {_TEST: images} if images else {},
+        {_TEST: (each, each)} if each else {},
+        names=(name, *others),
+        digest=digest,
+    )
+    for name, classes, images, each, digest, *others in (
+        ("imagenetv2-matched-frequency", 1000, 10_000, 10, ""),
+        ("imagenetv2-threshold0.7", 1000, 10_000, 10, ""),
+        ("imagenetv2-top-images", 1000, 10_000, 10, ""),
+        ("imagenetv2", 1000, 10_000, 10, ""),
+        ("imagenet-a", 200, 7_500, 0, _A),
+        ("imagenet-r", 200, 30_000, 0, _R),
+        ("imagenet-o", 200, 2_000, 0, ""),
+        ("imagenet-sketch", 1000, 0, 0, "", "sketch"),
+        ("imagenet-c", 1000, 50_000, 50, ""),
+        (schema.OBJECTNET, 0, 0, 0, ""),
+    )
+)
+(IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET) = (
+    EVALUATION[3:]
+)
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:

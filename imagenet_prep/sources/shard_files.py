@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import manifest, naming, schema
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
@@ -20,7 +21,7 @@ class ShardFile(NamedTuple):
     """One shard as it lies there.
 
     Attributes:
-      split: "train", "validation" or "holdout".
+      split: "train", "validation", "holdout" or "test".
       number: 0-based, whatever the file's name begins to count from.
       num_shards: of the split.
       path: the file, relative to the set.
@@ -99,6 +100,8 @@ def find(store: Store) -> TfrecordSet:
     if naming.MANIFEST in stats:
         known = manifest.loads(store.read(naming.MANIFEST), store.where(naming.MANIFEST))
         sha256 = {shard.name: shard.sha256 for s in known.splits.values() for shard in s.shards}
+    if len(files) > 1 and not (known and known.evaluates):
+        files.pop(schema.TEST, None)  # other programs call images so that have no labels
     splits = {
         split: tuple(
             ShardFile(split, number, total, path, stats[path], sha256.get(path, ""))
@@ -126,11 +129,12 @@ def _in_order(
     problems = []
     if missing:
         numbers = some([f"{number:05d}" for number in missing])
-        problems.append(f"{len(missing)} of {total} shards are missing ({numbers})")
+        problems.append(f"missing: {len(missing):,} of {counted(total, 'shard')} ({numbers})")
     if strangers:
         names = some(sorted(strangers))
         problems.append(
-            f"{len(strangers)} surplus files, of another set or another number of shards ({names})"
+            f"surplus, of another set or another number of shards: "
+            f"{counted(len(strangers), 'file')} ({names})"
         )
     if problems:
         raise SourceError(

@@ -7,6 +7,7 @@ that is opened later may never hear of it. So a file is synced by the descriptor
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,3 +40,24 @@ def sync(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class FolderSync:
+    """Leaves on the disk, when it is called, what was written below a folder since it was made.
+
+    One call for the whole file system: to sync 1,000 small files takes seconds, one by one. Errors
+    are told that came up since the folder was opened (Linux 5.8), which is before the first file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = folder
+
+    def __call__(self) -> None:
+        """Syncs, once; raises OSError where the disk is full or fails."""
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(self._descriptor):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(self._folder))
+        finally:
+            os.close(self._descriptor)

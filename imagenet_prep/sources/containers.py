@@ -1,0 +1,94 @@
+"""The files of an archive, whatever it is: a tar, a packed tar or a zip, here or on a server.
+
+What it is, its first bytes say: ImageNetV2's archives are called .tar.gz, and some are plain tars.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.sources import packed, tar
+from imagenet_prep.sources.tar import Allowance
+from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
+
+_ZIP = b"PK\x03\x04"
+# ObjectNet's, as its page says: who opens it has read the licence. It concerns no other archive.
+_PASSWORD = b"objectnetisatestset"
+# Images hardly shrink when they are packed; tars of small ones do, since a tar is padded.
+_LEAST_ALLOWANCE = 1 << 30
+_MOST_RATIO = 16
+# A request to a server brings so much of a zip, whose files are mostly read one after the other.
+_AHEAD_BYTES = 4 << 20
+# What zipfile and the modules below it raise for damage, passwords and unknown methods.
+_ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
+
+
+def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
+    """Yields name, size and beginning of each file of an archive.
+
+    Args:
+      path: the archive.
+      most: how many bytes of a file are wanted, by its name.
+
+    Raises:
+      SourceError: it is no archive, is damaged, or unpacks to far more bytes than it has.
+    """
+    size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
+    allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
+    try:
+        with open_to_read(path) as file:
+            is_zip = file.read(len(_ZIP)) == _ZIP
+        if is_zip:
+            yield from _in_zip(path, allowance, most)
+            return
+        with packed.unpacked(path) as stream:
+            for member, read in tar.contents(stream, path.name, allowance):
+                yield member.name, member.size, read(most(member.name))
+    except (*packed.UNPACKING_ERRORS, *_ZIP_ERRORS) as error:
+        raise SourceError(f"{path}: cannot be unpacked: {error}. Download it again.") from error
+
+
+def _in_zip(
+    path: Location, allowance: Allowance, most: Callable[[str], int]
+) -> Iterator[tuple[str, int, bytes]]:
+    opened: Any = open_to_read(path)
+    if isinstance(path, RemotePath):
+        opened = io.BufferedReader(_Seekable(path), _AHEAD_BYTES)
+    with opened, zipfile.ZipFile(opened) as archive:
+        for info in (info for info in archive.infolist() if not info.is_dir()):
+            data, wanted = b"", most(info.filename)
+            if wanted:
+                with archive.open(info, pwd=_PASSWORD) as member:
+                    # One byte more: only at the end of a file, its CRC is compared.
+                    data = member.read(wanted + 1)[:wanted]
+                allowance.take(len(data), path.name)
+            yield info.filename, info.file_size, data
+
+
+class _Seekable(io.RawIOBase):
+    """A file on a server that is read at any place, as zipfile wants it."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._at = path, 0
+        self._size = path.demand_ranges().size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, (0, self._at, self._size)[whence] + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._at + len(buffer), self._size)
+        data = self._path.fetch(self._at, stop) if stop > self._at else b""
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,248 @@
+"""The sets that networks are evaluated on: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C, ObjectNet.
+
+They come as tars, packed or not, as zips, or as folders of class folders. Folders are read where
+they lie; archives are unpacked first. `evaluation_layout` says what paths mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.ignored import ending, most_frequent
+from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
+from imagenet_prep.sources import containers, folder, labels, layout, listing, source
+from imagenet_prep.sources.evaluation_layout import (
+    FOLDERS,
+    MAPPING,
+    Layout,
+    edition_called,
+    edition_of,
+    layout_of,
+    mapped,
+)
+from imagenet_prep.sources.scan import subfolders
+from imagenet_prep.sources.source import IndexTask, PackedImage
+from imagenet_prep.storage.remote_path import ARCHIVES, Location
+
+# ImageNet-C's archives are called after groups of corruptions.
+_C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
+# So many files of an archive are looked at for its first image, or tar.
+_LOOKED_AT = 64
+_FEW_FOLDERS = 20
+# Each file of ObjectNet's mapping has less.
+_MAPPING_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Folder(folder.Folder):
+    """Folders of images."""
+
+    def index(self, task: IndexTask) -> list[Member]:
+        """Returns the images, sorted by key; raises as `folder.Folder.index`."""
+        found = listing.below(self.root / task.archive, self.inside, by_content=False)
+        members = (
+            _member(self, f"{task.part}/{path}", f"{task.archive}/{path}", size)
+            for path, size, _ in found.images
+        )
+        return source.sorted_by_key(filter(None, members), str(self.root))
+
+
+@dataclass(frozen=True)
+class Archives(source.Packed):
+    """Archives of any kind.
+
+    Attributes:
+      archives: where each lies, by its name.
+      num_bytes: of the images in each.
+    """
+
+    archives: dict[str, Location]
+    num_bytes: dict[str, int]
+
+    def unpacked_bytes(self, task: IndexTask) -> int:
+        """Returns how many bytes the images of an archive take."""
+        return self.num_bytes[task.part]
+
+    def images(self, task: IndexTask) -> Iterator[PackedImage]:
+        """Yields the images of one archive; raises SourceError."""
+        most = MAX_IMAGE_BYTES + 1
+        files = containers.contents(
+            self.archives[task.part], lambda path: most * (_member(self, path) is not None)
+        )
+        for path, _, data in files:
+            if (member := _member(self, path)) is not None:
+                yield PackedImage(member.key, member.class_index, data)
+
+
+def _member(found: source.Source, path: str, archive: str = "", size: int = 0) -> Member | None:
+    """Returns what a file is, if it is an image of one of the classes; raises SourceError."""
+    assert found.evaluation is not None
+    if not listing.is_called_an_image(path):
+        return None
+    if (place := found.evaluation.place(path, path)) is None:
+        return None
+    key = found.key_of(schema.TEST, place[0], path, path, place[1])
+    return Member(key, archive, 0, size, place[0])
+
+
+def locate(root: Location) -> list[Location]:
+    """Returns the archives or the folder of an evaluation set that `root` is or holds.
+
+    Several are one set only where all are archives of ImageNet-C. On a web server, which cannot be
+    listed, `root` is the archive.
+    """
+    if root.is_file():
+        return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
+    if not root.is_dir():
+        return []
+    below: list[Path] = []
+    if isinstance(root, Path):
+        if layout.named_splits(root).folders:
+            return []
+        # What is called like a set comes before what looks like one.
+        below = [root / name for name in subfolders(root)]
+        named = [path for path in below if edition_called(path.name)]
+        if found := [path for path in named if _is_set(path)] or [root] * _is_set(root):
+            return [*found]
+        # Where there are many, these are classes; to look into each would take minutes.
+        below = below * (len(below) < _FEW_FOLDERS)
+    archives = [
+        path
+        for path in root.iterdir()
+        if path.name.endswith(ARCHIVES) and (path.name in _C or edition_called(path.name))
+    ]
+    return sorted(archives, key=str) or [path for path in below if _is_set(path)]
+
+
+def _is_archive(archive: Location) -> bool:
+    """Returns whether an archive is called like a set, or its first image lies like one's."""
+    if edition_called(archive.name):
+        return True
+    try:
+        files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
+        # Tars of classes are large: to look behind the first would read gigabytes.
+        first = next(
+            (path for path in files if path.endswith(".tar") or listing.is_called_an_image(path)),
+            "",
+        )
+    except SourceError:
+        return False  # who reads it says what is wrong with it
+    called = first.rpartition("/")[0].rpartition("/")[2]
+    return bool(WNID.fullmatch(called) or called.isdigit())
+
+
+def _called(place: Path) -> str:
+    """Returns the name of a folder, below that of its corruption if it holds one severity of it."""
+    above = place.parent.name
+    return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
+
+
+def _is_set(place: Path) -> bool:
+    """Returns whether the folders in a folder are those of an evaluation set."""
+    place = place.resolve()
+    try:
+        folders, has_mapping = subfolders(place), (place / FOLDERS).is_file()
+    except (OSError, SourceError):
+        return False  # it may be no part of the source
+    # One image is enough; below a folder for each class, it is soon found.
+    images = (
+        f"{_called(place)}/{Path(base, name).relative_to(place)}"
+        for first in folders[:1]
+        for base, _, names in os.walk(place / first)
+        for name in names
+        if listing.is_called_an_image(name)
+    )
+    sample = next(images, f"{place.name}/{folders[0]}/" if folders else "")
+    return has_mapping or bool(sample and edition_of([place.name], folders, sample))
+
+
+def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
+    """Returns the evaluation set; its class list is ILSVRC2012's.
+
+    Raises:
+      UsageError: there is none, or several, or another split than `test` is asked for.
+      SourceError: an archive is damaged, or it is not clear what its folders mean.
+    """
+    places = locate(root) or [root] * root.is_file()
+    names = [place.name for place in places]
+    if not places:
+        raise UsageError(
+            f"--source {root}: holds no evaluation set: no archive or folder that is called or "
+            "looks like one. docs/evaluation.md lists them."
+        )
+    if len(places) > 1 and not {*names} <= _C:
+        raise UsageError(
+            f"--source {root}: holds {' and '.join(names)}: name the one that is to be read."
+        )
+    # Where these are the defaults, nobody has asked for other splits.
+    if tuple(splits) not in (schema.SOURCE_SPLITS, (schema.TEST,)):
+        raise UsageError(
+            f"--source {root}: {names[0]} is a set to evaluate on and has the split test alone. "
+            "Choose --splits test, or leave it out."
+        )
+    (place, *_) = places
+    if isinstance(place, Path) and place.is_dir():
+        return _folder(place.resolve(), None if follow_links else Path(str(root)))
+    return _archives({place.name: place for place in places})
+
+
+def _folder(place: Path, inside: Path | None) -> Folder:
+    found, name = listing.below(place, inside, by_content=False), _called(place)
+    images = {f"{name}/{path}": size for path, size, _ in found.images}
+    lists = {each: place / each for each in MAPPING if (place / each).is_file()}
+    mapping = {each: source.read_list(path).encode() for each, path in lists.items()}
+    meant = layout_of([name], images, mapping)
+    part = source.folder_part(name, [("", found.images)])
+    part = _with_ignored(part, found.ignored, images, meant)
+    classes, task = (
+        labels.official_classes(),
+        IndexTask(schema.TEST, schema.TEST, name, archive=place.name),
+    )
+    return Folder(
+        classes, (part,), place.parent, None, inside, is_own=False, evaluation=meant, tasks=(task,)
+    )
+
+
+def _archives(archives: dict[str, Location]) -> Archives:
+    images: dict[str, dict[str, int]] = {name: {} for name in archives}
+    ignored: dict[str, Counter[str]] = {name: Counter() for name in archives}
+    mapping: dict[str, bytes] = {}
+    for name, archive in archives.items():
+        files = containers.contents(archive, lambda path: _MAPPING_BYTES * bool(mapped(path)))
+        for path, size, data in files:
+            if listing.is_called_an_image(path):
+                images[name][path] = size
+                continue
+            ignored[name][ending(path)] += 1
+            mapping |= dict.fromkeys(mapped(path), data)
+    every = {path: size for of_one in images.values() for path, size in of_one.items()}
+    meant = layout_of([*archives], every, mapping)
+    parts = (
+        _with_ignored(source.file_part(archive), ignored[name], images[name], meant)
+        for name, archive in archives.items()
+    )
+    tasks = (
+        IndexTask(f"{schema.TEST}-{i:02d}", schema.TEST, name) for i, name in enumerate(archives)
+    )
+    return Archives(
+        *(labels.official_classes(), tuple(parts), archives),
+        {name: sum(of_one.values()) for name, of_one in images.items()},
+        evaluation=meant,
+        tasks=tuple(tasks),
+    )
+
+
+def _with_ignored(
+    part: source.Part, ignored: Counter[str], images: Iterable[str], meant: Layout
+) -> source.Part:
+    """Returns a part with what is ignored in it: most of ObjectNet's objects are of no class."""
+    ignored["of other objects"] += sum(meant.place(path, path) is None for path in images)
+    return part._replace(ignored=tuple(most_frequent(+ignored).items()))

@@ -90,11 +90,6 @@ class Layout:
         return index, found[1] if found else ""
 
     @property
-    def border(self) -> int:
-        """Pixels at each side that are no part of an image: ObjectNet's are red."""
-        return int(self.edition is editions.OBJECTNET)
-
-    @property
     def answers(self) -> dict[str, list[str]]:
         """As for `Manifest`."""
         wnids = _official().wnids

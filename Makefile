@@ -41,8 +41,9 @@ demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
 test: lint types imports debian flink $(HOROVOD) $(AIRFLOW) $(MXNET) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# To run the codec as other processors do: an emulator, and ARM's libc and libjpeg.
-test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross
+# To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
+test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
+  slurmctld:slurm-wlm munged:munge
 test-long: debian flink $(TEST) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 

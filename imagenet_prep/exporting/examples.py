@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import keys
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
 from imagenet_prep.storage import tables
@@ -70,8 +71,8 @@ class Part(NamedTuple):
 
 
 def name_of(key: str) -> str:
-    """Returns a key without the folder of its class, which validation images have none of."""
-    return key.partition("/")[2] or key
+    """Returns a key without the folder of its class: validation's and ImageNet-C's have none."""
+    return key if keys.CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
 class Source:

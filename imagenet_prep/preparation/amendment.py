@@ -21,6 +21,7 @@ from imagenet_prep.codec.transform import keep, require, transform
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError, some
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, placement, samples, settings
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split, demand_samples
 from imagenet_prep.dataset.member import Incident, PreparedImage
@@ -188,8 +189,8 @@ def refuse(store: Store, there: Manifest, out: Store) -> None:
     sizes = store.sizes(file.name for file in files)
     if wrong := [file.name for file in files if sizes.get(file.name) != file.num_bytes]:
         raise DataDamagedError(
-            f"{where}: {len(wrong):,} files are missing, or not as long as the manifest says: "
-            f"{some(wrong)}. Nothing was written. Run verify there."
+            f"{where}: missing, or not as long as the manifest says: "
+            f"{counted(len(wrong), 'file')}: {some(wrong)}. Nothing was written. Run verify there."
         )
 
 

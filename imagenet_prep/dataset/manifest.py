@@ -284,8 +284,8 @@ def demand_samples(there: Manifest | None, where: str) -> Manifest:
     if there is None or not there.has_samples:
         raise UsageError(
             f"{where}: has no tables of samples, which say which images are in it. imagenet-prep "
-            f"adopt {where} writes them, with --out NEW for a set of another program, and leaves "
-            "the images as they are."
+            f"adopt {where} writes them for a set of this program; for one of another program: "
+            f"imagenet-prep adopt {where} --out NEW. The images stay as they are."
         )
     return there
 

@@ -16,7 +16,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
 from imagenet_prep.dataset.settings import (
@@ -153,12 +153,8 @@ class Job:
         """
         if self.exclude is None:
             return {}
-        store, there = self.found.store, self.found.manifest
-        if there is None or not there.has_samples:
-            raise UsageError(
-                f"{store.where()}: has no tables of samples, which --exclude looks keys up in. "
-                f"Sets of other programs get them by imagenet-prep adopt {store.where()} --out NEW."
-            )
+        store = self.found.store
+        there = demand_samples(self.found.manifest, store.where())
         request = changes.Request(self.exclude)
         found = changes.changes_of(request, store, there, seed=0)
         return {change.name: change.excluded for change in found}
